@@ -25,7 +25,7 @@ import torchcaps.nn
 import torchcaps.ops
 from support import assert_raises, small
 from torchcaps import analysis, create_model, datasets, dynamic_routing, route, squash
-from torchcaps.datasets.dataset import resize_images
+from torchcaps.datasets import resize_images
 from torchcaps.errors import InputError, WrongType
 from torchcaps.models import Network
 from torchcaps.nn import (

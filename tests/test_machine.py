@@ -9,7 +9,7 @@ import torch
 
 from support import assert_raises
 from torchcaps import machine
-from torchcaps.datasets.dataset import resize_images
+from torchcaps.datasets import resize_images
 from torchcaps.errors import InputError
 from torchcaps.models import BaselineCNN, build_network, create_model
 

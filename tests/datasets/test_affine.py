@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -77,12 +76,3 @@ def test_each_image_has_its_own_window() -> None:
     one = torch.tensor([[[[1, 2, 3], [4, 5, 6]]]], dtype=torch.uint8)
     for corner, wanted in (((0, 1), [[0, 0, 0], [1, 2, 3]]), ((1, 2), [[2, 3, 0], [5, 6, 0]])):
         assert cut_windows(one, torch.tensor([corner]), (2, 3), 1)[0, 0].tolist() == wanted
-
-
-@pytest.mark.gpu
-def test_the_same_values_on_the_gpu() -> None:
-    pixels = images((1, 28, 28), 50)
-    random = torch.Generator().manual_seed(3)
-    linear = linear_maps(torch.rand(50, generator=random) * 360, 0.6 + torch.rand(50, 2, generator=random))
-    maps = inverse_maps(linear, torch.rand(50, 2, generator=random))
-    assert_close(warp(pixels.cuda(), maps.cuda(), (40, 40)), warp(pixels, maps, (40, 40)), 1e-9)

@@ -119,20 +119,6 @@ def test_mirrored_and_cropped_batches(make_set: MakeSet) -> None:
         assert torch.equal(got[i], (wanted.flip(-1) if changes.flips[i] else wanted) / 255)
 
 
-def test_shares_epochs_and_resumed_batches_agree_with_everything_on(make_set: MakeSet) -> None:
-    images, still = make_set(37, (2, 6, 6)), {"max_shift": 1, "crop": 4, "flip": True, "brightness": 0.2}
-    for options in (still | {"contrast": 0.5}, still | {"max_rotation": 20.0, "max_scaling": 0.1}):
-        how: dict[str, Any] = {"shuffle": True, "seed": 7, "augmentation": Augmentation(**options)}
-        whole = list(BatchLoader(images, 12, **how).batches(2))
-        shares = [list(BatchLoader(images, 12, rank=rank, world_size=3, **how).batches(2)) for rank in range(3)]
-        assert [len(share[-1].images) for share in shares] == [0, 0, 1]  # one may have no share of a small last batch
-        for number, batch in enumerate(whole):
-            assert torch.equal(torch.cat([share[number].images for share in shares]), batch.images)
-        for resumed, batch in zip(BatchLoader(images, 12, **how).batches(2, start=2), whole[2:], strict=True):
-            assert torch.equal(resumed.images, batch.images)
-        assert not torch.equal(next(iter(BatchLoader(images, 12, **how).batches(3))).images, whole[0].images)
-
-
 def test_parts_go_where_their_image_goes(make_set: MakeSet) -> None:
     pairs = fixed_pairs(make_set(12, (2, 6, 6)), max_shift=1)
     assert pairs.parts is not None

@@ -38,7 +38,7 @@ def same(first: list[Batch], second: list[Batch]) -> bool:
 
 
 def loaded(images: ImageSet | PairSet, size: int = 8, epoch: int = 0, start: int = 0, **options: Any) -> list[Batch]:
-    change = Augmentation(options.pop("max_shift", 0))
+    change = Augmentation(**options.pop("changes", {}))
     return list(BatchLoader(images, size, shuffle=True, augmentation=change, **options).batches(epoch, start))
 
 
@@ -87,10 +87,11 @@ def test_what_an_epoch_depends_on(make_set: MakeSet) -> None:
 
 def test_a_resumed_epoch_goes_on_exactly(make_set: MakeSet) -> None:
     for images in (make_set(37), PairSet(make_set(37))):
-        whole = loaded(images, epoch=4, max_shift=2)
+        changes = {"max_shift": 2, "crop": 4, "flip": True, "max_rotation": 20.0}
+        whole = loaded(images, epoch=4, changes=changes)
         assert len(whole) == 5
         for start in (0, 1, 4, 5):
-            assert same(whole[start:], loaded(images, epoch=4, start=start, max_shift=2))
+            assert same(whole[start:], loaded(images, epoch=4, start=start, changes=changes))
 
 
 @settings(max_examples=30, deadline=None)
@@ -103,7 +104,8 @@ def test_many_processes_see_together_what_one_sees(n: int, batch: int, world: in
     images: ImageSet | PairSet = ImageSet(torch.randint(0, 256, (n, 1, 4, 4), dtype=torch.uint8), torch.arange(n))
     if kind == "P":
         images = PairSet(images, max_shift=1)
-    change = Augmentation(2, flip=True) if kind else None
+    colours = {"brightness": 0.2, "contrast": 0.5} if kind == "T" else {}
+    change = Augmentation(2, flip=True, max_rotation=20.0, max_scaling=0.1, **colours) if kind else None
 
     def batches(rank: int, size: int) -> list[Batch]:
         place = {"rank": rank, "world_size": size, "seed": n}
@@ -178,9 +180,10 @@ def test_batches_are_those_of_earlier_versions() -> None:
 def test_the_same_batches_on_the_gpu(make_set: MakeSet) -> None:
     images = make_set(40, (3, 8, 8))
     still = {"max_shift": 1, "crop": 4, "flip": True, "brightness": 0.2, "contrast": 0.5}
-    for options in (still, still | {"max_rotation": 20.0, "max_scaling": 0.1}):
+    sets: list[tuple[ImageSet | PairSet, dict[str, Any]]] = [(images, still), (PairSet(images), {})]
+    for data, options in (*sets, (images, still | {"max_rotation": 20.0, "max_scaling": 0.1})):
         cpu, gpu = (
-            BatchLoader(images, 8, shuffle=True, device=device, augmentation=Augmentation(**options))  # type: ignore[arg-type]
+            BatchLoader(data, 8, shuffle=True, device=device, augmentation=Augmentation(**options))
             for device in ("cpu", "cuda")
         )
         for a, b in zip(cpu.batches(1), gpu.batches(1), strict=True):

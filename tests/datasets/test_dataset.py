@@ -69,7 +69,7 @@ def test_sets_that_cannot_be() -> None:
         wrong_type = any(each is not None and each.is_floating_point() for each in (images, parts))
         with pytest.raises(TypeError if wrong_type else InputError, match=named):
             ImageSet(images, labels, parts)
-    with pytest.raises(InputError, match=r"the factor light must have the shape \(2,\), got \(6,\)"):
+    with pytest.raises(InputError, match=r"the factor light must have shape \(2,\), got \(6,\)"):
         ImageSet(PIXELS, ONE, factors={"light": torch.arange(6)})
 
 

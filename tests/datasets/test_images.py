@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import socket
 import struct
 import subprocess
 import sys
@@ -129,26 +128,6 @@ def test_the_limit_is_set_and_holds_for_folders_too(tmp_path: Path, save_image: 
             assert_raises(InputError, set_max_megapixels, megapixels, say="megapixels must be above 0 and at most 178")
     finally:
         set_max_megapixels(before)
-
-
-@pytest.mark.skipif(os.name == "nt", reason="there are no FIFOs, sockets and devices among the files")
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo.png")
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(tmp_path / "socket.png"))
-    (tmp_path / "folder.png").mkdir()
-    (tmp_path / "loop.png").symlink_to("loop.png")
-    for name, words in {
-        "fifo.png": "fifo.png: what is there is a FIFO",
-        "socket.png": "socket.png: what is there is a socket",
-        "folder.png": "folder.png: what is there is a folder",
-        "/dev/zero": "there is no image file /dev/zero: what is there is a device",
-        "loop.png": "loop.png cannot be read: ",
-        "gone.png": "there is no image file",
-        "a\0b.png": "null byte",
-        "x" * 300: "cannot be read: ",
-    }.items():
-        assert_raises(InputError, read_pixels, tmp_path / name, say=words)
 
 
 def test_the_error_stream_is_given_back(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -108,11 +108,3 @@ def test_images_that_make_no_pairs(make_set: MakeSet) -> None:
     with pytest.raises(InputError, match=r"3 of 5 images are of one class; .* no class may have more than half"):
         fixed_pairs(objects)
     assert len(PairSet(objects)) == 5  # to train on they do
-
-
-@pytest.mark.gpu
-def test_the_same_pairs_on_the_gpu(make_set: MakeSet) -> None:
-    here = PairSet(make_set(12))
-    there = here.to("cuda").gather(torch.arange(8).cuda(), KEY, 8)
-    for a, b in zip(here.gather(torch.arange(8), KEY, 8), there, strict=True):
-        assert torch.equal(a, b.cpu())

@@ -14,10 +14,9 @@ from PIL import Image
 from support import assert_raises
 from tiny_runs import Heard, StopAt, go_on, rows, run, tiny_config, write_bars
 from torchcaps.analysis import Evaluation, evaluate
-from torchcaps.datasets import Augmentation, Dataset, ImageSet, load_dataset
+from torchcaps.datasets import Augmentation, Dataset, ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet
-from torchcaps.nn import Capsules
 from torchcaps.parts import describe, flat
 from torchcaps.training import (
     Interrupted,
@@ -89,23 +88,6 @@ def test_every_change_of_the_recipe_reaches_the_batches(bars: Path) -> None:
     for name, value in (changes | {"max_rotation": 30.0, "max_scaling": 0.3}).items():
         images = first_images(override(plain, {name: value}), whole)
         assert images.shape != first.shape or not torch.equal(images, first), name
-
-
-def test_only_training_images_are_shifted(tiny: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[bool, list[bytes]] = {True: [], False: []}
-    own = CapsNet.primary
-
-    def primary(network: CapsNet, images: torch.Tensor) -> Capsules:
-        seen[network.training] += keys(images)
-        return own(network, images)
-
-    monkeypatch.setattr(CapsNet, "primary", primary)
-    run(tiny, tmp_path / "run")
-    dataset = load_dataset(tiny.data, validation_size=12, seed=0)
-    judged = {image.numpy().tobytes() for part in (dataset.validation, dataset.test) for image in part.images}
-    assert set(seen[False][2:]) == judged  # but for two images of noise, by which the network is tried before the run
-    trained = {image.numpy().tobytes() for image in dataset.train.images}  # type: ignore[union-attr]
-    assert sum(each in trained for each in seen[True]) / len(seen[True]) < 0.4  # one in nine is not moved
 
 
 def test_a_batch_larger_than_the_data_and_limits_as_caps(bars: Path, tmp_path: Path) -> None:

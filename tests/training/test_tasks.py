@@ -136,15 +136,6 @@ def test_tasks_that_do_not_fit(file: Callable[[str], Path], bars: Path, runs: Pa
     assert_raises(InputError, load_dataset, f"npz:{tmp_path / 'odd.npz'}", say="zeros and ones (9, L)")
 
 
-def test_fit_learns_labels_of_tensors(file: Callable[[str], Path]) -> None:
-    data = load_dataset(f"npz:{file('labels')}")
-    network = create_model("sabour2017", (1, 18, 18), 2, task="labels", **NARROW)
-    recipe = Recipe(epochs=8, batch_size=16, learning_rate=5e-3)
-    pair = (data.train.images, data.train.labels)
-    rows = fit(network, pair, recipe, validation=data.test, accelerator="cpu", progress=Progress())
-    assert rows[-1]["validation_accuracy"] > 0.8
-
-
 # ---- a learning rate, and data that are read as they are used
 
 

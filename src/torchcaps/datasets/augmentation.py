@@ -6,7 +6,6 @@ device (turned images up to rounding), in one process or in many, and each chang
 
 from __future__ import annotations
 
-import typing
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,11 +13,11 @@ import torch
 from jaxtyping import Float32, Float64, Int64, UInt8
 from torch import Tensor
 
-from torchcaps.checks import check
 from torchcaps.datasets.affine import cut_windows, inverse_maps, linear_maps, warp
-from torchcaps.datasets.dataset import check_crop
+from torchcaps.datasets.image_set import check_crop
 from torchcaps.datasets.rng import BRIGHTNESS, CONTRAST, CROPS, FLIPS, ROTATIONS, SCALINGS, SHIFTS, Key, stream_of
 from torchcaps.errors import InputError
+from torchcaps.parts import Settings
 from torchcaps.ranges import Degrees, Fill, Share, ShareBelowOne
 
 _SMALLEST = 1e-3  # factor of the size: an image that is no larger has vanished
@@ -44,7 +43,7 @@ class Changes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Augmentation:
+class Augmentation(Settings):
     """Random changes of training images.
 
     Images are turned and scaled first, about their centres; then moved, cropped, mirrored, and changed in contrast and
@@ -77,10 +76,6 @@ class Augmentation:
     max_rotation: Degrees = 0.0
     max_scaling: ShareBelowOne = 0.0
     fill: Fill = "zeros"
-
-    def __post_init__(self) -> None:
-        for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
-            check(name, getattr(self, name), hint)
 
     def check(self, in_shape: tuple[int, int, int], num_objects: int) -> None:
         """Raise InputError unless images of this shape, each with so many objects, can be changed like this."""

@@ -1,20 +1,24 @@
-"""Batches of a set that lives on the device as uint8: they are gathered, changed and scaled there."""
+"""Batches of a set of images: those in memory live on the device as uint8, and are changed and scaled there."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import Dataset as TorchDataset
 
 from torchcaps.checks import checked
 from torchcaps.datasets.augmentation import Augmentation
-from torchcaps.datasets.dataset import ImageSet
+from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.pairs import PairSet
-from torchcaps.datasets.rng import ORDER, stream_of
+from torchcaps.datasets.rng import ORDER, Key, stream_of
 from torchcaps.errors import InputError
 from torchcaps.ranges import Count, Index, Processes, Seed
 
@@ -41,9 +45,11 @@ class BatchLoader:
     The images stay uint8 on the device; the pairs of a `PairSet` are made there. For each batch they are gathered,
     changed as the augmentation says, and scaled to 0..1 there. Batch n of epoch e depends on nothing but (seed, e, n):
     a run that was resumed sees what it would have seen, on any device, and N processes see together what one does.
+    What a torch ``Dataset`` draws at random when an image is taken comes from torch's generator, which is seeded for
+    each batch, so that its batches are the same with any number of ``workers``.
 
     Args:
-        image_set: The images.
+        image_set: The images; or a ``TensorDataset``, or whatever gives an image and its label by its index.
         batch_size: Images a batch, over all processes together; the last batch of an epoch may be smaller.
         shuffle: Whether this is for training: a new order in every epoch. Otherwise the images come in their order,
             and there is no augmentation.
@@ -54,6 +60,7 @@ class BatchLoader:
             shares differ by one image at most, and those of a small last batch may be empty.
         world_size: How many processes there are.
         drop_last: Whether to leave out a last batch that is not full.
+        workers: Processes that read a torch ``Dataset`` ahead.
 
     Raises:
         TypeError: ``augmentation`` is no `Augmentation`.
@@ -65,7 +72,7 @@ class BatchLoader:
     @checked
     def __init__(
         self,
-        image_set: ImageSet | PairSet,
+        image_set: ImageSet | PairSet | TorchDataset[Any],
         batch_size: Count,
         *,
         shuffle: bool,
@@ -75,11 +82,12 @@ class BatchLoader:
         rank: Index = 0,
         world_size: Processes = 1,
         drop_last: bool = False,
+        workers: Index = 0,
     ) -> None:
         self.augmentation = augmentation or Augmentation()
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
-        self.rank, self.world_size, self.drop_last = rank, world_size, drop_last
-        self.num_images = len(image_set)
+        self.rank, self.world_size, self.drop_last, self.workers = rank, world_size, drop_last, workers
+        self.num_images = len(image_set)  # type: ignore[arg-type]  # a torch Dataset that is read by its index has one
         """Images in the set."""
         if (shuffle or drop_last) and batch_size > self.num_images:
             raise InputError(
@@ -93,18 +101,20 @@ class BatchLoader:
                 f"the batch size is {batch_size}, which {world_size} processes cannot share evenly; choose a multiple "
                 f"of {world_size}"
             )
-        is_plain = isinstance(image_set, ImageSet) and image_set.images.is_floating_point()
-        if is_plain and replace(self.augmentation, fill=Augmentation.fill) != Augmentation():
-            raise InputError("only pixels of uint8 are changed at random, and these are numbers, such as sequences")
-        self.augmentation.check(image_set.in_shape, image_set.num_objects)
+        changes = replace(self.augmentation, fill=Augmentation.fill) != Augmentation()
+        if changes and not shuffle:
+            raise InputError("only training images (shuffle=True) are changed at random; crop others by center_crop")
         if not shuffle and isinstance(image_set, PairSet):
             raise InputError(
                 "a PairSet makes new pairs each time, for training only (shuffle=True); judge by fixed_pairs"
             )
-        if not shuffle and self.augmentation != Augmentation():
-            raise InputError("only training images (shuffle=True) are changed at random; crop others by center_crop")
+        if changes and not getattr(image_set, "is_pixels", False):
+            raise InputError("only images of uint8, (N, C, H, W), are changed at random; leave that to your own data")
         self.device = torch.device(device)
-        self._set = image_set.to(self.device)
+        self._set = image_set
+        if isinstance(image_set, ImageSet | PairSet):
+            self.augmentation.check(image_set.in_shape, image_set.num_objects)
+            self._set = image_set.to(self.device)
 
     def __len__(self) -> int:
         """Batches an epoch."""
@@ -131,20 +141,52 @@ class BatchLoader:
             return torch.arange(self.num_images)
         return torch.randperm(self.num_images, generator=stream_of(ORDER, (self.seed, epoch, 0)))
 
-    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        order, n, channels = self.order(epoch), self.batch_size, self._set.in_shape[0]
+    def _shares(self, epoch: int, start: int) -> Iterator[tuple[Tensor, slice, Key]]:
+        """This process's share of each batch: the images, their place in the full batch, and the key of that."""
+        order, n = self.order(epoch), self.batch_size
         for number in range(start, len(self)):
-            full, key = order[number * n : (number + 1) * n], (self.seed, epoch, number)
+            full = order[number * n : (number + 1) * n]
             # the place in the full batch decides, so that one process and many see the same images
-            share = slice(len(full) * self.rank // self.world_size, len(full) * (self.rank + 1) // self.world_size)
-            index = full[share].to(self.device, non_blocking=True)
-            if isinstance(self._set, PairSet):
-                images, labels, *parts = self._set.gather(index, key, n, share)
-            else:
-                images, labels, *parts = (each[index] for each in self._set.tensors)
-            layers = torch.cat([images, *(each.flatten(1, 2) for each in parts)], 1)  # each change moves both
-            changes = self.augmentation.draw(self._set.in_shape, n, key).share(share)
-            pixels = layers if layers.is_floating_point() else self.augmentation.apply(layers, changes)
-            alone = pixels[:, channels:].unflatten(1, (-1, channels)) if parts else None
-            weights = getattr(self._set, "factors", {}).get(WEIGHT)
-            yield Batch(pixels[:, :channels], labels, alone, None if weights is None else weights[index])
+            place = slice(len(full) * self.rank // self.world_size, len(full) * (self.rank + 1) // self.world_size)
+            yield full[place], place, (self.seed, epoch, number)
+
+    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        shares = self._shares(epoch, start)
+        if isinstance(self._set, ImageSet | PairSet):
+            yield from itertools.starmap(partial(self._gathered, self._set), shares)
+            return
+        first = self.seed * 1_000_003 + epoch * len(self)
+        seeded = [((first + number) * 1_009 + self.rank, index) for index, _, (_, _, number) in shares]
+        workers = 0 if isinstance(self._set, TensorDataset) else self.workers
+        own = torch.Generator()  # else it would draw from that of the run
+        read = DataLoader(_Read(self._set), batch_size=None, sampler=seeded, num_workers=workers, generator=own)
+        for images, labels in read:
+            pixels = images.to(self.device)
+            yield Batch(pixels if pixels.is_floating_point() else pixels / 255, labels.to(self.device))
+
+    def _gathered(self, data: ImageSet | PairSet, own: Tensor, place: slice, key: Key) -> Batch:
+        """A share of a batch in memory: the images at ``own``, which have this place in the full batch."""
+        n, (channels, *_), index = self.batch_size, data.in_shape, own.to(self.device, non_blocking=True)
+        images, labels, *parts = data.gather(index, key, n, place)
+        layers = torch.cat([images, *(each.flatten(1, 2) for each in parts)], 1)  # each change moves both
+        changes = self.augmentation.draw(data.in_shape, n, key).share(place)
+        pixels = self.augmentation.apply(layers, changes) if data.is_pixels else layers
+        alone = pixels[:, channels:].unflatten(1, (-1, channels)) if parts else None
+        weights = data.factors.get(WEIGHT)
+        return Batch(pixels[:, :channels], labels, alone, None if weights is None else weights[index])
+
+
+class _Read(TorchDataset[Any]):
+    """Batches of a torch ``Dataset``, each by its seed and the indices of its images."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __getitem__(self, key: tuple[int, Tensor]) -> Any:
+        seed, index = key
+        if isinstance(self._data, TensorDataset):
+            return self._data[index]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            first = default_collate([self._data[each] for each in index.tolist() or [0]])
+        return [each[: len(index)] for each in first]  # none in a share of a small last batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
@@ -12,7 +13,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from torchcaps.datasets.affine import cut_windows
-from torchcaps.datasets.dataset import ImageSet, resize_images
+from torchcaps.datasets.image_set import ImageSet, resize_images
 from torchcaps.datasets.rng import FIXED_SEED, PARTNERS, PLACES, Key, generator, stream_of
 from torchcaps.errors import InputError
 
@@ -42,6 +43,8 @@ class PairSet:
     max_shift: int = 4
     size: tuple[int, int] | None = None
     num_objects: ClassVar[int] = 2
+    factors: ClassVar[Mapping[str, Tensor]] = {}
+    is_pixels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.objects.num_objects != 1:

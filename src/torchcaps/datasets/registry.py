@@ -1,4 +1,4 @@
-"""The list of data sets, and ``load_dataset``: a decorated function makes one listed, loadable by name and tested.
+"""The list of data sets: a decorated function makes one listed, loadable by name and tested.
 
 @register_dataset("blobs", title="Blobs", source="drawn here", licence="MIT")
 def load_blobs(request: DataRequest) -> Splits:
@@ -13,18 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from torchcaps.checks import checked
-from torchcaps.datasets.dataset import Dataset, Splits
+from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.preparation import Preparation
-from torchcaps.datasets.splits import set_validation_apart
-from torchcaps.errors import InputError, unknown_name
+from torchcaps.errors import InputError
 from torchcaps.files import user_path
 from torchcaps.parts import Registry
-from torchcaps.ranges import Count, Pixels, Seed, ValidationSplit
-
-_VALIDATION_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -124,118 +117,3 @@ def register_dataset(name: str, **info: Any) -> Callable[[Load], Load]:
         return load
 
     return register
-
-
-def list_datasets() -> list[DatasetInfo]:
-    """All data sets that ``load_dataset`` knows: first those with a name only, then those with a path."""
-    return sorted(_registered().values(), key=lambda info: info.takes_path)
-
-
-def find_dataset(spec: str) -> tuple[DatasetInfo, Path | None]:
-    """The entry that ``spec``, ``"name"`` or ``"kind:PATH"``, names and the path that follows its colon.
-
-    Raises:
-        InputError: The name is not known (the error names the nearest), the path is missing, there is one too many, or
-            it is in the home folder of a user who is not known.
-    """
-    name, colon, path = spec.partition(":")
-    known = _registered()
-    if name not in known:
-        if spec and user_path(spec).exists():
-            kind = "folder" if user_path(spec).is_dir() else "npz"
-            raise InputError(f'there is no data set "{spec}"; for the files at that path write "{kind}:{spec}"')
-        raise unknown_name("data set", name, [info.spec for info in known.values()])
-    info = known[name]
-    if info.takes_path and not path:
-        raise InputError(f'the data set "{name}" needs a path: write "{name}:PATH"')
-    if colon and not info.takes_path:
-        raise InputError(f'the data set "{name}" takes no path: write "{name}" instead of "{spec}"')
-    return info, user_path(path) if path else None
-
-
-def _registered() -> Registry[DatasetInfo]:
-    """The list, with the data sets that come with torchcaps on it."""
-    import torchcaps.datasets.sources  # noqa: F401  imported for what it registers
-
-    return _DATASETS
-
-
-@checked
-def load_dataset(
-    spec: str,
-    *,
-    data_dir: str | Path | None = None,
-    image_size: Pixels | tuple[Pixels, Pixels] | None = None,
-    validation_size: int | None = None,
-    validation: ValidationSplit = "random",
-    seed: Seed = 0,
-    download: bool = True,
-    limit_train: Count | None = None,
-    limit_test: Count | None = None,
-    skip_damaged: bool = False,
-) -> Dataset:
-    """Load a data set, on the CPU, and set its validation images apart.
-
-    The test images depend on the data set alone, not on ``seed`` or ``validation_size``. With ``limit_train=n`` the
-    training part is the first n training images in their original order that are not for validation; validation images
-    that are chosen at random come from those after them, if any need be left out at all.
-
-    Args:
-        spec: A name (see `list_datasets`), ``"folder:PATH"`` or ``"npz:PATH"``.
-        data_dir: The folder of the files, for a data set with files of its own; None for the one that the environment
-            variable TORCHCAPS_DATA names, then the cache of downloads.
-        image_size: Height and width in pixels to resize the images to, one number for both; None leaves them.
-        validation_size: How many validation images to set apart, at least 1: without them the test images would have to
-            choose the best epoch, and their result would be too good. None for 5,000 (MNIST family) or a tenth of the
-            training images, at least one of each class.
-        validation: Which of the training images these are: a stratified random choice, or the first or the last ones.
-        seed: Chooses the random validation images, 0 to 2³² - 1.
-        download: Whether missing files may be downloaded.
-        limit_train: How many training images to take at most, the first ones, from 1.
-        limit_test: How many test images to take at most, the first ones, from 1.
-        skip_damaged: Leave out the image files of a ``folder:`` that cannot be read, instead of raising an error; the
-            data set's ``skipped`` says which, and why.
-
-    Raises:
-        InputError: The name is not known, files are missing or broken, or a number does not fit the images.
-    """
-    info, path = find_dataset(spec)
-    if data_dir is not None and info.find is None:
-        raise InputError(f'the data set "{info.name}" has no files in a data folder; leave data_dir (--data-dir) out')
-    if skip_damaged and not info.can_skip_damaged:
-        raise InputError(f"{spec} has no image files to leave out; skip_damaged (--skip-damaged) is for folder:PATH")
-    folder = None if data_dir is None else user_path(data_dir)
-    size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    splits = info.load(DataRequest(path or Path(), folder, size, download, limit_test, skip_damaged))
-    names = splits.class_names
-    if splits.validation is None:
-        count = _validation_size(spec, len(splits.train), len(names), validation_size, info.validation_size)
-        learned, chosen = set_validation_apart(splits.train, count, validation, seed, limit_train)
-    elif validation_size is None and validation == "random":
-        learned, chosen = splits.train.take(limit_train), splits.validation
-    else:
-        option = "validation" if validation_size is None else "validation_size"
-        raise InputError(f"{spec} has validation images of its own; leave {option} out")
-    missing = (~torch.isin(torch.arange(len(names)), learned.labels)).nonzero()
-    if len(missing) and not learned.has_targets:
-        raise InputError(
-            f"{spec}: the first {len(learned)} training images have none of the class "
-            f'"{names[missing[0]]}"; take more of them'
-        )
-    train, held, test = splits.as_train(learned), splits.as_validation(chosen), splits.test.take(limit_test)
-    if size is not None:
-        train, held, test = train.resize(size), held.resize(size), test.resize(size)
-    return Dataset(spec, train, held, test, names, splits.skipped)
-
-
-def _validation_size(spec: str, images: int, classes: int, asked: int | None, usual: int | None) -> int:
-    """How many images to set apart for validation."""
-    most = images - classes
-    if most < 1:
-        raise InputError(f"{spec}: {images} training images leave none for validation; give more")
-    if asked is None:
-        return min(usual or max(round(_VALIDATION_SHARE * images), classes), most)
-    if not 1 <= asked <= most:
-        why = "; the best epoch is chosen by them, never by the test images" if asked < 1 else ""
-        raise InputError(f"{spec}: validation_size is {asked}, but 1 to {most} images can be set apart{why}")
-    return asked

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
 import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
 from torchcaps.checks import checked
-from torchcaps.datasets.dataset import ImageSet, Splits
-from torchcaps.datasets.rng import FIXED_SEED, generator
+from torchcaps.datasets.rng import generator
 from torchcaps.errors import InputError, shown
-from torchcaps.ranges import Range, ValidationSplit
-
-_TEST_SHARE = 0.2
+from torchcaps.ranges import Range
 
 
 @checked
@@ -66,51 +60,3 @@ def _quotas(counts: np.ndarray, size: int, leave_one: bool) -> np.ndarray:
         # the class that is furthest from its share gives one more or one less, the lowest label of equals first
         quotas[np.argmax(np.where(free, step * (ideal - quotas), -np.inf))] += step
     return quotas
-
-
-def set_validation_apart(
-    images: ImageSet, size: int, which: ValidationSplit, seed: int, limit: int | None
-) -> tuple[ImageSet, ImageSet]:
-    """Divide the training images into those to train on, at most ``limit``, and ``size`` for validation."""
-    total = len(images)
-    if which != "random":
-        held = torch.arange(size) if which == "first" else torch.arange(total - size, total)
-        left = torch.arange(size, total) if which == "first" else torch.arange(total - size)
-        return images.select(left).take(limit), images.select(held)
-    strata = _strata(images.labels)
-    if limit is None or limit >= total - size:  # the limit leaves out no image that would be trained on
-        left, held = stratified_split(strata, size, seed=seed)
-        return images.select(left), images.select(held)
-    _, held = stratified_split(strata[limit:], size, seed=seed, leave_one=False)  # the images before are trained on
-    return images.take(limit), images.select(held + limit)
-
-
-def _strata(labels: Tensor) -> Int64[Tensor, "N"]:
-    """What is to have its share in each part: classes, of several objects the first one's; of numbers nothing."""
-    if labels.is_floating_point():
-        return torch.zeros(len(labels), dtype=torch.int64)
-    return labels.view(len(labels), -1)[:, 0]
-
-
-def with_test_set(
-    source: Path, parts: Mapping[str, ImageSet], class_names: tuple[str, ...], skipped: tuple[str, ...] = ()
-) -> Splits:
-    """The splits of a user's own images; without test images, a fixed stratified fifth of the training images is taken.
-
-    Args:
-        source: The folder or file of the images, for the error that there are too few.
-        parts: ``"train"``, and ``"test"`` and ``"validation"`` if they are there.
-        class_names: The name of each label.
-        skipped: What is wrong with each image that was left out.
-    """
-    train, test = parts["train"], parts.get("test")
-    if test is None:
-        size = max(round(_TEST_SHARE * len(train)), len(class_names))
-        if len(train) - size < len(class_names):
-            raise InputError(
-                f"{source} has {len(train)} images of {len(class_names)} classes, too few to set a test set aside; "
-                "give more, or a test set of their own"
-            )
-        left, held = stratified_split(_strata(train.labels), size, seed=FIXED_SEED)
-        train, test = train.select(left), train.select(held)
-    return Splits(train, test, class_names, parts.get("validation"), skipped=skipped)

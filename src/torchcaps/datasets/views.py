@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from torchcaps.datasets.dataset import ImageSet, Splits
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.registry import DataRequest, register_dataset
 
 FAMILIAR: Mapping[str, tuple[int, ...]] = {"azimuth": (0, 20, 40, 300, 320, 340), "elevation": (30, 35, 40)}
@@ -48,6 +49,7 @@ def register_views(
 
 def _load_sides(load: Callable[[DataRequest], Splits], factor: str, familiar: bool, request: DataRequest) -> Splits:
     splits = load(request)
+    assert splits.test is not None  # of other objects
     return Splits(_seen(splits.train, factor, True), _seen(splits.test, factor, familiar), splits.class_names)
 
 

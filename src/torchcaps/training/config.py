@@ -25,14 +25,7 @@ Fitted = Literal[
 """What one's own images change, where nobody gave it."""
 FITTED: tuple[Fitted, ...] = ("epochs", "batch_size", "learning_rate", "patience", "select", *FITTED_TO_IMAGES)
 #: Settings that say where and how a run is computed, not what.
-ELSEWHERE = (
-    "data_dir",
-    "accelerator",
-    "devices",
-    "num_nodes",
-    "checkpoint_minutes",
-    "plugins",
-)
+ELSEWHERE = ("data_dir", "accelerator", "devices", "num_nodes", "checkpoint_minutes", "plugins")
 
 NO_OPTIONS = ("preset", "model", "recipe", "plugins", "fitted")
 """Fields that are no option of their name: the argument PRESET, what is given option by option, --plugin, and which

@@ -49,7 +49,7 @@ def lock_folder(folder: Path) -> Iterator[Path]:
     """Keep other processes from writing to a run folder; readers need no lock.
 
     The lock of a killed process ends with it; the files that it left are removed when the next lock is released. A file
-    system without locks keeps no process out. A folder that was made here and is empty at the end is removed.
+    system without locks keeps no process out. If the folder is empty at the end, it is removed.
 
     Args:
         folder: It is made if it is not there.
@@ -61,8 +61,10 @@ def lock_folder(folder: Path) -> Iterator[Path]:
         InputError: Another process has locked it; the error says which one, on which machine and since when.
         OSError: The folder cannot be written.
     """
+    made = [folder, *(each for each in folder.parents if not each.exists())]
+    folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        stack.enter_context(made_folder(folder))
+        stack.callback(_remove_empty, made)
         if (folder / LOCK).is_symlink():
             (folder / LOCK).unlink()
         try:
@@ -78,20 +80,10 @@ def lock_folder(folder: Path) -> Iterator[Path]:
         yield folder
 
 
-@contextmanager
-def made_folder(folder: Path, *, new: bool = False) -> Iterator[Path]:
-    """Make a folder and those that it lies in; of these, the ones that are empty at the end are removed.
-
-    A FileExistsError tells that it is there already, where it must be ``new``.
-    """
-    made = [each for each in (folder, *folder.parents) if not each.exists()]
-    folder.mkdir(parents=True, exist_ok=not new)
-    try:
-        yield folder
-    finally:
-        for each in made:
-            with suppress(OSError):  # it has files, or is gone
-                each.rmdir()
+def _remove_empty(folders: Sequence[Path]) -> None:
+    with suppress(OSError):  # one has files, or is gone
+        for each in folders:
+            each.rmdir()
 
 
 def _holder(folder: Path) -> str:
@@ -123,14 +115,6 @@ def remove_leftovers(out: Path) -> None:
     """Remove the temporary files of a killed process; no process may be writing to the folder now."""
     for name in (CONFIG, METRICS, CHECKPOINT, SUMMARY, *BEST_FILES):
         remove_temporaries(out / name)
-
-
-def place_of(folder: Path) -> tuple[int, int] | None:
-    """The device and number of a folder, which it keeps while it stays where it is; None if there is none."""
-    with suppress(FileNotFoundError, NotADirectoryError):
-        found = folder.stat()
-        return found.st_dev, found.st_ino
-    return None
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:

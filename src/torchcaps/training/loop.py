@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from torchcaps.datasets import Batch
+from torchcaps.datasets import Batch, BatchLoader
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, reading, write_text
 from torchcaps.models import Network
@@ -35,7 +35,7 @@ from torchcaps.models.pretrained import WEIGHTS
 from torchcaps.nn import Capsules
 from torchcaps.parts import build, flat
 from torchcaps.plugins import loaded_plugins, plugin_options
-from torchcaps.training.data import Batches, RunData, run_data
+from torchcaps.training.data import RunData, run_data
 from torchcaps.training.devices import launch, peak_memory_mib
 from torchcaps.training.folder import (
     BEST,
@@ -171,12 +171,11 @@ def _save_files(network: nn.Module, class_names: Sequence[str] | None, folder: P
     """Write the files of a network, or only the weights of a module that no description could bring back."""
     if isinstance(network, Network):
         with suppress(InputError):  # a part is not registered
-            network.save_files(folder, class_names=class_names)
-            return
-    as_stored = torch.contiguous_format
-    copies = {name: each.detach().cpu().clone(memory_format=as_stored) for name, each in network.state_dict().items()}
+            return network.save_files(folder, class_names=class_names)
+    weights = {name: each.detach().cpu().clone().contiguous() for name, each in network.state_dict().items()}
     with atomic_path(folder / WEIGHTS) as temporary:
-        temporary.write_bytes(save(copies))
+        temporary.write_bytes(save(weights))
+    return None
 
 
 @dataclass
@@ -268,6 +267,8 @@ class Trainer:
         self.model, self.optimizer = fabric.setup(model, optimizer)
         self._settings, self._best = flat(recipe.fields) | {"seed": self.seed}, dict[str, Tensor]()
         self._last_save = self._since = time.monotonic()
+        self.stop: Sequence[int] = ()
+        """The numbers of the signals that have asked the run to stop."""
         self.logger = None
         if self.out is not None:
             if recipe.logger is not None and fabric.is_global_zero:
@@ -285,28 +286,17 @@ class Trainer:
             stack.callback(self.progress.stop)
             if self.logger is not None:
                 stack.callback(self.logger.finalize, "success")
-            stop = stack.enter_context(noted_signals()) if self.out is not None else []  # else they act as usual
+            if self.out is not None:  # else signals act as usual
+                self.stop = stack.enter_context(noted_signals())
             while not self.is_done:
-                self.train_epoch(stop)
-                self._end_epoch(stop)
-
-    def train_epoch(self, stop: Sequence[int] = ()) -> None:
-        """Make the steps of an epoch; ``stop`` has the number of a signal as soon as one has come."""
-        state = self.state
-        self.network.train()
-        self._since = time.monotonic()
-        for batch in self.data.train.batches(state.epoch, start=state.batch):
-            self.step(batch)
-            state.batch += 1
-            if state.step % self.look_every == 0 or state.batch == self.steps:
-                self._look()
-                rate = state.batch * self.recipe.batch_size / state.epoch_seconds
-                loss = float(self.last_loss)
-                self.progress.step(epoch=state.epoch + 1, step=state.step, images_per_second=rate, loss=loss)
-                if state.batch < self.steps and (call := self._calls(stop, 60 * self.checkpoint_minutes)):
-                    self.save_checkpoint()
-                    self._raise_if_stopped(call)
-                    self._since = time.monotonic()
+                self.network.train()
+                self._lap()
+                for batch in self.data.train.batches(self.state.epoch, start=self.state.batch):
+                    self.step(batch)
+                    if self.state.step % self.look_every == 0 or self.state.batch == self.steps:
+                        self._look()
+                        self._save_if_due()
+                self._end_epoch()
 
     def step(self, batch: Batch) -> None:
         """Forward, loss, backward, and a step of the optimizer. The host waits for no result."""
@@ -324,7 +314,7 @@ class Trainer:
             self.fabric.clip_gradients(self.model, self.optimizer, max_norm=largest, error_if_nonfinite=False)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        state.step += 1
+        state.step, state.batch = state.step + 1, state.batch + 1
 
         reconstruction = torch.zeros_like(losses.total) if losses.reconstruction is None else losses.reconstruction
         means = torch.stack([losses.total, losses.classification, reconstruction]).detach().to(self.sums.dtype)
@@ -332,12 +322,13 @@ class Trainer:
         self.sums[3].add_(self._right(scores.detach(), batch.labels).sum())
         self.last_loss = means[0]
 
-    def _end_epoch(self, stop: Sequence[int]) -> None:
+    def _end_epoch(self) -> None:
         """Validate, and write checkpoint, best weights and metrics."""
         self._check_weights()
-        state, begin = self.state, time.monotonic()
-        judged = dict.fromkeys(JUDGED) if self.data.validation is None else self.judge(self.data.validation)
-        state.seconds += time.monotonic() - begin
+        state, judged = self.state, dict.fromkeys(JUDGED)
+        if self.data.validation is not None:
+            judged |= self.judge(self.data.validation)
+        state.seconds += self._lap()
         images = min(self.steps * self.recipe.batch_size, self.data.train.num_images)
         has_decoder = getattr(self.network, "decoder", None) is not None
         row = {
@@ -354,7 +345,7 @@ class Trainer:
         }
         state.end_epoch(row)
         self.sums.zero_()
-        call = self._calls(stop, min(YOUNG, 60 * self.checkpoint_minutes))
+        call = self._calls(YOUNG)
         if call or self.is_best or self.is_done:
             self.save_checkpoint()
         self._publish()
@@ -363,7 +354,7 @@ class Trainer:
         self.progress.epoch(row | {"improved": self.is_best})
         self._raise_if_stopped(call)
 
-    def judge(self, batches: Batches) -> dict[str, float]:
+    def judge(self, batches: BatchLoader) -> dict[str, float]:
         """The :data:`JUDGED` in float32: each process takes its share of the images, and every image counts once.
 
         Raises:
@@ -377,18 +368,12 @@ class Trainer:
                     scores, losses = forward(self.network, self.network, batch, self.loss)
                     right = self._right(scores, batch.labels).to(sums)
                     weights = torch.ones_like(right) if self._judged is None else self._judged[batch.labels]
-                    totals = (
-                        losses.total * images,
-                        right.sum(),
-                        right.new_tensor(images),
-                        right @ weights,
-                        weights.sum(),
-                    )
-                    sums += torch.stack(totals)
-        loss, correct, images, balanced, weight = self._over_processes(sums, "sum").tolist()
-        if not math.isfinite(loss):
+                    loss, count = losses.total * images, right.new_tensor(images)
+                    sums += torch.stack([loss, right.sum(), count, right @ weights, weights.sum()])
+        total, correct, images, balanced, weight = self._over_processes(sums, "sum").tolist()
+        if not math.isfinite(total):
             raise self._diverged("the loss of the validation images is NaN or infinite after")
-        return dict(zip(JUDGED, (loss / images, correct / images, balanced / weight), strict=True))
+        return dict(zip(JUDGED, (total / images, correct / images, balanced / weight), strict=True))
 
     @property
     def is_done(self) -> bool:
@@ -406,6 +391,13 @@ class Trainer:
         return self.state.batch == 0 and self.state.best(self.recipe.select) is self.state.history[-1]
 
     # ---- what is written, and read again
+
+    def _save_if_due(self) -> None:
+        """Write a checkpoint within an epoch where the last one is old, or a stop signal has come."""
+        if self.state.batch < self.steps and (call := self._calls()):
+            self.save_checkpoint()
+            self._raise_if_stopped(call)
+            self._lap()
 
     def save_checkpoint(self) -> None:
         """Write ``last.ckpt``, whole or not at all. All processes must call it."""
@@ -488,13 +480,14 @@ class Trainer:
 
     # ---- looks at signals, losses and weights
 
-    def _calls(self, stop: Sequence[int], seconds: float) -> int:
+    def _calls(self, seconds: float = math.inf) -> int:
         """The reason for a checkpoint: a stop signal's number, OVERDUE after so many seconds without one, or 0.
 
         All processes get the same answer, also if a signal has reached only some of them.
         """
-        overdue = self.out is not None and time.monotonic() - self._last_save > seconds
-        return int(self._over_processes(torch.tensor(stop[0] if stop else OVERDUE * overdue), "max"))
+        age = time.monotonic() - self._last_save
+        overdue = self.out is not None and age > min(seconds, 60 * self.checkpoint_minutes)
+        return int(self._over_processes(torch.tensor(self.stop[0] if self.stop else OVERDUE * overdue), "max"))
 
     def _raise_if_stopped(self, call: int) -> None:
         if call > OVERDUE:
@@ -502,14 +495,20 @@ class Trainer:
             raise Interrupted(self.out, self.state.step, 128 + call, self.again)
 
     def _look(self) -> None:
-        """Note the sums and the time of the epoch so far; all processes raise Diverged if a loss is not finite."""
-        sums, now, state = self._over_processes(self.sums, "sum").tolist(), time.monotonic(), self.state
+        """Note and show the sums and the time of the epoch so far; all processes raise Diverged if a loss is bad."""
+        sums, state = self._over_processes(self.sums, "sum").tolist(), self.state
+        seconds = self._lap()
         if not all(map(math.isfinite, sums)):
             raise self._diverged("the loss became NaN or infinite by")
         state.sums = dict(zip(SUMS, sums, strict=True))
-        state.seconds += now - self._since
-        state.epoch_seconds += now - self._since
-        self._since = now
+        state.seconds, state.epoch_seconds = state.seconds + seconds, state.epoch_seconds + seconds
+        rate, loss = state.batch * self.recipe.batch_size / state.epoch_seconds, float(self.last_loss)
+        self.progress.step(epoch=state.epoch + 1, step=state.step, images_per_second=rate, loss=loss)
+
+    def _lap(self) -> float:
+        """Seconds since the last call."""
+        since, self._since = self._since, time.monotonic()
+        return self._since - since
 
     def _check_weights(self) -> None:
         """Raise Diverged if the weights are not finite, as an update may ruin them after a good loss."""
@@ -582,11 +581,11 @@ def _class_weights(
     weights: Any = recipe.class_weights
     if weights is None:
         return None
-    classes = getattr(network, "num_classes", len(weights))
     if weights == "balanced":
         if not are_classes(labels):
             raise InputError('class_weights="balanced" needs a label for each training image; give numbers instead')
         return balanced_weights(labels).to(device)
+    classes = getattr(network, "num_classes", len(weights))
     if len(weights) != classes or getattr(network, "objects", 1) > 1:
         raise InputError(
             f"class_weights must be {classes} numbers, one for each class, of images of one object, got {len(weights)}"

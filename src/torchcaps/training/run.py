@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,18 +20,10 @@ from torchcaps.errors import InputError
 from torchcaps.files import check_path, could_be_repository, read_json, reading, real, remove_temporaries, write_json
 from torchcaps.image_spec import ImageSpec
 from torchcaps.models import Network, build_network, load_pretrained
-from torchcaps.models.pretrained import (
-    CLASSES,
-    CONFIG,
-    SHIPPED,
-    SHIPPED_DATA,
-    WEIGHTS,
-    find_pretrained,
-    load_weights,
-)
+from torchcaps.models.pretrained import CLASSES, CONFIG, SHIPPED, SHIPPED_DATA, WEIGHTS, find_pretrained, load_weights
 from torchcaps.parts import flat
 from torchcaps.ranges import as_text
-from torchcaps.training import devices
+from torchcaps.training import devices, small_data
 from torchcaps.training.config import ELSEWHERE, TrainConfig, override, read_config
 from torchcaps.training.data import cropped, load_run_data, require_task, run_data
 from torchcaps.training.folder import (
@@ -43,7 +35,6 @@ from torchcaps.training.folder import (
     SUMMARY,
     check_settings,
     lock_folder,
-    made_folder,
     on_main_process,
     read_checkpoint,
     remove_leftovers,
@@ -51,15 +42,6 @@ from torchcaps.training.folder import (
 from torchcaps.training.loop import JUDGED, Interrupted, Trainer, column_of
 from torchcaps.training.progress import Progress, choose_progress
 from torchcaps.training.rates import LearningRates, find_learning_rate
-from torchcaps.training.small_data import (
-    fit_network,
-    fit_recipe,
-    warning_of_chance,
-    warning_of_unpredicted,
-    words_of_classes,
-    words_of_fitting,
-    words_of_time,
-)
 
 MOST_NAMED = 20
 """Damaged images that are named one by one."""
@@ -149,7 +131,7 @@ def _begun(config: TrainConfig) -> tuple[TrainConfig, Dataset, Network]:
     """A configuration as its images decide it, these images, and the network as it starts."""
     data = load_run_data(config)
     in_shape = cropped(data, config.recipe).in_shape
-    config = fit_recipe(fit_network(config, in_shape), data.train.labels)
+    config = small_data.fit_recipe(small_data.fit_network(config, in_shape), data.train.labels)
     torch.manual_seed(config.seed)
     return config, data, build_network(config.model, in_shape, data.num_classes)
 
@@ -157,23 +139,25 @@ def _begun(config: TrainConfig) -> tuple[TrainConfig, Dataset, Network]:
 @contextmanager
 def _new_folder(config: TrainConfig, out: str | Path | None) -> Iterator[Path]:
     """Lock a folder that no run is in: the one that is named, or the next free ``runs/PRESET-DATA-N``."""
-    number = 0
-    with ExitStack() as stack:
-        if out is None:
-            stack.enter_context(made_folder(Path("runs")))
-        while out is None:
-            # folder:PATH and npz:PATH become the name of what they point to
-            kind, _, path = config.data.partition(":")
-            check_path(path or kind)
-            number, name = number + 1, f"{config.preset}-{real(path).stem if path else kind}-{number + 1}"
-            with suppress(FileExistsError):
-                out = stack.enter_context(made_folder(Path("runs") / name, new=True))
-        folder = stack.enter_context(lock_folder(Path(out)))
+    with lock_folder(_next_folder(config) if out is None else Path(out)) as folder:
         if (folder / CONFIG).exists() or (folder / CHECKPOINT).exists():
             raise InputError(
                 f"there is a run in {folder} already; go on with it by --resume {folder}, or choose another --out"
             )
         yield folder
+
+
+def _next_folder(config: TrainConfig) -> Path:
+    """Make the folder, whose name has that of what folder:PATH or npz:PATH points to."""
+    kind, _, path = config.data.partition(":")
+    check_path(path or kind)
+    runs, name, number = Path("runs"), f"{config.preset}-{real(path).stem if path else kind}", 0
+    runs.mkdir(exist_ok=True)
+    while True:
+        number += 1
+        with suppress(FileExistsError):
+            (runs / f"{name}-{number}").mkdir()
+            return runs / f"{name}-{number}"
 
 
 def _run(
@@ -185,12 +169,11 @@ def _run(
 ) -> dict[str, Any]:
     """Train, test and summarise; all that can be checked is checked before anything is written."""
     precision = devices.pick_precision(config.precision, devices.pick_device(config.accelerator))
-    config = dataclasses.replace(config, precision=precision)
-    fabric = devices.launch(config.accelerator, config.devices, config.num_nodes, config.precision)
+    asked = dataclasses.replace(config, precision=precision)
+    fabric = devices.launch(asked.accelerator, asked.devices, asked.num_nodes, asked.precision)
     with on_main_process(fabric, folder) as out:
         assert out is not None
-        asked = config
-        config, data, network = _begun(config)
+        config, data, network = _begun(asked)
         if config.init_from is not None and not (out / CHECKPOINT).exists():
             start_from(network, config.init_from)
         with torch.random.fork_rng(devices=[]), torch.no_grad():  # a part of one's own may raise
@@ -227,11 +210,8 @@ def _run(
             trainer.progress.message(line)
         trainer.fit()
         try:
-            return fabric.broadcast(
-                _finish(trainer, config, cropped(data, config.recipe), spec, out, figures)
-                if fabric.is_global_zero
-                else {}
-            )
+            is_first, seen = fabric.is_global_zero, cropped(data, config.recipe)
+            return fabric.broadcast(_finish(trainer, config, seen, spec, out, figures) if is_first else {})
         except KeyboardInterrupt:
             raise Interrupted(out, trainer.state.step, 128 + signal.SIGINT) from None
 
@@ -252,10 +232,10 @@ def _first_lines(
     yield f"Device: {device}, {devices.PRECISION_WORDS[config.precision]}"
     if config.precision == "bf16" and device.type == "cpu":
         yield "Warning: a processor that emulates bfloat16 takes about 12 times as long a step as in float32"
-    yield from words_of_fitting(config, asked.recipe, len(data.train), data.num_classes)
-    yield from words_of_classes(config, data.train.labels, data.class_names)
+    yield from small_data.words_of_fitting(config, asked.recipe, len(data.train), data.num_classes)
+    yield from small_data.words_of_classes(config, data.train.labels, data.class_names)
     if ":" in config.data and data.num_objects == 1 and device.type == "cpu":
-        yield from words_of_time(config, asked, network.in_shape, data.num_classes, len(data.train))
+        yield from small_data.words_of_time(config, asked, network.in_shape, data.num_classes, len(data.train))
     if data.skipped:
         named = [*data.skipped[:MOST_NAMED], *["…"] * (len(data.skipped) > MOST_NAMED)]
         yield "\n  ".join([f"Left out {len(data.skipped)} damaged images:", *named])
@@ -273,15 +253,15 @@ def _finish(
     best = judge(network, dataset.test)
     # while the last epoch is the best one, both networks are the same
     tested = {"best": best, "last": best if trainer.is_best else judge(last, dataset.test)}
-    rows, warning = {"best": state.best(config.recipe.select), "last": state.history[-1]}, None
-    is_classes = isinstance(best, Evaluation)
-    if isinstance(best, Evaluation) and dataset.num_objects == 1:
-        measure = "validation_accuracy" if config.recipe.select == "loss" else column_of(config.recipe.select)
-        warning = warning_of_chance(rows["best"][measure], validation, config, trainer.steps)
-        warning = warning or warning_of_unpredicted(best)
+    rows, warning, calibration = {"best": state.best(config.recipe.select), "last": state.history[-1]}, None, None
+    if isinstance(best, Evaluation):
+        calibration = analysis.calibrate(network, validation.images)
+        if dataset.num_objects == 1:
+            measure = "validation_accuracy" if config.recipe.select == "loss" else column_of(config.recipe.select)
+            warning = small_data.warning_of_chance(rows["best"][measure], validation, config, trainer.steps)
+            warning = warning or small_data.warning_of_unpredicted(best)
     trainer.note_peak_memory()
     peak = state.peak_memory_mib
-    calibration = analysis.calibrate(network, validation.images) if is_classes else None
     summary = {
         "preset": config.preset,
         "data": config.data,
@@ -322,19 +302,12 @@ def _finish(
     write_json(out / BEST / CLASSES, dataclasses.replace(spec, calibration=calibration).to_dict())
     write_json(out / SUMMARY, summary)
     if figures:
-        draw_figures(out, network, dataset, best)
+        _draw_figures(out, network, dataset, best)
     return summary
 
 
-def draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evaluation | TargetEvaluation) -> list[Path]:
-    """Draw the pictures of a run folder, of its metrics and of its best network, into its folder ``figures``.
-
-    Returns:
-        The files written.
-
-    Raises:
-        InputError: The folder cannot be written.
-    """
+def _draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evaluation | TargetEvaluation) -> None:
+    """Draw the pictures of a run folder, of its metrics and of its best network, into its folder ``figures``."""
     names, test, of_test = dataset.class_names, dataset.test, f"test images of {dataset.name}"
     figures = {"curves": analysis.figure_curves({run.name: analysis.read_metrics(run)})}
     if isinstance(evaluation, Evaluation):
@@ -360,10 +333,9 @@ def draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evalua
         figures[name.replace("routing", "routing-statistics")] = analysis.figure_routing_statistics(
             statistics, title=f"Routing in {run.name}: the first {len(statistics.entropy[0])} {of_test}"
         )
-    paths = {name: run / FIGURES / f"{name}.png" for name in figures}
-    for path in paths.values():
-        remove_temporaries(path)  # of an earlier sitting
-    return [analysis.save_figure(figure, paths[name]) for name, figure in figures.items()]
+    for name, figure in figures.items():
+        remove_temporaries(run / FIGURES / f"{name}.png")  # of an earlier sitting
+        analysis.save_figure(figure, run / FIGURES / f"{name}.png")
 
 
 # ---- a run that is read

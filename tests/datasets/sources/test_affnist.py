@@ -12,7 +12,7 @@ from support import assert_raises
 from torchcaps.datasets import DataRequest, ImageSet, load_dataset
 from torchcaps.datasets.sources import affnist
 from torchcaps.datasets.sources.affnist import affine_versions, find_originals, placed, read_originals
-from torchcaps.datasets.sources.mnist import load_mnist
+from torchcaps.datasets.sources.mnist import read_mnist
 from torchcaps.errors import InputError
 
 
@@ -28,7 +28,7 @@ def test_mnist40_trains_on_digits_in_the_middle(small_mnist: Path) -> None:
     data = load_dataset("mnist-40", data_dir=small_mnist, limit_train=50, validation_size=20)
     assert data.in_shape == (1, 40, 40)
     assert isinstance(data.train, ImageSet)
-    raw = load_mnist(DataRequest(data_dir=small_mnist)).train.take(50)
+    raw = read_mnist(DataRequest(data_dir=small_mnist))[0].take(50)
     assert torch.equal(data.train.images[:, :, 6:34, 6:34], raw.images)
     assert data.train.images.count_nonzero() == raw.images.count_nonzero()
 

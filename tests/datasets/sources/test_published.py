@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import hashlib
 import io
 import struct
 import tarfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -20,7 +17,7 @@ import torch
 from scipy.io import savemat
 
 from support import assert_raises
-from torchcaps.datasets import DataRequest, Splits, load_dataset, resize_images
+from torchcaps.datasets import DataRequest, Splits, find_dataset, load_dataset, resize_images
 from torchcaps.datasets.sources import cifar10, mnist, smallnorb, svhn
 from torchcaps.datasets.sources.source import Source
 from torchcaps.errors import InputError
@@ -33,13 +30,15 @@ class Small(NamedTuple):
     """A data set of N training and N test images, as files."""
 
     source: Source
-    load: Callable[[DataRequest], Splits]
     packed: dict[str, bytes]
     """Its files as the mirrors have them."""
     unpacked: dict[str, bytes]
     images: np.ndarray
     """The test images."""
     labels: np.ndarray
+
+    def load(self, **request: Any) -> Splits:
+        return find_dataset(self.source.name)[0].load(DataRequest(**request))
 
 
 def zipped(files: dict[str, bytes]) -> dict[str, bytes]:
@@ -53,8 +52,7 @@ def small_mnist_files(monkeypatch: pytest.MonkeyPatch) -> Small:
         for name, array in ((f"{part}-images-idx3-ubyte", pixels), (f"{part}-labels-idx1-ubyte", own)):
             files[name] = struct.pack(f">4B{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
             monkeypatch.setitem(mnist.SHAPES, name, array.shape)
-    load = partial(mnist.load_idx, mnist.MNIST, mnist.DIGITS)
-    return Small(mnist.MNIST, load, zipped(files), files, images[1][:, None], labels[N:])
+    return Small(mnist.MNIST, zipped(files), files, images[1][:, None], labels[N:])
 
 
 def matrix(values: np.ndarray) -> bytes:
@@ -77,7 +75,7 @@ def small_norb_files(monkeypatch: pytest.MonkeyPatch) -> Small:
     files = {f"{part}-dat.mat": matrix(pixels) for part, pixels in zip(NORB, RAW, strict=True)}
     files |= {f"{part}-cat.mat": matrix(labels) for part in NORB}
     halved = RAW[1].reshape(N, 2, 48, 2, 48, 2).mean((3, 5)).round().astype(np.uint8)
-    return Small(smallnorb.SOURCE, smallnorb.load_smallnorb, zipped(files), files, halved, labels)
+    return Small(smallnorb.SOURCE, zipped(files), files, halved, labels)
 
 
 def small_cifar10_files(monkeypatch: pytest.MonkeyPatch) -> Small:
@@ -95,7 +93,7 @@ def small_cifar10_files(monkeypatch: pytest.MonkeyPatch) -> Small:
     packed = {"cifar-10-binary.tar.gz": buffer.getvalue()}
     unpacked = {f"cifar-10-batches-bin/{name}": contents for name, contents in files.items()}
     images = records[5, :, 1:].reshape(N, 3, 32, 32)
-    return Small(cifar10.SOURCE, cifar10.load_cifar10, packed, unpacked, images, records[5, :, 0])
+    return Small(cifar10.SOURCE, packed, unpacked, images, records[5, :, 0])
 
 
 def small_svhn_files(_monkeypatch: pytest.MonkeyPatch) -> Small:
@@ -105,29 +103,16 @@ def small_svhn_files(_monkeypatch: pytest.MonkeyPatch) -> Small:
         buffer = io.BytesIO()
         savemat(buffer, {"X": own, "y": np.arange(N, dtype=np.uint8)[:, None] % 10 + 1}, do_compression=True)
         files[name] = buffer.getvalue()
-    return Small(
-        svhn.SOURCE, svhn.load_svhn, files, files, pixels[1].transpose(3, 2, 0, 1), (np.arange(N) % 10 + 1) % 10
-    )
+    return Small(svhn.SOURCE, files, files, pixels[1].transpose(3, 2, 0, 1), (np.arange(N) % 10 + 1) % 10)
 
 
-MODULES: dict[str, ModuleType] = {"mnist": mnist, "smallnorb": smallnorb, "cifar10": cifar10, "svhn": svhn}
-MAKERS = dict(zip(MODULES, (small_mnist_files, small_norb_files, small_cifar10_files, small_svhn_files), strict=True))
-
-
-@pytest.fixture(params=MODULES)
+@pytest.fixture(params=[small_mnist_files, small_norb_files, small_cifar10_files, small_svhn_files])
 def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Small:
-    made = MAKERS[request.param](monkeypatch)
-    hashes = {name: hashlib.sha256(made.packed[name]).hexdigest() for name in made.source.sha256}
-    return with_source(
-        made, dataclasses.replace(made.source, sha256=hashes, mirrors=("http://127.0.0.1:9/",)), monkeypatch
-    )
-
-
-def with_source(made: Small, source: Source, monkeypatch: pytest.MonkeyPatch) -> Small:
-    if source.name == "mnist":
-        return made._replace(source=source, load=partial(mnist.load_idx, source, mnist.DIGITS))
-    monkeypatch.setattr(MODULES[source.name], "SOURCE", source)
-    return made._replace(source=source)
+    made: Small = request.param(monkeypatch)
+    for name in made.source.sha256:
+        monkeypatch.setitem(made.source.sha256, name, hashlib.sha256(made.packed[name]).hexdigest())
+    monkeypatch.setattr(made.source, "mirrors", ("http://127.0.0.1:9/",))
+    return made
 
 
 def write(folder: Path, files: dict[str, bytes]) -> Path:
@@ -150,18 +135,19 @@ def test_files_are_read_packed_or_not(small: Small, tmp_path: Path) -> None:
             root = tmp_path / f"{number}-{sub.replace('/', '-')}"
             write(root / sub, files)
             assert small.source.find(root) == root / sub
-            assert_read(small, small.load(DataRequest(data_dir=root)))
+            assert_read(small, small.load(data_dir=root))
 
 
 def test_they_are_downloaded_and_found_again(
     small: Small, serve: Callable[[dict[str, bytes]], str], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed = small.source
-    made = with_source(small, dataclasses.replace(closed, mirrors=(serve(small.packed),)), monkeypatch)
-    assert_raises(InputError, made.load, DataRequest(download=False), say=f"{closed.name} is not on this machine")
-    assert_read(made, made.load(DataRequest()))
-    assert closed.find(None) == cache / closed.name
-    assert_read(made, with_source(small, closed, monkeypatch).load(DataRequest()))
+    name, closed = small.source.name, small.source.mirrors
+    monkeypatch.setattr(small.source, "mirrors", (serve(small.packed),))
+    assert_raises(InputError, small.load, download=False, say=f"{name} is not on this machine")
+    assert_read(small, small.load())
+    assert small.source.find(None) == cache / name
+    monkeypatch.setattr(small.source, "mirrors", closed)
+    assert_read(small, small.load())
 
 
 def test_missing_and_damaged_files_are_named(small: Small, tmp_path: Path) -> None:
@@ -172,11 +158,11 @@ def test_missing_and_damaged_files_are_named(small: Small, tmp_path: Path) -> No
             path = root / name
             path.unlink()
             with pytest.raises(InputError, match=r"has no |there is no file"):
-                small.load(DataRequest(data_dir=root))
+                small.load(data_dir=root)
             for contents in (b"", b"<html>not here</html>", whole[: len(whole) // 2]):
                 path.write_bytes(contents)
                 with pytest.raises(InputError, match=name):
-                    small.load(DataRequest(data_dir=root))
+                    small.load(data_dir=root)
             path.write_bytes(whole)
 
 

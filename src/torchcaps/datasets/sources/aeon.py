@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from torchcaps.datasets.dataset import ImageSet, Splits, pad_sequences
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.image_set import ImageSet, pad_sequences
 from torchcaps.datasets.reading import one_sentence
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.errors import InputError, install, reason_of

@@ -12,12 +12,13 @@ from jaxtyping import Float64, Shaped, UInt8
 from torch import Tensor
 
 from torchcaps.datasets.affine import cut_windows, inverse_maps, linear_maps, warp
-from torchcaps.datasets.dataset import ImageSet, Splits
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.datasets.reading import one_sentence
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
-from torchcaps.datasets.sources.mnist import MADE_OF_MNIST, load_mnist
+from torchcaps.datasets.sources.mnist import DIGITS, MADE_OF_MNIST, read_mnist
 from torchcaps.datasets.sources.source import data_folders
 from torchcaps.files import require_file
 
@@ -46,8 +47,8 @@ def load_mnist40(request: DataRequest) -> Splits:
     Training digits are in the middle: the loader moves them in each epoch (``max_shift=6``). Validation and test digits
     are at random places, up to 6 pixels from the middle each way, which are always the same.
     """
-    digits = load_mnist(request)
-    return Splits(digits.train, placed(digits.test), digits.class_names, as_train=padded, as_validation=placed)
+    train, test = read_mnist(request)
+    return Splits(train, placed(test), DIGITS, as_train=padded, as_validation=placed)
 
 
 @register_dataset(
@@ -65,12 +66,9 @@ def load_affnist(request: DataRequest) -> Splits:
     and ``affnist/transformed`` are searched, too). Either way the images are in a fixed random order, so that the first
     n are a sample of all.
     """
-    digits, originals = load_mnist(request), find_originals(request.data_dir)
-    if originals is None:
-        test = affine_versions(digits.test, limit=request.limit_test)
-    else:
-        test = read_originals(originals, limit=request.limit_test)
-    return Splits(digits.train, test, digits.class_names, as_train=padded, as_validation=placed)
+    (train, test), originals, limit = read_mnist(request), find_originals(request.data_dir), request.limit_test
+    test = affine_versions(test, limit=limit) if originals is None else read_originals(originals, limit=limit)
+    return Splits(train, test, DIGITS, as_train=padded, as_validation=placed)
 
 
 def padded(digits: ImageSet) -> ImageSet:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from torchcaps.datasets.dataset import ImageSet, Splits, resize_images
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.image_set import ImageSet, resize_images
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED

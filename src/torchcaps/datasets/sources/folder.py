@@ -12,11 +12,11 @@ from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from torchcaps.datasets.dataset import ImageSet, Splits, resize_images
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.image_set import ImageSet, resize_images
 from torchcaps.datasets.images import SUFFIXES, read_image, read_pixels, with_channels
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
-from torchcaps.datasets.splits import with_test_set
 from torchcaps.errors import InputError
 from torchcaps.files import user_path
 
@@ -52,7 +52,7 @@ def load_folder(request: DataRequest) -> Splits:
     if not root.is_dir():
         raise InputError(f"there is no folder {root} to read images from")
     files = _files(root)
-    class_names = _class_names(root, files)
+    class_names = _class_names(files)
     images, damaged = _read(files, request.image_size, skip=request.skip_damaged)
     channels = max(map(len, images.values()), default=1)
     sets = {}
@@ -70,7 +70,7 @@ def load_folder(request: DataRequest) -> Splits:
         shuffled = [labelled[i] for i in generator(FIXED_SEED).permutation(len(labelled))]
         pixels = np.stack([with_channels(images[file], channels) for file, _ in shuffled])
         sets[part] = ImageSet(torch.from_numpy(pixels), torch.tensor([label for _, label in shuffled]))
-    return with_test_set(root, sets, class_names, tuple(damaged))
+    return Splits(sets["train"], sets.get("test"), class_names, sets.get("validation"), skipped=tuple(damaged))
 
 
 class ImageFiles(TorchDataset[tuple[Tensor, int]]):
@@ -82,7 +82,7 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
         part: Whose images; without test/ and val/ all are in the first.
 
     Raises:
-        InputError: There is no class or only one, or no such part; or, when it is taken, a file that cannot be read.
+        InputError: There is no class, or no such part; or, when it is taken, a file that cannot be read.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
         files = _files(root)
         if part not in files:
             raise InputError(f"{root} has no {part} images of their own")
-        self.class_names = _class_names(root, files)
+        self.class_names = _class_names(files)
         self.files = [(file, label) for label, name in enumerate(self.class_names) for file in files[part][name]]
 
     def __len__(self) -> int:
@@ -103,12 +103,9 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
         return torch.from_numpy(read_image(file, self.in_shape, fit="stretch")), label
 
 
-def _class_names(root: Path, files: Files) -> tuple[str, ...]:
-    names = set(files["train"])
-    if len(names) < 2:
-        raise InputError(f"{root} has only the class {min(names)}; at least two are needed")
-    numbers = all(name.isdecimal() for name in names)
-    return tuple(sorted(names, key=lambda name: (int(name) if numbers else 0, name)))
+def _class_names(files: Files) -> tuple[str, ...]:
+    numbers = all(name.isdecimal() for name in files["train"])
+    return tuple(sorted(files["train"], key=lambda name: (int(name) if numbers else 0, name)))
 
 
 def _files(root: Path) -> Files:
@@ -166,9 +163,6 @@ def _read(files: Files, size: tuple[int, int] | None, *, skip: bool) -> tuple[di
             image = read_pixels(file)
         except InputError as error:
             damaged.append(str(error))
-            continue
-        if damaged and not skip:  # nothing is trained on: the others are only looked at
-            images.clear()
             continue
         images[file] = image if size is None else resize_images(torch.from_numpy(image)[None], size)[0].numpy()
         first = next(iter(images))

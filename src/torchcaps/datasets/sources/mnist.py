@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import struct
-from functools import partial
 from typing import Any
 
 import torch
 
-from torchcaps.datasets.dataset import ImageSet, Splits
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.datasets.reading import read_binary
 from torchcaps.datasets.registry import DataRequest, register_dataset
@@ -24,7 +24,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 DIGITS = tuple("0123456789")
 
 
-def load_idx(source: Source, class_names: tuple[str, ...], request: DataRequest) -> Splits:
+def read_idx(source: Source, request: DataRequest) -> tuple[ImageSet, ImageSet]:
     """Read the four files of a data set of MNIST's form, each gzipped or not, from a folder, else download them.
 
     A download must have the SHA-256 of the mirrors' file before it is kept. Every file that is read, wherever it lies,
@@ -38,9 +38,7 @@ def load_idx(source: Source, class_names: tuple[str, ...], request: DataRequest)
         torch.tensor(read_binary(files[f"{stem}.gz"], f"{source.name}'s {stem}", _header(shape), shape))
         for stem, shape in SHAPES.items()
     )
-    return Splits(
-        ImageSet(train[:, None], train_labels.long()), ImageSet(test[:, None], test_labels.long()), class_names
-    )
+    return ImageSet(train[:, None], train_labels.long()), ImageSet(test[:, None], test_labels.long())
 
 
 def _header(shape: tuple[int, ...]) -> bytes:
@@ -60,8 +58,11 @@ def _register(
     hashes = {f"{stem}.gz": each for stem, each in zip(SHAPES, sha256, strict=True)}
     source = Source(name=name, mirrors=mirrors, sha256=hashes, folders=(folder,), shares_names=name != "mnist")
     known = {"num_train": 60_000, "num_test": 10_000, "in_shape": (1, 28, 28), "validation_size": 5_000}
-    load = partial(load_idx, source, class_names)
-    register_dataset(name, class_names=class_names, find=source.find, **known, **info)(load)
+
+    @register_dataset(name, class_names=class_names, find=source.find, **known, **info)
+    def load(request: DataRequest) -> Splits:
+        return Splits(*read_idx(source, request), class_names)
+
     return source
 
 
@@ -118,9 +119,9 @@ _register(
 )
 
 
-def load_mnist(request: DataRequest) -> Splits:
-    """Load MNIST, for the data sets that are made of its digits."""
-    return load_idx(MNIST, DIGITS, request)
+def read_mnist(request: DataRequest) -> tuple[ImageSet, ImageSet]:
+    """The training and the test digits of MNIST, for the data sets that are made of them."""
+    return read_idx(MNIST, request)
 
 
 MADE_OF_MNIST: dict[str, Any] = {

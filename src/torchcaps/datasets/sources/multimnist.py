@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.pairs import PairSet, fixed_pairs
 from torchcaps.datasets.registry import DataRequest, register_dataset
-from torchcaps.datasets.sources.mnist import MADE_OF_MNIST, load_mnist
+from torchcaps.datasets.sources.mnist import DIGITS, MADE_OF_MNIST, read_mnist
 
 
 @register_dataset(
@@ -27,6 +27,5 @@ def load_multimnist(request: DataRequest) -> Splits:
     The paper has 1,000 test pairs a digit, 10 million. Ten thousand are enough: at an error of 5 % their standard error
     is 0.22 points, and they are judged in a thousandth of the time.
     """
-    digits = load_mnist(request)
-    test = fixed_pairs(digits.test)
-    return Splits(digits.train, test, digits.class_names, as_train=PairSet, as_validation=fixed_pairs)
+    train, test = read_mnist(request)
+    return Splits(train, fixed_pairs(test), DIGITS, as_train=PairSet, as_validation=fixed_pairs)

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float32, Shaped, UInt8
 from torch import Tensor
 
-from torchcaps.datasets.dataset import ImageSet, Splits, pad_sequences
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.image_set import ImageSet, pad_sequences
 from torchcaps.datasets.reading import one_sentence
 from torchcaps.datasets.registry import DataRequest, register_dataset
-from torchcaps.datasets.splits import with_test_set
 from torchcaps.errors import InputError, shown
 from torchcaps.files import require_file
 from torchcaps.machine import check_memory
@@ -78,7 +78,8 @@ def load_npz(request: DataRequest) -> Splits:
             names.astype(names.dtype.newbyteorder("<")).tobytes().decode("utf-32-le")
     most = len(np.atleast_1d(arrays[pairs["train"][0]]))  # every class needs a training image
     sets = {part: _image_set(path, arrays, *pair, most) for part, pair in pairs.items() if pair[0] in arrays}
-    return with_test_set(path, sets, _class_names(path, pairs["train"][1], sets["train"].labels, names))
+    class_names = _class_names(path, pairs["train"][1], sets["train"].labels, names)
+    return Splits(sets["train"], sets.get("test"), class_names, sets.get("validation"))
 
 
 def _image_set(path: Path, arrays: Mapping[str, Any], x: str, y: str, most: int) -> ImageSet:
@@ -149,20 +150,11 @@ def _to_uint8(values: Shaped[np.ndarray, "..."], where: str) -> UInt8[Tensor, "N
 
 
 def _class_names(path: Path, y: str, labels: Tensor, given: np.ndarray | None) -> tuple[str, ...]:
-    """The given names, or the labels as text; every class must occur among the training images."""
-    if labels.is_floating_point():
-        fits = given is not None and given.dtype.kind == "U" and given.shape == labels.shape[1:]
-        if given is not None and not fits:
-            raise InputError(f"{path}: class_names must be {labels.shape[1]} texts, one for each column of y")
-        return tuple(map(str, range(labels.shape[1]) if given is None else given.tolist()))
-    names = given.tolist() if given is not None and given.dtype.kind == "U" and given.ndim == 1 else []
-    counts = labels.bincount(minlength=len(names)).tolist()
-    if given is not None and len(names) < len(counts):
+    """The given names, or numbers."""
+    count = labels.shape[1] if labels.is_floating_point() else int(labels.max()) + 1
+    if given is not None and (given.dtype.kind, given.shape) != ("U", (count,)):
         raise InputError(
-            f"{path}: class_names must be {len(counts)} texts, one for each class of {y}, got {given.dtype} of the "
+            f"{path}: class_names must be {count} texts, one for each class or column of {y}, got {given.dtype} of the "
             f"shape {shown(given.shape)}"
         )
-    if 0 in counts or len(counts) < 2:
-        empty = counts.index(0) if 0 in counts else 1
-        raise InputError(f"{path}: {y} has no image of class {empty}; every class from 0 on needs one, of two at least")
-    return tuple(names or map(str, range(len(counts))))
+    return tuple(map(str, range(count) if given is None else given.tolist()))

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import UInt8
 from torch import Tensor
 
-from torchcaps.datasets.dataset import ImageSet, Splits, resize_images
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.image_set import ImageSet, resize_images
 from torchcaps.datasets.reading import read_binary
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.source import Source

@@ -27,7 +27,7 @@ def data_folders(data_dir: Path | None) -> list[Path]:
     return [*([user_path(named)] if named else []), Path(pooch.os_cache("torchcaps"))]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Source:
     """The files of a data set.
 
