@@ -14,7 +14,6 @@ from .detection import judge as judge
 from .evaluation import Evaluation as Evaluation
 from .evaluation import Precision as Precision
 from .evaluation import evaluate as evaluate
-from .evaluation import evaluate_batches as evaluate_batches
 from .evaluation import figure_confusion as figure_confusion
 from .figures import save_figure as save_figure
 from .layers import Layer as Layer
