@@ -28,7 +28,6 @@ from torchcaps.analysis.figures import (
     use_whole_numbers,
 )
 from torchcaps.analysis.inference import class_labels, in_batches, inference, require_capsules
-from torchcaps.analysis.layers import primary_grid
 from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Result, Scored, Styled, Table
 from torchcaps.checks import check
 from torchcaps.errors import InputError
@@ -530,8 +529,13 @@ def normalised_entropy(
 
 
 def _grid(network: CapsNet, number: int) -> Grid:
-    """Types, height and width of a layer's input capsules; one row where they stand on no map."""
-    capsules = network.flow[number - 1]
-    if capsules.grid is None and number == 1 and isinstance(network.primary_capsules, PrimaryCapsules):
-        return primary_grid(network)
+    """Types, height and width of a layer's input capsules; one row where they stand on no map.
+
+    Primary capsules that stand on none have that of the map which they are made of.
+    """
+    capsules, primary = network.flow[number - 1], network.primary_capsules
+    if capsules.grid is None and number == 1 and isinstance(primary, PrimaryCapsules):
+        around = 2 * primary.primary_padding - primary.primary_kernel
+        height, width = ((side + around) // primary.primary_stride + 1 for side in network.map_shape[1:])
+        return primary.primary_types, height, width
     return capsules.grid or (1, 1, capsules.poses.shape[1])
