@@ -6,13 +6,13 @@ B images, I input capsules and J output capsules of a layer, T iterations.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from torchcaps.analysis.defaults import DRAWN_ITERATIONS
@@ -27,7 +27,7 @@ from torchcaps.analysis.figures import (
     tiles,
     use_whole_numbers,
 )
-from torchcaps.analysis.inference import class_labels, in_batches, inference, require_capsules
+from torchcaps.analysis.inference import class_labels, over_batches, require_capsules
 from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Result, Scored, Styled, Table
 from torchcaps.checks import check
 from torchcaps.errors import InputError
@@ -51,6 +51,8 @@ DEAD = 1e-3
 """A capsule whose length or activation is never more says nothing."""
 BATCH = 64
 """Images that are followed at a time; fewer where their votes would not fit the working memory."""
+ALL = torch.ones(())
+"""Every capsule is there."""
 PAIRS = ("logits", "coupling", "agreement")
 """The numbers that each input capsule has with each output capsule."""
 
@@ -271,15 +273,8 @@ def trace_routing(
         >>> trace.maps[-1].mean(2).shape  # last iteration, averaged over capsule types: images, classes, places
         (4, 10, 6, 6)
     """
-    first, *others = _traces(model, images, layer, num_iterations)
-    if not others:
-        return first
-    arrays = ("entropy", "mean_agreement", "images", *RoutingRound._fields[:-1], "scores")
-    joined: dict[str, Any] = {
-        name: np.concatenate([getattr(each, name) for each in (first, *others)], 0 if name == "images" else 1)
-        for name in arrays
-    }
-    return replace(first, **joined, longest=np.max([first.longest, *(each.longest for each in others)], 0))
+    names = ("entropy", "mean_agreement", "longest", "images", *RoutingRound._fields[:-1], "scores")
+    return RoutingTrace(**_follow(model, images, layer, num_iterations, names))
 
 
 def routing_statistics(
@@ -289,9 +284,9 @@ def routing_statistics(
 
     Arguments and errors are those of :func:`trace_routing`.
     """
-    traces = _traces(model, images, layer, num_iterations)
-    entropy, agreement, longest = zip(*((t.entropy, t.mean_agreement, t.longest) for t in traces), strict=True)
-    return RoutingStatistics(np.concatenate(entropy, 1), np.concatenate(agreement, 1), np.max(longest, 0))
+    names = ("entropy", "mean_agreement", "longest")
+    found = _follow(model, images, layer, num_iterations, names)
+    return RoutingStatistics(**{name: found[name] for name in names})
 
 
 def layers_with_coupling(model: Network) -> list[int]:
@@ -396,10 +391,14 @@ def figure_routing_statistics(statistics: RoutingStatistics, *, title: str | Non
     return figure
 
 
-def _traces(
-    model: Network, images: Shaped[Tensor, "N C H W"], layer: int | None, num_iterations: int | None
-) -> Iterator[RoutingTrace]:
-    """Traces of a few images each, no more than have votes that fit the working memory."""
+def _follow(
+    model: Network,
+    images: Shaped[Tensor, "N C H W"],
+    layer: int | None,
+    num_iterations: int | None,
+    names: Sequence[str],
+) -> dict[str, Any]:
+    """The arrays of a trace that are named, and what else it says, of no more images at a time than fit the memory."""
     network = require_capsules(model, "routing")
     count = len(network.layers)
     if layer is not None and layer not in Range(1, count, whole=True):
@@ -416,35 +415,43 @@ def _traces(
         raise InputError(
             "num_iterations must be at least 1, got 0: without an iteration there is no coupling to follow"
         )
-    outputs: Outputs = "capsule" if after.grid is None else "type"
+    score_name: list[ScoreName] = []
+
+    def look(pixels: Tensor, _: object) -> list[Tensor]:
+        votes, activations = chosen.votes(network.capsules(pixels)[number - 1])
+        rounds = routing.rounds(votes, activations)
+        by_image = [_by_image(each, chosen, grid) for each in rounds]
+        capsules = [Capsules(each.capsules, each.activations) for each in by_image]
+        score_name[:] = ["length" if rounds[-1].activations is None else "activation"]
+        entropy, agreement = _measure(rounds, chosen, votes, grid, len(pixels))
+        scores = torch.stack([each.scores(network.length_eps) for each in capsules], 1)  # (B, T, J·L)
+        numbers = {"images": pixels, "entropy": entropy, "mean_agreement": agreement}
+        numbers |= {"longest": capsules[-1].scores(1e-24)}
+        numbers |= {"scores": scores.unflatten(2, (rounds[0].coupling.shape[2], -1)).float().mean(3)}
+        numbers |= {
+            name: torch.stack([getattr(each, name) for each in by_image], 1) for name in by_image[0]._fields[:-1]
+        }
+        return [numbers[name].float() for name in names]
+
     fitting = int(get_working_memory() * MIB / (4 * before.poses.shape[1] * after.poses.shape[1] * chosen.out_dim))
     routing.num_iterations = iterations
     try:
-        with inference(network):
-            for pixels, _ in in_batches(network, images, None, max(1, min(BATCH, fitting))):
-                votes, activations = chosen.votes(network.capsules(pixels)[number - 1])
-                rounds = routing.rounds(votes, activations)
-                entropy, agreement = _measure(rounds, chosen, votes, grid, len(pixels))
-                by_image = [_by_image(each, chosen, grid) for each in rounds]
-                capsules = [Capsules(each.capsules, each.activations) for each in by_image]
-                scores = torch.stack([each.scores(network.length_eps) for each in capsules])  # (T, B, J·L)
-                numbers = {"entropy": entropy, "mean_agreement": agreement, "images": pixels}
-                numbers |= {"longest": capsules[-1].scores(1e-24).amax(0)}
-                numbers |= {"scores": scores.unflatten(2, (rounds[0].coupling.shape[2], -1)).float().mean(3)}
-                for name in RoutingRound._fields[:-1]:
-                    numbers[name] = torch.stack([getattr(each, name) for each in by_image])
-                yield RoutingTrace(
-                    **{name: tensor.float().cpu().numpy() for name, tensor in numbers.items()},
-                    grid=grid,
-                    in_space=before.grid is not None,
-                    layer=number,
-                    softmax_over=routing.softmax_over,
-                    leaky=routing.leaky,
-                    score_name="length" if rounds[-1].activations is None else "activation",
-                    outputs="class" if number == count else outputs,
-                )
+        found = over_batches(look, network, images, None, max(1, min(BATCH, fitting)))
     finally:
         routing.num_iterations = own
+    arrays = {name: rows.numpy() for name, rows in zip(names, found, strict=True)}
+    by_iteration = {name: rows if name == "images" else rows.swapaxes(0, 1) for name, rows in arrays.items()}
+    outputs: Outputs = "capsule" if after.grid is None else "type"
+    return by_iteration | {
+        "longest": arrays["longest"].max(0),
+        "grid": grid,
+        "in_space": before.grid is not None,
+        "layer": number,
+        "softmax_over": routing.softmax_over,
+        "leaky": routing.leaky,
+        "score_name": score_name[0],
+        "outputs": "class" if number == count else outputs,
+    }
 
 
 def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: Grid) -> RoutingRound:
@@ -473,30 +480,30 @@ def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: Grid) -> RoutingRou
 
 def _measure(
     rounds: list[RoutingRound], layer: CapsuleLayer, votes: Votes, grid: Grid, images: int
-) -> tuple[Float[Tensor, "T B"], Float[Tensor, "T B"]]:
-    """Entropy of the coupling, and mean agreement, of each iteration and image.
+) -> list[Float[Tensor, "B T"]]:
+    """Entropy of the coupling, and mean agreement, of each image and iteration.
 
     Of a layer on a map, the rounds are those of its windows: B·L in place of B.
     """
-    there = None
+    there = ALL
     if isinstance(layer, ConvCapsules) and layer.layer_padding:
         there = (layer.window_capsules(grid, votes.poses.device) > 0).repeat(images, 1)
-    competition = votes.competition
-    entropy = torch.stack([normalised_entropy(each.coupling, layer.routing, competition, there) for each in rounds])
-    agreement = torch.stack([_mean(each.agreement.abs().mean(2), there) for each in rounds])
-    return entropy.unflatten(1, (images, -1)).mean(2), agreement.unflatten(1, (images, -1)).mean(2)
+    entropy = [normalised_entropy(each.coupling, layer.routing, votes.competition, there) for each in rounds]
+    agreement = [_mean(each.agreement.abs().mean(2), there) for each in rounds]
+    return [torch.stack(each, 1).unflatten(0, (images, -1)).mean(1) for each in (entropy, agreement)]
 
 
-def _mean(numbers: Float[Tensor, "B I"], there: Bool[Tensor, "B I"] | None) -> Float[Tensor, "B"]:
-    """The mean over the capsules that are there: all, unless it is said which."""
-    return numbers.mean(1) if there is None else (numbers * there).sum(1) / there.sum(1)
+def _mean(numbers: Float[Tensor, "B I"], there: Shaped[Tensor, "..."]) -> Float[Tensor, "B"]:
+    """The mean over the capsules that are there."""
+    weights = there.to(numbers).expand_as(numbers)
+    return (numbers * weights).sum(1) / weights.sum(1)
 
 
 def normalised_entropy(
     coupling: Float[Tensor, "B I J"],
     routing: Routing,
     competition: MapCompetition | None = None,
-    there: Bool[Tensor, "B I"] | None = None,
+    there: Shaped[Tensor, "..."] = ALL,
 ) -> Float[Tensor, "B"]:
     """Entropy over the competitors, averaged over what they compete for, as a share of its maximum.
 
@@ -509,23 +516,19 @@ def normalised_entropy(
     coupling = coupling.clamp_min(0)
     if routing.softmax_over is None or (competition is None and not routing.leaky):
         coupling = coupling / coupling.sum(axis, keepdim=True).clamp_min(1e-30)
-    entropy, given = torch.special.entr(coupling).sum(axis), coupling.sum(axis)
-    on_map = competition is not None and routing.softmax_over == "outputs"
-    if on_map:
-        assert competition is not None
-        entropy, given = competition.sum(entropy), competition.sum(given)  # (B, N)
+    entropy, given, windows = torch.special.entr(coupling).sum(axis), coupling.sum(axis), 1
+    competitors = torch.tensor(coupling.shape[axis])
+    if axis == 1:
+        there = ALL
+    elif competition is not None and routing.softmax_over == "outputs":  # 0 is beyond the edge
+        entropy, given = competition.sum(entropy)[:, 1:], competition.sum(given)[:, 1:]  # (B, N)
+        competitors, windows = coupling.shape[2] * competition.links[1:], competition.rows_per_image
+        there = competitors > 0
     if routing.leaky:
         entropy = entropy + torch.special.entr((1 - given).clamp_min(0))
-    if on_map:
-        assert competition is not None
-        links = competition.links
-        competitors = coupling.shape[2] * links + routing.leaky
-        share = torch.where(competitors > 1, entropy / competitors.clamp_min(2).log(), 0.0)
-        held = (links > 0) & (torch.arange(len(links), device=entropy.device) > 0)  # 0 is beyond the edge
-        return share[:, held].mean(1).repeat_interleave(competition.rows_per_image)
-    number = coupling.shape[axis] + routing.leaky
-    mean = _mean(entropy, there if axis == 2 else None)
-    return mean / math.log(number) if number > 1 else torch.zeros_like(mean)
+    competitors = (competitors + routing.leaky).to(entropy)
+    share = torch.where(competitors > 1, entropy / competitors.clamp_min(2).log(), 0.0)
+    return _mean(share, there).repeat_interleave(windows)
 
 
 def _grid(network: CapsNet, number: int) -> Grid:
