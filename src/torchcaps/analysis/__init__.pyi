@@ -21,7 +21,6 @@ from .layers import figure_architecture as figure_architecture
 from .layers import list_layers as list_layers
 from .perturbations import Perturbation as Perturbation
 from .perturbations import Perturbations as Perturbations
-from .perturbations import figure_component as figure_component
 from .perturbations import figure_perturbation as figure_perturbation
 from .perturbations import perturb_capsule as perturb_capsule
 from .perturbations import visibility as visibility

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchcaps.analysis.figures import MUTED, TILE, Caption, Cell, shorten, tiles
 from torchcaps.analysis.inference import BATCH, as_pixels, class_labels, inference, require_decoder
-from torchcaps.analysis.results import Result, Scored, Table
+from torchcaps.analysis.results import Result, Scored, Table, lower_first
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.models import Network
@@ -69,7 +69,6 @@ class Perturbations(Result):
         class_names: The name of each class.
         images: What each image is, in words.
         whose: Whose capsules they are, in words, such as ``"the longest"``; empty where one class was named.
-        component: The component that is changed, in each image; None for all components of one image.
         network: What the network is called, for the figure.
     """
 
@@ -77,7 +76,6 @@ class Perturbations(Result):
     class_names: Sequence[str]
     images: Sequence[str]
     whose: str = ""
-    component: int | None = None
     network: str = "a network"
 
     def to_dict(self) -> list[dict[str, Any]]:
@@ -93,7 +91,7 @@ class Perturbations(Result):
         ]
 
     def tables(self) -> list[Table]:
-        part = "" if self.component is None else f"component {self.component} of "
+        part = f"component {self.results[0].components[0]} of " if len(self.results[0].components) == 1 else ""
         lines = []
         for words, each in zip(self.images, self.results, strict=True):
             name = self.class_names[each.target] + (f" ({self.whose})" if self.whose else "")
@@ -101,11 +99,9 @@ class Perturbations(Result):
         return [Table(note=lines)]
 
     def figures(self) -> dict[str, Figure]:
-        if self.component is None:
-            subtitle = f"{self.network}: {self.images[0][:1].lower()}{self.images[0][1:]}"
-            return {"": figure_perturbation(self.results[0], self.class_names, subtitle=subtitle)}
-        title = f"Component {self.component} of {self.whose} capsule" if self.whose else None
-        return {"": figure_component(self.results, self.class_names, title=title, subtitle=self.network)}
+        alone = f": {lower_first(self.images[0])}" if len(self.results) == 1 else ""
+        whose = f"{self.whose} capsule" if self.whose else ""
+        return {"": figure_perturbation(self.results, self.class_names, whose=whose, subtitle=self.network + alone)}
 
 
 @checked
@@ -182,84 +178,67 @@ def visibility(model: Network, images: Shaped[Tensor, "N C H W"], *, amplitude: 
 
 
 def figure_perturbation(
-    result: Perturbation, class_names: Sequence[str] | None = None, *, subtitle: str = ""
-) -> Figure:
-    """Decoded images: a row for each component of the capsule, a column for each change; the input beside them.
-
-    Args:
-        result: From :func:`perturb_capsule`, of at most 5,000 images in 500 rows.
-        class_names: The name of each class; its number if None.
-        subtitle: Below the title, such as the network and the image.
-    """
-    names = class_labels(class_names, len(result.scores))
-    rows: list[list[Cell]] = [
-        [None, None, f"component {component}", *images]
-        for component, images in zip(result.components, result.images, strict=True)
-    ]
-    rows[0][:2] = result.image, result.reconstruction
-    title = f"Components of the capsule “{names[result.target]}”, {result.score}, changed one at a time"
-    return _draw(rows, result.offsets, title, subtitle)
-
-
-def figure_component(
-    results: Sequence[Perturbation],
+    results: Perturbation | Sequence[Perturbation],
     class_names: Sequence[str] | None = None,
     *,
-    title: str | None = None,
+    whose: str = "",
     subtitle: str = "",
 ) -> Figure:
-    """One component of a capsule of each of several images: a row for each image, a column for each change.
+    """Decoded images: a column for each change, a row for each component of a capsule, or for each of several images.
 
-    Beside them stand the image, what is decoded from its capsule as it is, and whose capsule that is.
+    Beside them stand the image and what is decoded from its capsule as it is; where one component was changed, also
+    whose capsule that is.
 
     Args:
-        results: From :func:`perturb_capsule` with ``components=[d]``, the same d and amplitude for all images, which
-            have one shape; at most 500.
+        results: From :func:`perturb_capsule`: of one image; or of several of one shape with the same one component, the
+            same amplitude and steps. At most 5,000 decoded images in 500 rows.
         class_names: The name of each class; its number if None.
-        title: Above the figure; by default it says which component of whose capsule is changed.
-        subtitle: Below the title, such as the network.
+        whose: Whose capsules they are, in words; by default the figure names the class, if it is the same of all.
+        subtitle: Below the title, such as the network and the image.
 
     Example:
         >>> from torchcaps import create_model
-        >>> from torchcaps.analysis import figure_component, perturb_capsule
+        >>> from torchcaps.analysis import figure_perturbation, perturb_capsule
         >>> from torchcaps.datasets import load_dataset
         >>> model, digits = create_model("tf-notebook"), load_dataset("digits").test
         >>> changed = {"components": [3], "amplitude": 0.5}
         >>> pairs = zip(digits.images[:5], digits.labels[:5])
-        >>> figure = figure_component([perturb_capsule(model, image, target=int(j), **changed) for image, j in pairs])
+        >>> results = [perturb_capsule(model, image, target=int(j), **changed) for image, j in pairs]
+        >>> figure = figure_perturbation(results)
 
-    Source: the figure of Aurélien Géron's TensorFlow notebook on capsule networks, 2017.
+    Source: Sabour, Frosst, Hinton 2017, figure 4 (arXiv:1710.09829); of several images Aurélien Géron's TensorFlow
+    notebook on capsule networks, 2017.
     """
+    results = [results] if isinstance(results, Perturbation) else list(results)
     alike = {(each.components, each.images.shape, each.offsets.tobytes()) for each in results}
-    if len(alike) != 1 or len(results[0].components) != 1:
+    if len(alike) != 1 or (len(results) > 1 and len(results[0].components) != 1):
         raise InputError(
             "the rows must be images of one shape of which the same one component was changed by the same amounts, got "
             f"components {', '.join(str(each.components) for each in results) or 'of no image'}"
         )
-    first = results[0]
-    names = class_labels(class_names, len(first.scores))
-    one = all(result.target == first.target for result in results)
-    whose = f"of the capsule “{names[first.target]}”" if one else "of a capsule of each image"
-    rows: list[list[Cell]] = []
-    for each in results:
-        capsule = Caption(shorten(f"capsule {names[each.target]}", 2 * TILE))
-        rows.append([each.image, each.reconstruction, [capsule, Caption(each.score, MUTED)], *each.images[0]])
-    return _draw(rows, first.offsets, title or f"Component {first.components[0]} {whose}", subtitle)
-
-
-def _draw(rows: list[list[Cell]], offsets: Float[np.ndarray, "steps"], title: str, subtitle: str) -> Figure:
-    """Draw rows of image, reconstruction, words and decoded images, and under their columns what was added."""
-    if len(rows) > MOST_ROWS or len(rows) * len(offsets) > MOST_DRAWN:
+    first, count = results[0], len(results) * len(results[0].components)
+    if count > MOST_ROWS or count * len(first.offsets) > MOST_DRAWN:
         raise InputError(
-            f"at most {MOST_DRAWN:,} images in {MOST_ROWS} rows are drawn in one figure, got {len(rows):,} rows of "
-            f"{len(offsets):,}"
+            f"at most {MOST_DRAWN:,} images in {MOST_ROWS} rows are drawn in one figure, got {count:,} rows of "
+            f"{len(first.offsets):,}"
         )
-    headings = [Caption("image", MUTED), Caption("reconstruction", MUTED)]
-    # with their signs and as few decimals, up to four, as tell them exactly
-    decimals = next(n for n in range(5) if n == 4 or np.allclose(offsets, offsets.round(n), rtol=0, atol=1e-9))
-    signed = [f"{offset:+.{decimals}f}".replace("-", "−") if offset else "0" for offset in offsets]
+    names = class_labels(class_names, len(first.scores))
+    rows: list[list[Cell]] = [[Caption("image", MUTED), Caption("reconstruction", MUTED)]]
+    if len(first.components) > 1:
+        title = f"Components of the capsule “{names[first.target]}”, {first.score}, changed one at a time"
+        pairs = zip(first.components, first.images, strict=True)
+        rows += [[None, None, f"component {component}", *images] for component, images in pairs]
+        rows[1][:2] = first.image, first.reconstruction
+    else:
+        one = all(each.target == first.target for each in results)
+        whose = whose or (f"the capsule “{names[first.target]}”" if one else "a capsule of each image")
+        title = f"Component {first.components[0]} of {whose}"
+        for each in results:
+            capsule = Caption(shorten(f"capsule {names[each.target]}", 2 * TILE))
+            rows.append([each.image, each.reconstruction, [capsule, Caption(each.score, MUTED)], *each.images[0]])
+    signed = [f"{offset:+.4g}".replace("-", "−") if offset else "0" for offset in first.offsets]
     added = [Caption(text, bold=text == "0") for text in signed]
-    return tiles([headings, *rows, [None, None, Caption("added", MUTED), *added]], title=title, subtitle=subtitle)
+    return tiles([*rows, [None, None, Caption("added", MUTED), *added]], title=title, subtitle=subtitle)
 
 
 def _offsets(amplitude: float | tuple[float, float], steps: int) -> Float[np.ndarray, "steps"]:

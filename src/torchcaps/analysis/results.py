@@ -68,3 +68,8 @@ class Scored(Result):
 def percent(share: float | None) -> str:
     """0..1 as ``99.44 %``; a dash where it is not defined."""
     return "–" if share is None else f"{100 * share:.2f} %"
+
+
+def lower_first(words: str) -> str:
+    """Words that stood at the beginning of a sentence, as they go on in one."""
+    return words[:1].lower() + words[1:]

@@ -28,7 +28,7 @@ from torchcaps.analysis.figures import (
     use_whole_numbers,
 )
 from torchcaps.analysis.inference import class_labels, over_batches, require_capsules
-from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Result, Scored, Styled, Table
+from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Result, Scored, Styled, Table, lower_first
 from torchcaps.checks import check
 from torchcaps.errors import InputError
 from torchcaps.machine import MIB
@@ -216,10 +216,10 @@ class RoutingReport(Result):
         return [*found, Table(note=notes)]
 
     def figures(self) -> dict[str, Figure]:
-        title = f"Routing in {self.network}: {self.image[:1].lower()}{self.image[1:]}"
+        title = f"Routing in {self.network}: {lower_first(self.image)}"
         figures = {"": figure_coupling(self.trace, class_names=self.names, title=title)}
         if self.statistics is not None:
-            title = f"Routing in {self.network}: {self.many[:1].lower()}{self.many[1:]}"
+            title = f"Routing in {self.network}: {lower_first(self.many)}"
             figures["-statistics"] = figure_routing_statistics(self.statistics, title=title)
         return figures
 

@@ -269,7 +269,7 @@ def perturb(
     ]
     whose = {"longest": f"the {HIGHEST[results[0].score_name]}", "label": "the label's"}[follow]
     words = [picture.words for picture in pictures]
-    found = Perturbations(results, names, words, "" if capsule is not None else whose, component, name_of(run))
+    found = Perturbations(results, names, words, "" if capsule is not None else whose, name_of(run))
     show(found, json=json, figure=figure_path(figure, run, "perturbation"))
 
 
