@@ -6,7 +6,6 @@ import csv
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from torchcaps.analysis.figures import COLOURS, MUTED, draw_legend, new_figure, style_axes, use_whole_numbers
-from torchcaps.analysis.results import Result
+from torchcaps.analysis.results import Comparison
 from torchcaps.errors import InputError, visible
 from torchcaps.files import read_text, reading
 
@@ -62,20 +61,17 @@ def read_metrics(path: str | Path) -> Metrics:
         return {name: np.array([float("nan" if row[name] == "" else row[name]) for row in rows]) for name in names}
 
 
-@dataclass(frozen=True, eq=False)
-class Curves(Result):
-    """The learning curves of one or several runs, by the name to show."""
-
-    runs: Mapping[str, Metrics]
+class Curves(Comparison):
+    """The learning curves of one or several runs: the :data:`Metrics` of each."""
 
     def to_dict(self) -> dict[str, dict[str, list[float | None]]]:
         return {
             name: {key: [x if math.isfinite(x) else None for x in column.tolist()] for key, column in each.items()}
-            for name, each in self.runs.items()
+            for name, each in self.networks.items()
         }
 
     def figures(self) -> dict[str, Figure]:
-        return {"": figure_curves(self.runs)}
+        return {"": figure_curves(self.networks, title=self.title)}
 
 
 def figure_curves(runs: Mapping[str, Metrics], *, title: str | None = None) -> Figure:

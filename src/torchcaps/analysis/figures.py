@@ -94,13 +94,13 @@ def save_figures(figures: Mapping[str, Figure], path: str | Path) -> list[Path]:
 
 
 def new_figure(width: float, height: float, title: str | None = None) -> Figure:
-    """An empty figure of that size in inches that lays out its axes by itself."""
+    """An empty figure of that size in inches, or wide enough for its title, that lays out its axes by itself."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    if title:
-        # the name of a run is no formula, even with a $, and may hold what no font has
-        figure.suptitle("\n".join(map(visible, title.split("\n"))), fontsize=TITLE, parse_math=False)
+    lines = [visible(line) for line in (title or "").split("\n")]
+    figure = Figure(figsize=(max(width, text_width(lines, TITLE) + 2 * MARGIN), height), layout="constrained")
+    if title:  # the name of a run is no formula, even with a $
+        figure.suptitle("\n".join(lines), fontsize=TITLE, parse_math=False)
     return figure
 
 

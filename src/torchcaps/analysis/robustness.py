@@ -23,7 +23,7 @@ from torch import Tensor
 from torchcaps.analysis.defaults import ANGLES, EPSILONS, PGD_STEPS, STEPS
 from torchcaps.analysis.figures import COLOURS, draw_legend, new_figure, style_axes
 from torchcaps.analysis.inference import as_pixels, check_labels, in_batches, inference, require_one_object
-from torchcaps.analysis.results import Result, Table, percent
+from torchcaps.analysis.results import Comparison, Result, Table, percent
 from torchcaps.checks import checked
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
@@ -75,44 +75,23 @@ class RobustnessCurve(Result):
         return cls(values["kind"], tuple(values["strengths"]), tuple(values["accuracy"]), values["num_images"])
 
 
-@dataclass(frozen=True)
-class Robustness(Result):
-    """The curves of several networks beside each other, the same kinds of each.
-
-    Args:
-        networks: The curves of each network, by the name to show.
-        images: The images that each was measured on, in words.
-    """
-
-    networks: Mapping[str, Sequence[RobustnessCurve]]
-    images: Mapping[str, str]
+class Robustness(Comparison):
+    """The :class:`RobustnessCurve` of each kind, the same kinds of each network."""
 
     def to_dict(self) -> list[dict[str, Any]]:
         return [{"curves": [curve.to_dict() for curve in curves]} for curves in self.networks.values()]
 
     def tables(self) -> list[Table]:
-        where = f"on {next(iter(self.images.values()))}"
-        if self._differ:
-            where = ", ".join(f"of {name} on {words}" for name, words in self.images.items())
-        found = []
+        found = [Table(note=[*self.title.split("\n"), ""])]
         for curves in zip(*self.networks.values(), strict=True):
             name, unit = KINDS[curves[0].kind]
-            rows = [
-                [f"{strength:g}", *map(percent, accuracies)]
-                for strength, *accuracies in zip(
-                    curves[0].strengths, *(curve.accuracy for curve in curves), strict=True
-                )
-            ]
-            found.append(Table(rows, (unit, *self.networks), f"{name}. Accuracy {where}", left=0))
+            columns = zip(curves[0].strengths, *(curve.accuracy for curve in curves), strict=True)
+            rows = [[f"{strength:g}", *map(percent, accuracies)] for strength, *accuracies in columns]
+            found.append(Table(rows, (unit, *self.networks), f"{name}: accuracy", left=0))
         return found
 
     def figures(self) -> dict[str, Figure]:
-        lines = (f"{name}: {words}" for name, words in self.images.items())
-        return {"": figure_robustness(self.networks, title="\n".join(lines) if self._differ else None)}
-
-    @property
-    def _differ(self) -> bool:
-        return len(set(self.images.values())) > 1
+        return {"": figure_robustness(self.networks, title=self.title)}
 
 
 @checked

@@ -14,7 +14,7 @@ from torchcaps.cli.options import Drawn, Figure, ImageFiles, Json, Source, Which
 from torchcaps.cli.runs import figure_path, name_of, names_of, open_images, open_run, preparation_for, refuse_options
 from torchcaps.cli.show import say, show
 from torchcaps.errors import InputError, unknown_name
-from torchcaps.files import could_be_repository, write_text
+from torchcaps.files import could_be_repository, read_json, write_text
 from torchcaps.ranges import MOST_ENTRIES, Count, Index, Range
 
 if TYPE_CHECKING:
@@ -343,5 +343,8 @@ def curves(run: Sequence[Path], *, figure: Drawn = None, json: Json = False) -> 
     for folder in run:
         if folder not in drawn:
             say(f"{folder} is left out: it holds no {METRICS}, which is written after the first epoch", err=True)
-    found = Curves({named[folder]: read_metrics(folder) for folder in drawn})
+    metrics = {named[folder]: read_metrics(folder) for folder in drawn}
+    configs = [read_json(each / CONFIG, "configuration") if (each / CONFIG).exists() else {} for each in drawn]
+    images = [f"trained on {config['data']}" if "data" in config else "" for config in configs]
+    found = Curves(metrics, dict(zip(metrics, images, strict=True)))
     show(found, json=json, figure=figure_path(figure, drawn[0] if len(drawn) == 1 else None, "curves"))
