@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LARGEST_CHANGE = 1_000
-MOST_ROWS, MOST_DRAWN = 500, 5_000
-"""Rows, and images, in one figure: more would make it larger than the 65,535 pixels that viewers take, or take
-hundreds of megabytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +188,7 @@ def figure_perturbation(
 
     Args:
         results: From :func:`perturb_capsule`: of one image; or of several of one shape with the same one component, the
-            same amplitude and steps. At most 5,000 decoded images in 500 rows.
+            same amplitude and steps.
         class_names: The name of each class; its number if None.
         whose: Whose capsules they are, in words; by default the figure names the class, if it is the same of all.
         subtitle: Below the title, such as the network and the image.
@@ -216,12 +213,7 @@ def figure_perturbation(
             "the rows must be images of one shape of which the same one component was changed by the same amounts, got "
             f"components {', '.join(str(each.components) for each in results) or 'of no image'}"
         )
-    first, count = results[0], len(results) * len(results[0].components)
-    if count > MOST_ROWS or count * len(first.offsets) > MOST_DRAWN:
-        raise InputError(
-            f"at most {MOST_DRAWN:,} images in {MOST_ROWS} rows are drawn in one figure, got {count:,} rows of "
-            f"{len(first.offsets):,}"
-        )
+    first = results[0]
     names = class_labels(class_names, len(first.scores))
     rows: list[list[Cell]] = [[Caption("image", MUTED), Caption("reconstruction", MUTED)]]
     if len(first.components) > 1:

@@ -19,12 +19,11 @@ from torchcaps.analysis.results import Table
 from torchcaps.datasets import ImageSet, PairSet
 from torchcaps.errors import InputError
 from torchcaps.models import Network
+from torchcaps.ranges import COUNT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_DRAWN = 1000
-"""Images in one figure: in rows of ten, more would make it higher than the 65,535 pixels that viewers take."""
 OVERLAID = ("#00ff00", "#ff00ff")
 """Colours of two objects laid over each other, told apart by colour-blind readers too; together they are white."""
 
@@ -121,14 +120,12 @@ def figure_reconstructions(
     one of the labels, is red.
 
     Args:
-        result: From :func:`reconstruct`; at most 1,000 images.
+        result: From :func:`reconstruct`.
         class_names: The name of each class; its number if None.
         title: Above the figure.
 
     Source: Sabour, Frosst, Hinton 2017, figures 3 and 5 (arXiv:1710.09829).
     """
-    if len(result.images) > MOST_DRAWN:
-        raise InputError(f"at most {MOST_DRAWN:,} images are drawn in one figure, got {len(result.images):,}")
     names = class_labels(class_names, result.scores.shape[1])
     classes = result.classes.reshape(len(result.classes), -1)  # (N, P)
     right = itertools.repeat(True) if result.labels is None else result.right
@@ -143,7 +140,7 @@ def figure_reconstructions(
     rows[result.score_name] = [Caption(score, MUTED) for score in scores]
     if (result.decoded != result.classes).any():
         rows["decoded"] = [Caption(join_names(names, row), MUTED) for row in result.decoded]
-    return tiles(in_bands(rows, 10), title=title)
+    return tiles(in_bands(rows), title=title)
 
 
 def _drawn(result: Reconstructions) -> dict[str, Sequence[Cell]]:
@@ -162,30 +159,22 @@ def _drawn(result: Reconstructions) -> dict[str, Sequence[Cell]]:
 
 
 def figure_samples(
-    image_set: ImageSet | PairSet,
-    class_names: Sequence[str] | None = None,
-    *,
-    rows: int = 4,
-    columns: int = 10,
-    title: str = "",
+    image_set: ImageSet | PairSet, class_names: Sequence[str] | None = None, *, count: int = 40, title: str = ""
 ) -> Figure:
     """The first images of a set, each with its label, or those of all its objects, under it.
 
     Args:
-        image_set: Images and their classes; the first ``rows`` · ``columns`` are shown, or all if there are fewer.
+        image_set: Images and their classes.
         class_names: The name of each class; its number if None.
-        rows: Images below each other.
-        columns: Images side by side.
+        count: How many images are shown, or all if there are fewer.
         title: Above the figure.
     """
-    if rows < 1:
-        raise InputError(f"rows must be at least 1, got {rows}")
-    shown = image_set.preview(max(rows * columns, 1))
+    COUNT.check("count", count)
+    shown = image_set.preview(count)
     highest = int(shown.labels.max())
     names = class_labels(None, highest + 1) if class_names is None else class_names
     if highest >= len(names):
         raise InputError(f"a label is {highest}, but there are only {len(names)} class names")
     labels: list[Cell] = [join_names(names, each) for each in shown.labels]
-    images: list[Cell] = [*(shown.images.cpu().numpy() / 255)]
-    cells = in_bands({"": images, " ": labels}, columns)
+    cells = in_bands({"": [*(shown.images.cpu().numpy() / 255)], " ": labels})
     return tiles([row[1:] for row in cells], title=title)

@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from torchcaps.analysis.defaults import DRAWN_ITERATIONS
 from torchcaps.analysis.figures import (
     COLOURS,
     MUTED,
@@ -313,7 +312,7 @@ def figure_coupling(
     highest scores are shown.
 
     Args:
-        trace: From :func:`trace_routing`, of at most 100 iterations.
+        trace: From :func:`trace_routing`.
         index: Which of its images.
         class_names: The name of each class; its number if None.
         title: Above the figure; by default it says what the outputs are.
@@ -323,7 +322,6 @@ def figure_coupling(
     if not 0 <= index < len(trace.images):
         raise InputError(f"index must be 0 to {len(trace.images) - 1}, as so many images were traced, got {index}")
     iterations, _, classes = trace.scores.shape
-    DRAWN_ITERATIONS.check("the number of iterations in a figure", iterations)
     names, strongest = trace.names(class_names), trace.highest(index, MOST_SHOWN)
     shown = sorted(strongest)
     maps = trace.maps[:, index].mean(2)[:, shown]  # (T, shown, H, W)

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import click
 
-from torchcaps.analysis.defaults import DRAWN_ITERATIONS
 from torchcaps.cli.options import Drawn, Figure, ImageFiles, Json, Source, Which, WhichEpoch, command
 from torchcaps.cli.runs import figure_path, name_of, names_of, open_images, open_run, preparation_for, refuse_options
 from torchcaps.cli.show import say, show
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import could_be_repository, read_json, write_text
-from torchcaps.ranges import MOST_ENTRIES, Count, Index, Range
+from torchcaps.ranges import MOST_ENTRIES, AtLeastOneIteration, Count, Index, Range
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,11 +68,9 @@ def predict(
 
     import numpy as np
 
-    from torchcaps.analysis.photos import MOST_PHOTOS, PREVIEW, PhotoAnswers
+    from torchcaps.analysis.photos import PREVIEW, PhotoAnswers
     from torchcaps.datasets import read_photo
 
-    if figure is not None and len(paths) > MOST_PHOTOS:
-        raise InputError(f"--figure draws at most {MOST_PHOTOS} images, got {len(paths)}")
     description, classify = open_classifier(network, which)
     preparation = preparation_for(files, description.preparation)
     files_read, prepared, kept, damaged = list[Path](), [], [], list[str]()
@@ -207,10 +204,7 @@ def reconstruct(
 ) -> None:
     """Draw images above their reconstructions from class capsules; each of several objects in an image has a colour."""
     from torchcaps.analysis import reconstruct as decode
-    from torchcaps.analysis.reconstructions import MOST_DRAWN
 
-    if count > MOST_DRAWN:
-        raise InputError(f"--count must be at most {MOST_DRAWN:,}, more do not fit one figure, got {count:,}")
     opened = open_run(run, source.which)
     images, dataset, where = open_images(opened, source)
     images = images.preview(count)
@@ -297,7 +291,7 @@ def routing(
     image: ImageFile = None,
     files: ImageFiles,
     layer: Annotated[int | None, LAYERS, "Which capsule layer, from 1; by default the last one."] = None,
-    num_iterations: Annotated[int | None, DRAWN_ITERATIONS, "Iterations; by default the network's."] = None,
+    num_iterations: Annotated[AtLeastOneIteration | None, "Iterations; by default the network's."] = None,
     count: Annotated[Count, "Images of the statistics."] = 100,
     input_capsule: Annotated[Sequence[Index], "Show this input capsule; may be given several times."] = (),
     json: Annotated[bool, "Print every number as JSON; or those of each --input-capsule."] = False,
