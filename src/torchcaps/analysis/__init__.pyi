@@ -8,7 +8,7 @@ from .detection import Detection as Detection
 from .detection import Detections as Detections
 from .detection import Detector as Detector
 from .detection import detect as detect
-from .detection import evade as evade
+from .detection import evasion as evasion
 from .detection import fit_detector as fit_detector
 from .detection import judge as judge
 from .evaluation import Evaluation as Evaluation
@@ -38,12 +38,10 @@ from .reconstructions import figure_samples as figure_samples
 from .reconstructions import reconstruct as reconstruct
 from .robustness import Robustness as Robustness
 from .robustness import RobustnessCurve as RobustnessCurve
-from .robustness import attack_curve as attack_curve
-from .robustness import fgsm as fgsm
+from .robustness import accuracy_curve as accuracy_curve
+from .robustness import attack as attack
 from .robustness import figure_robustness as figure_robustness
-from .robustness import pgd as pgd
 from .robustness import rotate as rotate
-from .robustness import rotation_curve as rotation_curve
 from .routing_maps import RoutingReport as RoutingReport
 from .routing_maps import RoutingStatistics as RoutingStatistics
 from .routing_maps import RoutingTrace as RoutingTrace
