@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps.analysis import Evaluation, evaluate, figure_confusion
+from torchcaps.analysis import Evaluation, evaluate
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import Losses, ModelOutput
@@ -197,7 +197,7 @@ def evaluation(confusion, names=None, loss=0.1) -> Evaluation:
 
 
 def test_right_and_wrong_have_their_own_colours_and_each_cell_its_number(words):
-    figure = figure_confusion(evaluation([[8, 2, 0], [0, 5, 0], [0, 0, 0]], ["ant", "$bee$", "cow"]))
+    figure = evaluation([[8, 2, 0], [0, 5, 0], [0, 0, 0]], ["ant", "$bee$", "cow"]).figures()[""]
     axes = figure.axes[0]
     wrong, right = (image.get_array() for image in axes.images)
     assert (wrong.count(), float(wrong[0, 1])) == (1, pytest.approx(20))  # percent of the true class
@@ -205,14 +205,14 @@ def test_right_and_wrong_have_their_own_colours_and_each_cell_its_number(words):
     numbers = {text.get_position(): text.get_text() for text in axes.texts}
     assert numbers == {(0, 0): "8", (1, 0): "2", (1, 1): "5"}  # x is the class given
     assert {"ant", "$bee$", "cow", "class given", "true class", "2 of 15 images wrong"} <= set(words(figure))
-    assert len(figure_confusion(evaluation(np.diag([3, 4]))).axes[0].images) == 1  # without errors no scale of them
+    assert len(evaluation(np.diag([3, 4])).figures()[""].axes[0].images) == 1  # without errors no scale of them
 
 
 def test_many_classes_have_names_but_no_numbers_and_a_thousand_are_a_picture_of_bounded_size(words):
     for classes in (20, 50):
-        (axes, *_) = figure_confusion(evaluation(np.eye(classes, dtype=int) + 1)).axes
+        (axes, *_) = evaluation(np.eye(classes, dtype=int) + 1).figures()[""].axes
         assert (len(axes.texts) > 0) == (classes <= 20)
         assert len(axes.get_xticklabels()) == len(axes.get_yticklabels()) == classes
-    figure = figure_confusion(evaluation(np.diag(np.full(1000, 9)), [f"name {j}" for j in range(1000)]))
+    figure = evaluation(np.diag(np.full(1000, 9)), [f"name {j}" for j in range(1000)]).figures()[""]
     assert not [text for text in words(figure) if text.startswith("name")]
     assert max(figure.get_size_inches()) < 25

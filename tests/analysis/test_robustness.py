@@ -14,7 +14,6 @@ from torchcaps.analysis import (
     accuracy_curve,
     attack,
     evaluate,
-    figure_robustness,
     rotate,
 )
 from torchcaps.datasets import ImageSet
@@ -170,7 +169,7 @@ def test_the_figure_has_a_panel_a_kind_and_a_line_a_network(words) -> None:
         turned = RobustnessCurve("rotation", (-30.0, 0.0, 30.0), (0.5 + shift, 0.9, 0.6), 10)
         return [turned, RobustnessCurve("pgd-scores", (0.0, 0.1), (0.9, 0.2 + shift), 10)]
 
-    figure = figure_robustness({"capsules": [*curves(0), *curves(0.2)], "$cnn$": curves(0.1)[:1]}, title="both")
+    figure = Robustness({"capsules": [*curves(0), *curves(0.2)], "$cnn$": curves(0.1)[:1]}, {"both": ""}).figures()[""]
     panels = [axes for axes in figure.axes if axes.axison]
     assert [len(panel.lines) for panel in panels] == [2, 1]
     np.testing.assert_allclose(panels[0].lines[0].get_ydata(), [60, 90, 60])  # the mean of two seeds
@@ -181,4 +180,4 @@ def test_the_figure_has_a_panel_a_kind_and_a_line_a_network(words) -> None:
     assert two.tables()[2].rows == [["0", "90.00 %", "90.00 %"], ["0.1", "20.00 %", "30.00 %"]]
     for unequal in ({"a": []}, {"a": [curves(0)[0], RobustnessCurve("rotation", (0.0, 0.2), (1.0, 0.5), 4)]}):
         with pytest.raises(InputError, match=r"at least one curve|same strengths"):
-            figure_robustness(unequal)
+            Robustness(unequal, {}).figures()

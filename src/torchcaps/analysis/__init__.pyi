@@ -2,7 +2,6 @@ from .calibration import Calibration as Calibration
 from .calibration import Prediction as Prediction
 from .calibration import distances as distances
 from .curves import Curves as Curves
-from .curves import figure_curves as figure_curves
 from .curves import read_metrics as read_metrics
 from .detection import Detection as Detection
 from .detection import Detections as Detections
@@ -14,7 +13,6 @@ from .detection import judge as judge
 from .evaluation import Evaluation as Evaluation
 from .evaluation import Precision as Precision
 from .evaluation import evaluate as evaluate
-from .evaluation import figure_confusion as figure_confusion
 from .figures import save_figure as save_figure
 from .layers import Layer as Layer
 from .layers import figure_architecture as figure_architecture
@@ -33,14 +31,12 @@ from .probing import Probing as Probing
 from .probing import probe as probe
 from .probing import with_affine_factors as with_affine_factors
 from .reconstructions import Reconstructions as Reconstructions
-from .reconstructions import figure_reconstructions as figure_reconstructions
 from .reconstructions import figure_samples as figure_samples
 from .reconstructions import reconstruct as reconstruct
 from .robustness import Robustness as Robustness
 from .robustness import RobustnessCurve as RobustnessCurve
 from .robustness import accuracy_curve as accuracy_curve
 from .robustness import attack as attack
-from .robustness import figure_robustness as figure_robustness
 from .robustness import rotate as rotate
 from .routing_maps import RoutingReport as RoutingReport
 from .routing_maps import RoutingStatistics as RoutingStatistics

@@ -195,7 +195,58 @@ class Evaluation(Scored):
         return [Table(rows, title=self.title), Table(per_class, columns, title), *confusion()]
 
     def figures(self) -> dict[str, Figure]:
-        return {"": figure_confusion(self)}
+        """The confusion matrix: true classes down, given ones across.
+
+        What is right (blue, the diagonal) and what is wrong (red) have each their own scale, in percent of the images
+        of the true class, so that few errors are seen beside many right ones. Up to 20 classes have the number of
+        images in each cell, up to 180 their names at the sides; of more, the axes count the classes.
+        """
+        import matplotlib
+        from matplotlib.colors import ListedColormap
+
+        confusion, classes = self.confusion, len(self.confusion)
+        share = 100 * confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
+        few, right = classes <= MOST_CLASSES, np.eye(classes, dtype=bool)
+        cell = min(_NUMBERED if few else _PLAIN, _MOST / classes)
+        size = 1.8 + classes * cell
+        wrong = self.num_images - self.num_correct
+        title = f"{self.title}\n" * bool(self.title) + f"{wrong:,} of {self.num_images:,} images wrong"
+        figure = new_figure(size + 1.8, size, title)
+        axes = figure.subplots()
+        scales = (
+            ("wrong", ~right & (confusion > 0), "Reds", float(np.where(right, 0, share).max())),
+            ("right", right & (confusion.sum(1) > 0), "Blues", 100.0),  # the last bar is the nearest one
+        )
+        for name, cells, colours, highest in scales:
+            if not cells.any():
+                continue
+            # without the ends of the colour map: even few stand out from white, and many from black
+            middle = ListedColormap(matplotlib.colormaps[colours](np.linspace(0.15, 0.9, 256)))
+            masked = np.ma.masked_where(~cells, share)  # smoothing would mix a cell with the black of masked ones
+            shown = axes.imshow(masked, cmap=middle, vmin=0, vmax=highest, interpolation="nearest")
+            bar = figure.colorbar(shown, ax=axes, shrink=0.8, aspect=30, pad=0.02)
+            bar.set_label(f"{name}, % of the true class", fontsize=SMALL)
+            bar.ax.tick_params(labelsize=SMALL)
+            bar.outline.set_visible(False)
+            for true, given in np.argwhere(cells & (confusion > 0)) if few else ():
+                colour = "white" if share[true, given] > 0.6 * highest else "black"
+                axes.text(
+                    given, true, str(confusion[true, given]), ha="center", va="center", fontsize=SMALL, color=colour
+                )
+        if cell >= _NAMED:
+            names = [shorten(name, 1.1, SMALL) for name in map(visible, self.class_names)]
+            upright = few and max(map(len, names)) <= 2
+            style: dict[str, Any] = {"fontsize": SMALL if few else TINY, "parse_math": False}  # names are no formulas
+            axes.set_xticks(range(classes), names, rotation=0 if upright else 90, **style)
+            axes.set_yticks(range(classes), names, **style)
+            axes.set_xticks(np.arange(classes + 1) - 0.5, minor=True)
+            axes.set_yticks(np.arange(classes + 1) - 0.5, minor=True)
+            axes.grid(which="minor", color="0.9", linewidth=0.6)
+        axes.tick_params(which="both", length=0)
+        axes.spines[:].set_color("0.8")
+        axes.set_xlabel("class given", fontsize=TEXT)
+        axes.set_ylabel("true class", fontsize=TEXT)
+        return {"": figure}
 
     def _confusion(self) -> list[Table]:
         names = list(self.class_names)
@@ -284,61 +335,3 @@ def evaluate(
         return Evaluation(known.cpu().numpy(), found.cpu().numpy(), loss, names)
     accuracy = float(model.right(found, known).cpu().double().mean())
     return TargetEvaluation(model.task, known.cpu().numpy(), found.cpu().numpy(), loss, accuracy, names)
-
-
-def figure_confusion(evaluation: Evaluation) -> Figure:
-    """The confusion matrix: true classes down, given ones across.
-
-    What is right (blue, the diagonal) and what is wrong (red) have each their own scale, in percent of the images of
-    the true class, so that few errors are seen beside many right ones. Up to 20 classes have the number of images in
-    each cell, up to 180 their names at the sides; of more, the axes count the classes. The figure is 20 inches wide
-    at most.
-
-    Args:
-        evaluation: From :func:`~torchcaps.analysis.evaluate`.
-    """
-    import matplotlib
-    from matplotlib.colors import ListedColormap
-
-    confusion = evaluation.confusion
-    classes = len(confusion)
-    share = 100 * confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
-    few, right = classes <= MOST_CLASSES, np.eye(classes, dtype=bool)
-    cell = min(_NUMBERED if few else _PLAIN, _MOST / classes)
-    size = 1.8 + classes * cell
-    wrong = evaluation.num_images - evaluation.num_correct
-    title = f"{evaluation.title}\n" * bool(evaluation.title) + f"{wrong:,} of {evaluation.num_images:,} images wrong"
-    figure = new_figure(size + 1.8, size, title)
-    axes = figure.subplots()
-    scales = (
-        ("wrong", ~right & (confusion > 0), "Reds", float(np.where(right, 0, share).max())),
-        ("right", right & (confusion.sum(1) > 0), "Blues", 100.0),  # the last bar is the nearest one
-    )
-    for name, cells, colours, highest in scales:
-        if not cells.any():
-            continue
-        # without the ends of the colour map: even few stand out from white, and many from black
-        middle = ListedColormap(matplotlib.colormaps[colours](np.linspace(0.15, 0.9, 256)))
-        masked = np.ma.masked_where(~cells, share)  # smoothing would mix a cell with the black of masked ones
-        shown = axes.imshow(masked, cmap=middle, vmin=0, vmax=highest, interpolation="nearest")
-        bar = figure.colorbar(shown, ax=axes, shrink=0.8, aspect=30, pad=0.02)
-        bar.set_label(f"{name}, % of the true class", fontsize=SMALL)
-        bar.ax.tick_params(labelsize=SMALL)
-        bar.outline.set_visible(False)
-        for true, given in np.argwhere(cells & (confusion > 0)) if few else ():
-            colour = "white" if share[true, given] > 0.6 * highest else "black"
-            axes.text(given, true, str(confusion[true, given]), ha="center", va="center", fontsize=SMALL, color=colour)
-    if cell >= _NAMED:
-        names = [shorten(name, 1.1, SMALL) for name in map(visible, evaluation.class_names)]
-        upright = few and max(map(len, names)) <= 2
-        style: dict[str, Any] = {"fontsize": SMALL if few else TINY, "parse_math": False}  # names are no formulas
-        axes.set_xticks(range(classes), names, rotation=0 if upright else 90, **style)
-        axes.set_yticks(range(classes), names, **style)
-        axes.set_xticks(np.arange(classes + 1) - 0.5, minor=True)
-        axes.set_yticks(np.arange(classes + 1) - 0.5, minor=True)
-        axes.grid(which="minor", color="0.9", linewidth=0.6)
-    axes.tick_params(which="both", length=0)
-    axes.spines[:].set_color("0.8")
-    axes.set_xlabel("class given", fontsize=TEXT)
-    axes.set_ylabel("true class", fontsize=TEXT)
-    return figure

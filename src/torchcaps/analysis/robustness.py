@@ -91,7 +91,38 @@ class Robustness(Comparison):
         return found
 
     def figures(self) -> dict[str, Figure]:
-        return {"": figure_robustness(self.networks, title=self.title)}
+        """Accuracy against the strength of each kind of disturbance, one line a network.
+
+        Several curves of one kind, such as those of several seeds, are drawn as their mean within a band of one
+        standard deviation; InputError where they differ in their strengths.
+        """
+        kinds = list(dict.fromkeys(curve.kind for curves in self.networks.values() for curve in curves))
+        if not kinds:
+            raise InputError("there must be at least one curve to draw, got none")
+        columns = min(len(kinds), 3)
+        rows = -(-len(kinds) // columns)
+        figure = new_figure(3.6 * columns + 0.4, 3.2 * rows + 0.5, self.title)
+        for panel, kind in itertools.zip_longest(figure.subplots(rows, columns, squeeze=False).ravel(), kinds):
+            if kind is None:
+                panel.set_axis_off()
+                continue
+            name, unit = KINDS[kind]
+            style_axes(panel, name, unit, "accuracy, %")
+            panel.set_ylim(0, 102)
+            for (network, curves), colour in zip(self.networks.items(), itertools.cycle(COLOURS)):
+                mine = [curve for curve in curves if curve.kind == kind]
+                if len({curve.strengths for curve in mine}) > 1:
+                    raise InputError(f"the curves of {network} for {name} must have the same strengths to be averaged")
+                if not mine:
+                    continue
+                strengths, accuracy = mine[0].strengths, 100 * np.array([curve.accuracy for curve in mine])
+                mean = accuracy.mean(0)
+                panel.plot(strengths, mean, color=colour, marker="o", markersize=3, linewidth=1.6, label=network)
+                if len(mine) > 1:
+                    spread = accuracy.std(0, ddof=1)
+                    panel.fill_between(strengths, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
+        draw_legend(figure, columns=3)
+        return {"": figure}
 
 
 @checked
@@ -248,43 +279,3 @@ def accuracy_curve(
         )
         accuracy.append(float(right.double().mean()))
     return RobustnessCurve(kind, tuple(map(float, strengths)), tuple(accuracy), len(image_set))
-
-
-def figure_robustness(networks: Mapping[str, Sequence[RobustnessCurve]], *, title: str | None = None) -> Figure:
-    """Accuracy against the strength of each kind of disturbance, one line a network.
-
-    Args:
-        networks: The curves of each network, by the name to show. Several curves of one kind, such as those of several
-            seeds, are drawn as their mean within a band of one standard deviation.
-        title: Above the figure.
-
-    Raises:
-        InputError: There is no curve, or the curves of one kind and network differ in their strengths.
-    """
-    kinds = list(dict.fromkeys(curve.kind for curves in networks.values() for curve in curves))
-    if not kinds:
-        raise InputError("there must be at least one curve to draw, got none")
-    columns = min(len(kinds), 3)
-    rows = -(-len(kinds) // columns)
-    figure = new_figure(3.6 * columns + 0.4, 3.2 * rows + 0.5, title)
-    for panel, kind in itertools.zip_longest(figure.subplots(rows, columns, squeeze=False).ravel(), kinds):
-        if kind is None:
-            panel.set_axis_off()
-            continue
-        name, unit = KINDS[kind]
-        style_axes(panel, name, unit, "accuracy, %")
-        panel.set_ylim(0, 102)
-        for (network, curves), colour in zip(networks.items(), itertools.cycle(COLOURS)):
-            mine = [curve for curve in curves if curve.kind == kind]
-            if len({curve.strengths for curve in mine}) > 1:
-                raise InputError(f"the curves of {network} for {name} must have the same strengths to be averaged")
-            if not mine:
-                continue
-            strengths, accuracy = mine[0].strengths, 100 * np.array([curve.accuracy for curve in mine])
-            mean = accuracy.mean(0)
-            panel.plot(strengths, mean, color=colour, marker="o", markersize=3, linewidth=1.6, label=network)
-            if len(mine) > 1:
-                spread = accuracy.std(0, ddof=1)
-                panel.fill_between(strengths, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
-    draw_legend(figure, columns=3)
-    return figure

@@ -208,8 +208,9 @@ def reconstruct(
     opened = open_run(run, source.which)
     images, dataset, where = open_images(opened, source)
     images = images.preview(count)
-    words: Any = {"class_names": dataset.class_names, "where": where, "network": name_of(run)}
-    found = replace(decode(opened.model, images.images, images.labels), **words)
+    title = f"{name_of(run)}: the first {len(images):,} {where}"
+    found = decode(opened.model, images.images, images.labels)
+    found = replace(found, class_names=dataset.class_names, title=title)
     show(found, json=json, figure=figure_path(figure, run, "reconstructions"))
 
 

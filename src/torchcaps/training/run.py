@@ -336,15 +336,16 @@ def draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evalua
         InputError: The folder cannot be written.
     """
     names, test, of_test = dataset.class_names, dataset.test, f"test images of {dataset.name}"
-    figures = {"curves": analysis.figure_curves({run.name: analysis.read_metrics(run)})}
+    curves = analysis.Curves({run.name: analysis.read_metrics(run)}, {run.name: f"trained on {dataset.name}"})
+    figures = {"curves": curves.figures()[""]}
     if isinstance(evaluation, Evaluation):
         figures["samples"] = analysis.figure_samples(dataset.train, names)
-        figures["confusion"] = analysis.figure_confusion(evaluation)
+        figures["confusion"] = evaluation.figures()[""]
     if model.decoder is not None and isinstance(evaluation, Evaluation):
         first = test.preview(SHOWN)
-        figures["reconstructions"] = analysis.figure_reconstructions(
-            analysis.reconstruct(model, first.images, first.labels), names, title=f"{run.name}: first {of_test}"
-        )
+        decoded = analysis.reconstruct(model, first.images, first.labels)
+        decoded = dataclasses.replace(decoded, class_names=names, title=f"{run.name}: first {of_test}")
+        figures["reconstructions"] = decoded.figures()[""]
         figures["perturbation"] = analysis.figure_perturbation(
             analysis.perturb_capsule(model, test.images[0]), names, subtitle=f"{run.name}: image 0 of the {of_test}"
         )
