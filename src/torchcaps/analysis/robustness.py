@@ -26,6 +26,7 @@ from torchcaps.analysis.inference import as_pixels, in_batches, inference, over_
 from torchcaps.analysis.results import Comparison, Result, Table, percent
 from torchcaps.checks import checked
 from torchcaps.datasets import ImageSet
+from torchcaps.datasets.affine import inverse_maps, linear_maps, warp
 from torchcaps.errors import InputError
 from torchcaps.models import ModelOutput, Network
 from torchcaps.ranges import Range, Seed, Share
@@ -133,16 +134,9 @@ def rotate(images: Float[Tensor, "B C H W"], degrees: Annotated[float, ANGLE]) -
         images: Floating-point pixels.
         degrees: 90 is a quarter turn to the left.
     """
-    height, width = images.shape[2:]
-    if not images.numel():
-        return images.clone()
-    angle = math.radians(degrees)
-    cosine, sine = math.cos(angle), math.sin(angle)
-    # from a place in the turned image to that in the original, both in -1..1 across and down, of which the units differ
-    matrix = torch.tensor([[cosine, -sine * height / width, 0.0], [sine * width / height, cosine, 0.0]])
-    places = matrix.to(images).expand(len(images), 2, 3)
-    grid = F.affine_grid(places, list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    turn = linear_maps(torch.full((len(images),), degrees), torch.ones(len(images), 2))
+    maps = inverse_maps(turn, torch.zeros(len(images), 2)).to(images)
+    return warp(images, maps, (images.shape[2], images.shape[3])) if images.numel() else images.clone()
 
 
 @checked

@@ -270,13 +270,12 @@ def perturb(
 
 def label_of(picture: Picture) -> int:
     """The class of an image of one object, which must be known."""
-    if len(picture.labels) == 1:
-        return picture.labels[0]
-    if picture.labels:
-        needed = f"an image of one object, this one has {len(picture.labels)}"
-    else:
-        needed = f"an image whose class is known, which that of the file {picture.words} is not"
-    raise InputError(f"--follow label needs {needed}; choose a capsule with --capsule")
+    if len(picture.labels) != 1:
+        raise InputError(
+            f"--follow label needs an image of one object whose class is known, which {picture.words} is not; choose a "
+            "capsule with --capsule"
+        )
+    return picture.labels[0]
 
 
 @command(
