@@ -80,7 +80,7 @@ def test_changes_go_from_the_lowest_to_the_highest(model, make_images, words, am
     assert found[place : place + len(written)] == written
 
 
-def test_bad_options(model, cnn, make_model, make_images):
+def test_bad_options(model, make_model, make_images):
     image = make_images(1)[0]
     for network, given, change, message in (
         (model, image, {"target": 4}, "0 to 3, got 4"),
@@ -93,7 +93,6 @@ def test_bad_options(model, cnn, make_model, make_images):
         (model, image, {"components": []}, "components must be from 0 to 4.*got none"),
         (model, image, {"steps": 1}, "steps must be 2 to 500, got 1"),
         (model, torch.zeros(2, 1, 8, 10), {}, "image must have shape"),
-        (cnn, image, {}, r"BaselineCNN has no decoder.*sabour2017"),
         (make_model(decoder=False), image, {}, "has no decoder"),
     ):
         with pytest.raises(InputError, match=message):

@@ -149,9 +149,10 @@ class RoutingTrace(RoutingStatistics, Scored):
             return class_labels(class_names, number)
         return [f"{self.outputs} {j}" for j in range(number)]
 
-    def highest(self, index: int, number: int) -> list[int]:
-        """The outputs of the highest scores at the end of routing, of one image, the highest first."""
-        return top_classes(torch.from_numpy(self.scores[-1, index]), min(number, self.scores.shape[2])).tolist()
+    @property
+    def highest(self) -> list[int]:
+        """The ten outputs, at most, of the highest scores at the end of routing of the first image, the highest first."""
+        return top_classes(torch.from_numpy(self.scores[-1, 0]), min(MOST_SHOWN, self.scores.shape[2])).tolist()
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +228,7 @@ class RoutingReport(Result):
         trace, names, place, fewer = self.trace, self.names, "", ""
         shown: Sequence[int] = range(len(names))
         if len(names) > MOST_CLASSES:
-            shown = sorted(trace.highest(0, MOST_SHOWN))
+            shown = sorted(trace.highest)
             fewer = f" (the {len(shown)} {HIGHEST[trace.score_name]} of {len(names)} {PLURALS[trace.outputs]})"
         rows: list[list[str]] = []
         for t in range(len(trace.coupling)):
@@ -301,9 +302,9 @@ def layers_with_coupling(model: Network) -> list[int]:
 
 
 def figure_coupling(
-    trace: RoutingTrace, index: int = 0, class_names: Sequence[str] | None = None, *, title: str | None = None
+    trace: RoutingTrace, class_names: Sequence[str] | None = None, *, title: str | None = None
 ) -> Figure:
-    """Coupling maps of one image: a row for each iteration, a column for each output, the image beside them.
+    """Coupling maps of the first image: a row for each iteration, a column for each output, the image beside them.
 
     A map is the coupling c on the grid of the input capsules, averaged over their types: white where it is uniform (u),
     red above, blue below. Shades are equal for equal ±√|c − u|, so that small differences are seen. They are the same
@@ -313,18 +314,15 @@ def figure_coupling(
 
     Args:
         trace: From :func:`trace_routing`.
-        index: Which of its images.
         class_names: The name of each class; its number if None.
         title: Above the figure; by default it says what the outputs are.
     """
     from matplotlib.colors import FuncNorm
 
-    if not 0 <= index < len(trace.images):
-        raise InputError(f"index must be 0 to {len(trace.images) - 1}, as so many images were traced, got {index}")
     iterations, _, classes = trace.scores.shape
-    names, strongest = trace.names(class_names), trace.highest(index, MOST_SHOWN)
+    names, strongest = trace.names(class_names), trace.highest
     shown = sorted(strongest)
-    maps = trace.maps[:, index].mean(2)[:, shown]  # (T, shown, H, W)
+    maps = trace.maps[:, 0].mean(2)[:, shown]  # (T, shown, H, W)
 
     in_order = f"of the {trace.inputs} in the order of their index, not in space"
     places = f"on the grid of the {trace.inputs}" if trace.in_space else in_order
@@ -333,8 +331,8 @@ def figure_coupling(
         subtitle = f"the {len(shown)} {HIGHEST[trace.score_name]} of {classes} {PLURALS[trace.outputs]}; {subtitle}"
     rows: list[list[Cell]] = [[None, None, None, *(Caption(names[j], bold=j == strongest[0]) for j in shown)]]
     for t in range(iterations):
-        beside = (trace.images[index], Caption("image", MUTED)) if t == 0 else (None, None)
-        scores = [Caption(f"{trace.scores[t, index, j]:.2f}", MUTED, j == strongest[0]) for j in shown]
+        beside = (trace.images[0], Caption("image", MUTED)) if t == 0 else (None, None)
+        scores = [Caption(f"{trace.scores[t, 0, j]:.2f}", MUTED, j == strongest[0]) for j in shown]
         rows += [[beside[0], None, f"iteration {t + 1}", *maps[t]], [beside[1], None, None, *scores], []]
     uniform = trace.uniform
     reach = min(4 * uniform, max(uniform, 1 - uniform))
