@@ -151,7 +151,7 @@ class RoutingTrace(RoutingStatistics, Scored):
 
     @property
     def highest(self) -> list[int]:
-        """The ten outputs, at most, of the highest scores at the end of routing of the first image, the highest first."""
+        """The outputs of the ten highest scores, the highest first, of the first image at the end of routing."""
         return top_classes(torch.from_numpy(self.scores[-1, 0]), min(MOST_SHOWN, self.scores.shape[2])).tolist()
 
 
