@@ -10,13 +10,16 @@ from torch import nn
 from torchcaps.analysis import (
     Perturbation,
     Perturbations,
-    figure_perturbation,
     perturb_capsule,
     visibility,
 )
 from torchcaps.errors import InputError
 
 NAMES = ["ant", "bee", "cow", "dog"]
+
+
+def drawn(results, class_names=None):
+    return Perturbations(results, class_names).figures()[""]
 
 
 class LinearDecoder(nn.Module):
@@ -75,7 +78,7 @@ def test_changes_go_from_the_lowest_to_the_highest(model, make_images, words, am
     np.testing.assert_allclose(result.offsets, expected, atol=1e-12)
     np.testing.assert_array_equal(result.offsets == 0, np.abs(expected) < 1e-12)  # exactly zero, as the figure marks it
     assert np.isfinite(result.images).all()
-    found = words(figure_perturbation(result))
+    found = words(drawn([result]))
     place = found.index(written[0])
     assert found[place : place + len(written)] == written
 
@@ -107,7 +110,7 @@ def drawn_in(figure) -> list[np.ndarray]:
 
 def test_the_figure_has_a_row_for_each_component_and_names_the_offsets(model, make_images, words):
     result = perturb_capsule(model, make_images(1)[0], target=2, steps=3, amplitude=0.25)
-    figure = figure_perturbation(result, NAMES)
+    figure = drawn([result], NAMES)
     found = words(figure)
     assert any("cow" in word and result.score in word for word in found)
     assert {"−0.25", "0", "+0.25", "added", "image", "reconstruction"} <= set(found)
@@ -138,7 +141,7 @@ def one_component(model, images, targets=None, component=2, **options) -> list[P
 
 def test_a_figure_of_one_component_has_a_row_for_each_image(model, make_images, words):
     results = one_component(model, make_images(3), [0, 3, 0], amplitude=0.5, steps=3)
-    figure = figure_perturbation(results, NAMES)
+    figure = drawn(results, NAMES)
     found = words(figure)
     assert found[0] == "Component 2 of a capsule of each image"
     assert [word for word in found if word.startswith("capsule ")] == ["capsule ant", "capsule dog", "capsule ant"]
@@ -159,6 +162,6 @@ def test_bad_figures(model, make_images):
     (result,) = one_component(model, [image])
     for others in ([], [perturb_capsule(model, image)] * 2, [result, *one_component(model, [image], amplitude=0.3)]):
         with pytest.raises(InputError, match="of one shape of which the same one component was changed"):
-            figure_perturbation(others)
+            drawn(others)
     with pytest.raises(InputError, match="4 names"):
-        figure_perturbation([result], ["a"])
+        drawn([result], ["a"])

@@ -19,7 +19,6 @@ from .layers import figure_architecture as figure_architecture
 from .layers import list_layers as list_layers
 from .perturbations import Perturbation as Perturbation
 from .perturbations import Perturbations as Perturbations
-from .perturbations import figure_perturbation as figure_perturbation
 from .perturbations import perturb_capsule as perturb_capsule
 from .perturbations import visibility as visibility
 from .photos import PhotoAnswers as PhotoAnswers
@@ -41,8 +40,6 @@ from .robustness import rotate as rotate
 from .routing_maps import RoutingReport as RoutingReport
 from .routing_maps import RoutingStatistics as RoutingStatistics
 from .routing_maps import RoutingTrace as RoutingTrace
-from .routing_maps import figure_coupling as figure_coupling
-from .routing_maps import figure_routing_statistics as figure_routing_statistics
 from .routing_maps import layers_with_coupling as layers_with_coupling
 from .routing_maps import routing_statistics as routing_statistics
 from .routing_maps import trace_routing as trace_routing

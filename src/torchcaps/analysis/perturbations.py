@@ -62,24 +62,40 @@ class Perturbations(Result):
     """The capsules of one or several images, changed in the same way.
 
     Args:
-        results: From :func:`perturb_capsule`.
-        class_names: The name of each class.
+        results: From :func:`perturb_capsule`: of one image; or of several of one shape with the same one component,
+            amplitude and steps.
+        class_names: The name of each class; its number if None.
         images: What each image is, in words.
         whose: Whose capsules they are, in words, such as ``"the longest"``; empty where one class was named.
         network: What the network is called, for the figure.
+
+    Example:
+        >>> from torchcaps import create_model
+        >>> from torchcaps.analysis import Perturbations, perturb_capsule
+        >>> from torchcaps.datasets import load_dataset
+        >>> model, digits = create_model("tf-notebook"), load_dataset("digits").test
+        >>> changed = {"components": [3], "amplitude": 0.5}
+        >>> pairs = zip(digits.images[:5], digits.labels[:5])
+        >>> results = [perturb_capsule(model, image, target=int(j), **changed) for image, j in pairs]
+        >>> figure = Perturbations(results).figures()[""]
     """
 
     results: Sequence[Perturbation]
-    class_names: Sequence[str]
-    images: Sequence[str]
+    class_names: Sequence[str] | None = None
+    images: Sequence[str] = ()
     whose: str = ""
     network: str = "a network"
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the classes."""
+        return class_labels(self.class_names, len(self.results[0].scores))
 
     def to_dict(self) -> list[dict[str, Any]]:
         return [
             {
                 "image": words,
-                "class": self.class_names[each.target],
+                "class": self.names[each.target],
                 "score": float(each.scores[each.target]),
                 "components": list(each.components),
                 "offsets": each.offsets.tolist(),
@@ -91,14 +107,52 @@ class Perturbations(Result):
         part = f"component {self.results[0].components[0]} of " if len(self.results[0].components) == 1 else ""
         lines = []
         for words, each in zip(self.images, self.results, strict=True):
-            name = self.class_names[each.target] + (f" ({self.whose})" if self.whose else "")
+            name = self.names[each.target] + (f" ({self.whose})" if self.whose else "")
             lines.append(f"{words}: {part}capsule {name}, {each.score_name} {each.scores[each.target]:.3f}")
         return [Table(note=lines)]
 
     def figures(self) -> dict[str, Figure]:
-        alone = f": {lower_first(self.images[0])}" if len(self.results) == 1 else ""
-        whose = f"{self.whose} capsule" if self.whose else ""
-        return {"": figure_perturbation(self.results, self.class_names, whose=whose, subtitle=self.network + alone)}
+        """Decoded images: a column for each change, a row for each component of one capsule, or for each image.
+
+        Beside them stand the image and what is decoded from its capsule as it is; where one component was changed, also
+        whose capsule that is.
+
+        Source: Sabour, Frosst, Hinton 2017, figure 4 (arXiv:1710.09829); of several images Aurélien Géron's TensorFlow
+        notebook on capsule networks, 2017.
+        """
+        results = self.results
+        alike = {(each.components, each.images.shape, each.offsets.tobytes()) for each in results}
+        if len(alike) != 1 or (len(results) > 1 and len(results[0].components) != 1):
+            raise InputError(
+                "the rows must be images of one shape of which the same one component was changed by the same amounts, "
+                f"got components {', '.join(str(each.components) for each in results) or 'of no image'}"
+            )
+        first = results[0]
+        names = self.names
+        rows: list[list[Cell]] = [[Caption("image", MUTED), Caption("reconstruction", MUTED)]]
+        if len(first.components) > 1:
+            title = f"Components of the capsule “{names[first.target]}”, {first.score}, changed one at a time"
+            pairs = zip(first.components, first.images, strict=True)
+            rows += [[None, None, f"component {component}", *images] for component, images in pairs]
+            rows[1][:2] = first.image, first.reconstruction
+        else:
+            one = all(each.target == first.target for each in results)
+            whose = (
+                f"{self.whose} capsule"
+                if self.whose
+                else f"the capsule “{names[first.target]}”"
+                if one
+                else "a capsule of each image"
+            )
+            title = f"Component {first.components[0]} of {whose}"
+            for each in results:
+                capsule = Caption(shorten(f"capsule {names[each.target]}", 2 * TILE))
+                rows.append([each.image, each.reconstruction, [capsule, Caption(each.score, MUTED)], *each.images[0]])
+        signed = [f"{offset:+.4g}".replace("-", "−") if offset else "0" for offset in first.offsets]
+        added = [Caption(text, bold=text == "0") for text in signed]
+        alone = f": {lower_first(self.images[0])}" if len(results) == 1 and self.images else ""
+        subtitle = self.network + alone
+        return {"": tiles([*rows, [None, None, Caption("added", MUTED), *added]], title=title, subtitle=subtitle)}
 
 
 @checked
@@ -172,65 +226,6 @@ def visibility(model: Network, images: Shaped[Tensor, "N C H W"], *, amplitude: 
     if not ends:
         raise InputError("visibility is a mean over images; give at least one image")
     return float(np.mean([np.ptp(each, axis=1).max((1, 2, 3)) for each in ends]))
-
-
-def figure_perturbation(
-    results: Perturbation | Sequence[Perturbation],
-    class_names: Sequence[str] | None = None,
-    *,
-    whose: str = "",
-    subtitle: str = "",
-) -> Figure:
-    """Decoded images: a column for each change, a row for each component of a capsule, or for each of several images.
-
-    Beside them stand the image and what is decoded from its capsule as it is; where one component was changed, also
-    whose capsule that is.
-
-    Args:
-        results: From :func:`perturb_capsule`: of one image; or of several of one shape with the same one component, the
-            same amplitude and steps.
-        class_names: The name of each class; its number if None.
-        whose: Whose capsules they are, in words; by default the figure names the class, if it is the same of all.
-        subtitle: Below the title, such as the network and the image.
-
-    Example:
-        >>> from torchcaps import create_model
-        >>> from torchcaps.analysis import figure_perturbation, perturb_capsule
-        >>> from torchcaps.datasets import load_dataset
-        >>> model, digits = create_model("tf-notebook"), load_dataset("digits").test
-        >>> changed = {"components": [3], "amplitude": 0.5}
-        >>> pairs = zip(digits.images[:5], digits.labels[:5])
-        >>> results = [perturb_capsule(model, image, target=int(j), **changed) for image, j in pairs]
-        >>> figure = figure_perturbation(results)
-
-    Source: Sabour, Frosst, Hinton 2017, figure 4 (arXiv:1710.09829); of several images Aurélien Géron's TensorFlow
-    notebook on capsule networks, 2017.
-    """
-    results = [results] if isinstance(results, Perturbation) else list(results)
-    alike = {(each.components, each.images.shape, each.offsets.tobytes()) for each in results}
-    if len(alike) != 1 or (len(results) > 1 and len(results[0].components) != 1):
-        raise InputError(
-            "the rows must be images of one shape of which the same one component was changed by the same amounts, got "
-            f"components {', '.join(str(each.components) for each in results) or 'of no image'}"
-        )
-    first = results[0]
-    names = class_labels(class_names, len(first.scores))
-    rows: list[list[Cell]] = [[Caption("image", MUTED), Caption("reconstruction", MUTED)]]
-    if len(first.components) > 1:
-        title = f"Components of the capsule “{names[first.target]}”, {first.score}, changed one at a time"
-        pairs = zip(first.components, first.images, strict=True)
-        rows += [[None, None, f"component {component}", *images] for component, images in pairs]
-        rows[1][:2] = first.image, first.reconstruction
-    else:
-        one = all(each.target == first.target for each in results)
-        whose = whose or (f"the capsule “{names[first.target]}”" if one else "a capsule of each image")
-        title = f"Component {first.components[0]} of {whose}"
-        for each in results:
-            capsule = Caption(shorten(f"capsule {names[each.target]}", 2 * TILE))
-            rows.append([each.image, each.reconstruction, [capsule, Caption(each.score, MUTED)], *each.images[0]])
-    signed = [f"{offset:+.4g}".replace("-", "−") if offset else "0" for offset in first.offsets]
-    added = [Caption(text, bold=text == "0") for text in signed]
-    return tiles([*rows, [None, None, Caption("added", MUTED), *added]], title=title, subtitle=subtitle)
 
 
 def _offsets(amplitude: float | tuple[float, float], steps: int) -> Float[np.ndarray, "steps"]:

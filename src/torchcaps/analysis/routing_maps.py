@@ -142,13 +142,6 @@ class RoutingTrace(RoutingStatistics, Scored):
         competitors = self.coupling.shape[3 if self.softmax_over == "outputs" else 2]
         return 1 / (competitors + self.leaky)
 
-    def names(self, class_names: Sequence[str] | None = None) -> list[str]:
-        """The names of the outputs: those of the classes (or their numbers), of others their kind and number."""
-        number = self.coupling.shape[3]
-        if self.outputs == "class":
-            return class_labels(class_names, number)
-        return [f"{self.outputs} {j}" for j in range(number)]
-
     @property
     def highest(self) -> list[int]:
         """The outputs of the ten highest scores, the highest first, of the first image at the end of routing."""
@@ -161,7 +154,7 @@ class RoutingReport(Result):
 
     Args:
         trace: Of the image.
-        names: The names of the outputs, see :meth:`RoutingTrace.names`.
+        class_names: The name of each class; its number if None.
         image: What the image is, in words.
         inputs: The input capsules whose numbers are asked for; for programs all if there are none.
         statistics: Of many images; None where there is only the one.
@@ -170,12 +163,20 @@ class RoutingReport(Result):
     """
 
     trace: RoutingTrace
-    names: Sequence[str]
-    image: str
+    class_names: Sequence[str] | None = None
+    image: str = "an image"
     inputs: Sequence[int] = ()
     statistics: RoutingStatistics | None = None
-    many: str = ""
+    many: str = "many images"
     network: str = "a network"
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the outputs: those of the classes (or their numbers), of others their kind and number."""
+        outputs, number = self.trace.outputs, self.trace.coupling.shape[3]
+        return (
+            class_labels(self.class_names, number) if outputs == "class" else [f"{outputs} {j}" for j in range(number)]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Every number of each iteration of the image; float32 with as few digits as tell it from its neighbours."""
@@ -216,12 +217,82 @@ class RoutingReport(Result):
         return [*found, Table(note=notes)]
 
     def figures(self) -> dict[str, Figure]:
-        title = f"Routing in {self.network}: {lower_first(self.image)}"
-        figures = {"": figure_coupling(self.trace, class_names=self.names, title=title)}
+        figures = {"": self._coupling()}
         if self.statistics is not None:
-            title = f"Routing in {self.network}: {lower_first(self.many)}"
-            figures["-statistics"] = figure_routing_statistics(self.statistics, title=title)
+            figures["-statistics"] = self._settling(self.statistics)
         return figures
+
+    def _coupling(self) -> Figure:
+        """Coupling maps: a row for each iteration, a column for each output, the image beside them.
+
+        A map is the coupling c on the grid of the input capsules, averaged over their types: white where it is uniform
+        (u), red above, blue below. Shades are equal for equal ±√|c − u|, so that small differences are seen. They are
+        the same in every figure of such a layer: from 0 to 5·u, or to 1; what is above looks like the end. The length
+        (or activation) of the output capsule after that iteration stands under its map. Of more than ten outputs, those
+        of the highest scores are shown.
+        """
+        from matplotlib.colors import FuncNorm
+
+        trace, names, strongest = self.trace, self.names, self.trace.highest
+        iterations, _, classes = trace.scores.shape
+        shown = sorted(strongest)
+        maps = trace.maps[:, 0].mean(2)[:, shown]  # (T, shown, H, W)
+
+        in_order = f"of the {trace.inputs} in the order of their index, not in space"
+        places = f"on the grid of the {trace.inputs}" if trace.in_space else in_order
+        subtitle = f"each {trace.outputs}'s coupling {places}, averaged over their types; below: its {trace.score_name}"
+        if len(shown) < classes:
+            subtitle = f"the {len(shown)} {HIGHEST[trace.score_name]} of {classes} {PLURALS[trace.outputs]}; {subtitle}"
+        rows: list[list[Cell]] = [[None, None, None, *(Caption(names[j], bold=j == strongest[0]) for j in shown)]]
+        for t in range(iterations):
+            beside = (trace.images[0], Caption("image", MUTED)) if t == 0 else (None, None)
+            scores = [Caption(f"{trace.scores[t, 0, j]:.2f}", MUTED, j == strongest[0]) for j in shown]
+            rows += [[beside[0], None, f"iteration {t + 1}", *maps[t]], [beside[1], None, None, *scores], []]
+        uniform = trace.uniform
+        reach = min(4 * uniform, max(uniform, 1 - uniform))
+
+        def shades(coupling: np.ndarray) -> np.ndarray:
+            away = coupling - uniform
+            return np.sign(away) * np.sqrt(np.abs(away))
+
+        def couplings(shade: np.ndarray) -> np.ndarray:
+            return uniform + np.sign(shade) * shade**2
+
+        norm = FuncNorm((shades, couplings), uniform - reach, uniform + reach, clip=True)
+        title = f"Routing in {self.network}: {lower_first(self.image)}"
+        figure = tiles(rows[:-1], title=title, subtitle=subtitle, room=1.2, cmap="RdBu_r", norm=norm)
+        (width, height), (axes,) = figure.get_size_inches(), figure.axes
+        cax = figure.add_axes((1 - 1.2 / width, 0.4 / height, 0.13 / width, 1 - 1.6 / height))
+        bar = figure.colorbar(axes.images[-1], cax=cax)
+        cax.set_title("coupling", fontsize=SMALL, color=MUTED, loc="left", pad=8)
+        bar.outline.set_visible(False)
+        cax.tick_params(labelsize=SMALL)
+        cax.set_ylim(0, uniform + reach)  # no coupling is below zero, though the scale goes on
+        ticks = sorted({0.0, uniform, 2 * uniform, uniform + reach})
+        bar.set_ticks(ticks, labels=[f"{each:.2g}" + " uniform" * (each == uniform) for each in ticks])
+        return figure
+
+    def _settling(self, statistics: RoutingStatistics) -> Figure:
+        """Entropy of the coupling and mean agreement at each iteration: mean over the images, and their middle 80 %."""
+        figure = new_figure(7.2, 3.4, f"Routing in {self.network}: {lower_first(self.many)}")
+        panels = (
+            ("Entropy of the coupling", "share of its maximum", statistics.entropy),
+            ("Agreement of votes and outputs", "mean size", statistics.mean_agreement),
+        )
+        for axes, colour, (name, unit, values) in zip(figure.subplots(1, 2), COLOURS, panels, strict=False):
+            iterations, mean = np.arange(1, len(values) + 1), values.mean(1)
+            low, high = np.quantile(values, (0.1, 0.9), axis=1)
+            axes.bar(iterations, high - low, 0.1, low, color=colour, alpha=0.3, label="middle 80 % of images")
+            axes.plot(iterations, mean, color=colour, marker="o", label=f"mean of {values.shape[1]:,} images")
+            style_axes(axes, name, "iteration", unit)
+            use_whole_numbers(axes)
+            axes.legend(fontsize=SMALL, frameon=False, loc="best")
+        entropy_axes, agreement_axes = figure.axes
+        # a change of less than a percent is none to speak of, and looks like none
+        lowest = min(float(statistics.entropy.min()), 0.99)
+        entropy_axes.set_ylim(lowest - 0.1 * (1 - lowest), 1 + 0.1 * (1 - lowest))
+        agreement_axes.set_ylim(0, 1.1 * max(float(np.quantile(statistics.mean_agreement, 0.9, axis=1).max()), 1e-9))
+        return figure
 
     def _input(self, capsule: int) -> Table:
         """What one input capsule and each output capsule make of each other, iteration by iteration."""
@@ -299,92 +370,6 @@ def layers_with_coupling(model: Network) -> list[int]:
         except InputError:  # without coupling, or without an iteration
             continue
     return found
-
-
-def figure_coupling(
-    trace: RoutingTrace, class_names: Sequence[str] | None = None, *, title: str | None = None
-) -> Figure:
-    """Coupling maps of the first image: a row for each iteration, a column for each output, the image beside them.
-
-    A map is the coupling c on the grid of the input capsules, averaged over their types: white where it is uniform (u),
-    red above, blue below. Shades are equal for equal ±√|c − u|, so that small differences are seen. They are the same
-    in every figure of such a layer: from 0 to 5·u, or to 1; what is above looks like the end. The length (or
-    activation) of the output capsule after that iteration stands under its map. Of more than ten outputs, those of the
-    highest scores are shown.
-
-    Args:
-        trace: From :func:`trace_routing`.
-        class_names: The name of each class; its number if None.
-        title: Above the figure; by default it says what the outputs are.
-    """
-    from matplotlib.colors import FuncNorm
-
-    iterations, _, classes = trace.scores.shape
-    names, strongest = trace.names(class_names), trace.highest
-    shown = sorted(strongest)
-    maps = trace.maps[:, 0].mean(2)[:, shown]  # (T, shown, H, W)
-
-    in_order = f"of the {trace.inputs} in the order of their index, not in space"
-    places = f"on the grid of the {trace.inputs}" if trace.in_space else in_order
-    subtitle = f"each {trace.outputs}'s coupling {places}, averaged over their types; below: its {trace.score_name}"
-    if len(shown) < classes:
-        subtitle = f"the {len(shown)} {HIGHEST[trace.score_name]} of {classes} {PLURALS[trace.outputs]}; {subtitle}"
-    rows: list[list[Cell]] = [[None, None, None, *(Caption(names[j], bold=j == strongest[0]) for j in shown)]]
-    for t in range(iterations):
-        beside = (trace.images[0], Caption("image", MUTED)) if t == 0 else (None, None)
-        scores = [Caption(f"{trace.scores[t, 0, j]:.2f}", MUTED, j == strongest[0]) for j in shown]
-        rows += [[beside[0], None, f"iteration {t + 1}", *maps[t]], [beside[1], None, None, *scores], []]
-    uniform = trace.uniform
-    reach = min(4 * uniform, max(uniform, 1 - uniform))
-
-    def shades(coupling: np.ndarray) -> np.ndarray:
-        away = coupling - uniform
-        return np.sign(away) * np.sqrt(np.abs(away))
-
-    def couplings(shade: np.ndarray) -> np.ndarray:
-        return uniform + np.sign(shade) * shade**2
-
-    norm = FuncNorm((shades, couplings), uniform - reach, uniform + reach, clip=True)
-    title = title or f"Routing: where each {trace.outputs} takes its input from"
-    figure = tiles(rows[:-1], title=title, subtitle=subtitle, room=1.2, cmap="RdBu_r", norm=norm)
-    (width, height), (axes,) = figure.get_size_inches(), figure.axes
-    cax = figure.add_axes((1 - 1.2 / width, 0.4 / height, 0.13 / width, 1 - 1.6 / height))
-    bar = figure.colorbar(axes.images[-1], cax=cax)
-    cax.set_title("coupling", fontsize=SMALL, color=MUTED, loc="left", pad=8)
-    bar.outline.set_visible(False)
-    cax.tick_params(labelsize=SMALL)
-    cax.set_ylim(0, uniform + reach)  # no coupling is below zero, though the scale goes on
-    ticks = sorted({0.0, uniform, 2 * uniform, uniform + reach})
-    bar.set_ticks(ticks, labels=[f"{each:.2g}" + " uniform" * (each == uniform) for each in ticks])
-    return figure
-
-
-def figure_routing_statistics(statistics: RoutingStatistics, *, title: str | None = None) -> Figure:
-    """Entropy of the coupling and mean agreement at each iteration: mean over the images, and their middle 80 %.
-
-    Args:
-        statistics: From :func:`routing_statistics`.
-        title: Above the figure.
-    """
-    figure = new_figure(7.2, 3.4 if title else 3.0, title)
-    panels = (
-        ("Entropy of the coupling", "share of its maximum", statistics.entropy),
-        ("Agreement of votes and outputs", "mean size", statistics.mean_agreement),
-    )
-    for axes, colour, (name, unit, values) in zip(figure.subplots(1, 2), COLOURS, panels, strict=False):
-        iterations, mean = np.arange(1, len(values) + 1), values.mean(1)
-        low, high = np.quantile(values, (0.1, 0.9), axis=1)
-        axes.bar(iterations, high - low, 0.1, low, color=colour, alpha=0.3, label="middle 80 % of images")
-        axes.plot(iterations, mean, color=colour, marker="o", label=f"mean of {values.shape[1]:,} images")
-        style_axes(axes, name, "iteration", unit)
-        use_whole_numbers(axes)
-        axes.legend(fontsize=SMALL, frameon=False, loc="best")
-    entropy_axes, agreement_axes = figure.axes
-    # a change of less than a percent is none to speak of, and looks like none
-    lowest = min(float(statistics.entropy.min()), 0.99)
-    entropy_axes.set_ylim(lowest - 0.1 * (1 - lowest), 1 + 0.1 * (1 - lowest))
-    agreement_axes.set_ylim(0, 1.1 * max(float(np.quantile(statistics.mean_agreement, 0.9, axis=1).max()), 1e-9))
-    return figure
 
 
 def _follow(

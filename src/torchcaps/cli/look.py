@@ -313,13 +313,13 @@ def routing(
         raise InputError(
             f"--input-capsule must be below {there:,}, the number of the network's input capsules, got {last:,}"
         )
-    names = trace.names(opened.class_names)
     statistics, words = None, ""
     if picture.images is not None:
         many = picture.images.preview(count)
         statistics = routing_statistics(opened.model, many.images, **followed)
         words = f"Mean of the first {len(many):,} {picture.where}"
-    report = RoutingReport(trace, names, picture.words, tuple(input_capsule), statistics, words, name_of(run))
+    inputs = tuple(input_capsule)
+    report = RoutingReport(trace, opened.class_names, picture.words, inputs, statistics, words, name_of(run))
     show(report, json=json, figure=figure_path(figure, run, "routing"))
 
 

@@ -346,21 +346,22 @@ def draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evalua
         decoded = analysis.reconstruct(model, first.images, first.labels)
         decoded = dataclasses.replace(decoded, class_names=names, title=f"{run.name}: first {of_test}")
         figures["reconstructions"] = decoded.figures()[""]
-        figures["perturbation"] = analysis.figure_perturbation(
-            analysis.perturb_capsule(model, test.images[0]), names, subtitle=f"{run.name}: image 0 of the {of_test}"
-        )
+        changed = [analysis.perturb_capsule(model, test.images[0])]
+        changes = analysis.Perturbations(changed, names, [f"image 0 of the {of_test}"], network=run.name)
+        figures["perturbation"] = changes.figures()[""]
     for number in analysis.layers_with_coupling(model):
-        name = "routing" if number == len(model.layers) else f"routing-layer-{number}"
         trace = analysis.trace_routing(model, test.images[:1], layer=number)
-        figures[name] = analysis.figure_coupling(
-            trace,
-            class_names=names if number == len(model.layers) else None,
-            title=f"Routing in {run.name}: image 0 of the {of_test}",
-        )
         statistics = analysis.routing_statistics(model, test.images[:MEASURED], layer=number)
-        figures[name.replace("routing", "routing-statistics")] = analysis.figure_routing_statistics(
-            statistics, title=f"Routing in {run.name}: the first {len(statistics.entropy[0])} {of_test}"
+        report = analysis.RoutingReport(
+            trace,
+            names,
+            f"image 0 of the {of_test}",
+            statistics=statistics,
+            many=f"the first {len(statistics.entropy[0])} {of_test}",
+            network=run.name,
         )
+        layer = "" if number == len(model.layers) else f"-layer-{number}"
+        figures |= {f"routing{what}{layer}": figure for what, figure in report.figures().items()}
     paths = {name: run / FIGURES / f"{name}.png" for name in figures}
     for path in paths.values():
         remove_temporaries(path)  # of an earlier sitting
