@@ -307,7 +307,7 @@ def test_images_of_several_objects(cli: Cli, digit_file: Path, monkeypatch: pyte
         result = cli(command, *of_pairs, "--index", "3", "--figure", "a.png")
         assert re.search(r"Image 3 of the test images of pairs, class \d \+ \d", result.out)
     refused = cli("perturb", *of_pairs, "--follow", "label")
-    assert "needs an image of one object, this one has 2" in refused.err
+    assert "needs an image of one object" in refused.err
     (said,) = json.loads(cli("predict", "pairs", digit_file, "--json").out)
     longest = sorted(said["lengths"], key=lambda name: -said["lengths"][name])[:2]
     assert (said["classes"], "class" in said) == (longest, False)
