@@ -58,7 +58,7 @@ def measure(run: Run, kind: str, wanted: int | OwnMeasure | None, data_dir: str 
         statistic = routing_statistics(run.model, test.images)
         return {"entropy": float(statistic.entropy[-1].mean()), "dead": statistic.dead, "images": len(test)}
     measured: Any = kind
-    return accuracy_curve(run.model, test, measured).to_dict()
+    return accuracy_curve(run.model, test, measured, steps=PGD_STEPS).to_dict()
 
 
 def _latency(run: Run, image: Shaped[Tensor, "1 C H W"]) -> float:
