@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchcaps import InputError
-from torchcaps.analysis import figure_curves, read_metrics, save_figure
+from torchcaps.analysis import Curves, read_metrics, save_figure
 from torchcaps.training import make_config, train
 
 AXES = ("outputs", "inputs")
@@ -74,7 +74,8 @@ def compare(
         accuracies[setting] = [summary["test"]["best"]["accuracy"] for summary in summaries]
         metrics = [read_metrics(folder) for folder in folders]
         curves[str(setting)] = {column: np.mean([each[column] for each in metrics], axis=0) for column in metrics[0]}
-    save_figure(figure_curves(curves, title=f"{preset}, mean of {len(seeds)} seeds"), out / "curves.png")
+    drawn = Curves(curves, dict.fromkeys(curves, f"{preset}, mean of {len(seeds)} seeds"))
+    save_figure(drawn.figures()[""], out / "curves.png")
     return accuracies
 
 

@@ -276,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from torchcaps.analysis import figure_samples
 
     splits = load_viewpoints(DataRequest(data_dir=given.data_dir))
-    figure_samples(splits.train.take(50), CLASS_NAMES, rows=5).savefig(given.out)
+    figure_samples(splits.train, CLASS_NAMES, count=50).savefig(given.out)
     print(f"wrote {given.out}: 50 of {len(splits.train) + len(splits.test):,} images")
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from experiments.table import OwnMeasure
-from torchcaps.analysis import attack_curve, evaluate, rotation_curve, routing_statistics
+from torchcaps.analysis import accuracy_curve, evaluate, routing_statistics
 from torchcaps.analysis.inference import as_pixels, inference
 from torchcaps.datasets import load_dataset
 from torchcaps.datasets.sources.affnist import find_originals
@@ -57,11 +57,8 @@ def measure(run: Run, kind: str, wanted: int | OwnMeasure | None, data_dir: str 
     if kind == "coupling":
         statistic = routing_statistics(run.model, test.images)
         return {"entropy": float(statistic.entropy[-1].mean()), "dead": statistic.dead, "images": len(test)}
-    if kind == "rotation":
-        return rotation_curve(run.model, test).to_dict()
-    attack, _, along = kind.partition("-")
-    options: Any = {"attack": attack, "objective": along or "loss"}
-    return attack_curve(run.model, test, steps=PGD_STEPS, **options).to_dict()
+    measured: Any = kind
+    return accuracy_curve(run.model, test, measured, steps=PGD_STEPS).to_dict()
 
 
 def _latency(run: Run, image: Shaped[Tensor, "1 C H W"]) -> float:

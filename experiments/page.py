@@ -15,7 +15,7 @@ from experiments.report import NOTHING, Runs, difference, interval, percent, spa
 from experiments.store import RunLog, logs_of, read_curves, read_runs
 from experiments.tables import SHIPPED
 from experiments.zoo import HEADS
-from torchcaps.analysis import RobustnessCurve, figure_robustness, save_figure
+from torchcaps.analysis import Robustness, RobustnessCurve, save_figure
 from torchcaps.analysis.figures import COLOURS, MUTED, SMALL, TEXT, draw_legend, new_figure, style_axes
 from torchcaps.files import write_text
 
@@ -108,7 +108,7 @@ def draw_pgd(page: Page) -> Figure:
     for row, title in ATTACKED.items():
         measures = [run.measures[kind] for kind in ("pgd", "pgd-scores") for run in page.rows[f"robustness/{row}"]]
         curves[title] = list(map(RobustnessCurve.from_dict, measures))
-    return figure_robustness(curves)
+    return Robustness(curves, {}).figures()[""]
 
 
 FIGURES: dict[str, Callable[[Page], Figure]] = {"differences": draw_differences, "curves": draw_curves, "pgd": draw_pgd}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from torchcaps.analysis import figure_curves, figure_samples, read_metrics, save_figure
+from torchcaps.analysis import Curves, figure_samples, read_metrics, save_figure
 from torchcaps.datasets import ImageSet, PairSet
 from torchcaps.errors import InputError
 
@@ -68,25 +68,25 @@ def image_set(make_images) -> ImageSet:
 
 
 def test_the_first_images_are_shown_in_order_with_their_names(image_set, words):
-    figure = figure_samples(image_set, ["ant", "bee\x1b", "$cow$"], rows=2, columns=3, title="Insects?")
+    figure = figure_samples(image_set, ["ant", "bee\x1b", "$cow$"], count=6, title="Insects?")
     shown = figure.axes[0].images
     assert len(shown) == 6
     np.testing.assert_allclose(shown[1].get_array(), image_set.images[1].permute(1, 2, 0) / 255)
     assert words(figure) == ["Insects?", *["ant", r"bee\x1b", "$cow$"] * 2]
-    places = [image.get_extent() for image in shown]
+    every = figure_samples(image_set.select(torch.arange(14) % 7))
+    places = [image.get_extent() for image in every.axes[0].images]
+    assert (len(places), words(every)[:4]) == (14, ["0", "1", "2", "0"])
     assert places[0][0] < places[1][0]  # side by side
-    assert places[0][2] < places[3][3]  # then below
-    every = figure_samples(image_set)
-    assert (len(every.axes[0].images), words(every)) == (7, ["0", "1", "2", "0", "1", "2", "0"])
+    assert places[0][2] < places[10][3]  # then below
 
 
 def test_several_objects_in_an_image_are_all_named_and_what_cannot_be_shown(image_set, words):
     made = PairSet(image_set, max_shift=1)
-    figure = figure_samples(made, ["ant", "bee", "cow"], rows=1, columns=4)
+    figure = figure_samples(made, ["ant", "bee", "cow"], count=4)
     assert [word.split(" + ")[0] for word in words(figure)] == ["ant", "bee", "cow", "ant"]
     np.testing.assert_allclose(figure.axes[0].images[3].get_array(), made.preview(4).images[3].permute(1, 2, 0) / 255)
-    with pytest.raises(InputError, match="rows must be"):
-        figure_samples(image_set, rows=0)
+    with pytest.raises(InputError, match="at most 5,000 images on 65,535 pixels a side, got 5,001 images"):
+        figure_samples(image_set.select(torch.arange(5001) % 7), count=5001)
     with pytest.raises(InputError, match="label is 2, but there are only 2"):
         figure_samples(image_set, ["ant", "bee"])
 
@@ -139,7 +139,7 @@ def run(errors, losses):
 
 def test_validation_and_training_of_each_run_are_drawn(words):
     runs = {"$one$": run([0.5, 0.4], [1, 0.8]), "two": run([0.3, 0.2], [0.7, 0.6])}
-    figure = figure_curves(runs, title="Both")
+    figure = Curves(runs, dict.fromkeys(runs, "Both")).figures()[""]
     loss, error = figure.axes
     for line, wanted in ((loss.lines[0], [1, 0.8]), (loss.lines[1], [2, 1.6]), (error.lines[2], [30, 20])):
         np.testing.assert_allclose(line.get_ydata(), wanted)  # errors in percent
@@ -147,9 +147,9 @@ def test_validation_and_training_of_each_run_are_drawn(words):
     assert {"Both", "$one$", "two", "train", "validation", "epoch", "Loss", "Error"} <= set(words(figure))
     assert loss.get_yscale() == error.get_yscale() == "linear"
     with pytest.raises(InputError, match="at least one run"):
-        figure_curves({})
+        Curves({}, {}).figures()
     with pytest.raises(InputError, match='bad have no column "train_loss"'):
-        figure_curves({"bad": {"epoch": np.ones(1)}})
+        Curves({"bad": {"epoch": np.ones(1)}}, {}).figures()
 
 
 def test_wide_ranges_are_logarithmic_and_zeros_and_single_points_still_shown(tmp_path):
@@ -157,9 +157,9 @@ def test_wide_ranges_are_logarithmic_and_zeros_and_single_points_still_shown(tmp
         ([0.5, 0.01], [1, 0.01], ["log", "log"]),
         ([0.5, 0.01, 0], [1, 0.9, 0.8], ["linear", "symlog"]),
     ):
-        assert [axes.get_yscale() for axes in figure_curves({"a": run(errors, losses)}).axes] == scales
+        assert [axes.get_yscale() for axes in Curves({"a": run(errors, losses)}, {}).figures()[""].axes] == scales
     without = run([0.5, 0.2], [1, 0.5])
     without["validation_loss"] = without["validation_accuracy"] = np.full(2, np.nan)
-    figure = figure_curves({"one": run([0.5], [1]), "without": without})
+    figure = Curves({"one": run([0.5], [1]), "without": without}, {}).figures()[""]
     save_figure(figure, tmp_path / "a.png")
     assert all(line.get_marker() not in ("", "None") for line in figure.axes[0].lines)  # one point is seen

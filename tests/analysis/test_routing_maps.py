@@ -3,13 +3,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from own_parts import Active, Cosine, Silent
-from torchcaps import analysis
+from torchcaps import analysis, routing_rounds
 from torchcaps.analysis.routing_maps import RoutingTrace, normalised_entropy
 from torchcaps.errors import InputError
 from torchcaps.models import build_network
@@ -28,43 +29,24 @@ VARIANTS = [
 ]
 
 
-def by_the_equations(model, images):
-    """Logits before each iteration and after the last; coupling, sums and capsules of each: written out once more."""
-    layer, routing = model.class_capsules, model.class_capsules.routing
-    with torch.no_grad():
-        given = layer.transform(model.primary(images / 255).poses)
-        votes = torch.einsum("ijdk,bik->bijd", layer.transform.weight, given.poses)
-        bias = 0 if routing.bias is None else routing.bias
-        logits = [torch.zeros(votes.shape[:3]) + (0 if routing.prior is None else routing.prior)]
-        coupling, sums, capsules = [], [], []
-        for _ in range(routing.num_iterations):
-            coupling.append(given.compete(logits[-1], routing.softmax_over, leaky=routing.leaky))
-            sums.append((coupling[-1].unsqueeze(-1) * votes).sum(1) + bias)
-            capsules.append(squash(sums[-1]))
-            logits.append(logits[-1] + (votes * capsules[-1].unsqueeze(1)).sum(-1))
-    return logits, coupling, sums, capsules
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_each_iteration_is_that_of_the_equations(make_model, make_images, variant):
+def test_each_iteration_is_that_of_the_votes(make_model, make_images, variant):
     model, images = make_model(**variant), make_images(5)
+    layer, routing = model.class_capsules, model.class_capsules.routing
     if variant.get("learn_prior"):
-        torch.nn.init.normal_(model.class_capsules.routing.prior)
+        torch.nn.init.normal_(routing.prior)
     trace = analysis.trace_routing(model.train(), images)
     assert model.training
-    logits, coupling, sums, capsules = by_the_equations(model, images)
-    agreement = [after - before for before, after in itertools.pairwise(logits)]
-    for got, wanted in (
-        (trace.logits, logits[:-1]),
-        (trace.coupling, coupling),
-        (trace.weighted_sum, sums),
-        (trace.capsules, capsules),
-        (trace.agreement, agreement),
-    ):
-        np.testing.assert_allclose(got, torch.stack(wanted), atol=1e-5)
-    np.testing.assert_allclose(trace.scores, torch.stack(capsules).norm(dim=-1), atol=1e-3)
-    change = torch.stack([each.abs().mean((1, 2)) for each in agreement])
-    np.testing.assert_allclose(trace.mean_agreement, change, rtol=1e-4, atol=1e-6)
+    given: Any = {name: getattr(routing, name) for name in ("softmax_over", "leaky", "bias", "prior")}
+    with torch.no_grad():
+        votes = torch.einsum("ijdk,bik->bijd", layer.transform.weight, model.primary(images / 255).poses)
+        rounds = routing_rounds(votes, routing.num_iterations, **given)
+    for name in ("logits", "coupling", "weighted_sum", "capsules", "agreement"):
+        np.testing.assert_allclose(
+            getattr(trace, name), torch.stack([getattr(each, name) for each in rounds]), atol=1e-5
+        )
+    np.testing.assert_allclose(trace.scores, np.linalg.norm(trace.capsules, axis=3), atol=1e-3)
+    np.testing.assert_allclose(trace.mean_agreement, np.abs(trace.agreement).mean((2, 3)), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(trace.images, images / 255)
     total = trace.coupling.sum(3 if trace.softmax_over == "outputs" else 2)
     if trace.leaky:
@@ -155,6 +137,10 @@ def hand_made(in_space=True, classes=3) -> RoutingTrace:
     )
 
 
+def drawn(trace, class_names=None):
+    return analysis.RoutingReport(trace, class_names).figures()[""]
+
+
 def test_what_cannot_be_followed(cnn, make_model, make_images):
     model, silent, cosine, images = make_model(), make_model(), make_model(), make_images(2)
     silent.class_capsules.routing, cosine.class_capsules.routing = Silent(), Cosine()
@@ -174,7 +160,7 @@ def test_what_cannot_be_followed(cnn, make_model, make_images):
 
 def test_the_figure_has_a_map_for_each_iteration_and_class_on_one_scale(words):
     trace = hand_made()
-    figure = analysis.figure_coupling(trace, 0, ["ant", "bee", "cow"])
+    figure = drawn(trace, ["ant", "bee", "cow"])
     image, *maps = figure.axes[0].images
     assert image.get_array().shape == (8, 10, 3)
     assert len(maps) == 2 * 3
@@ -189,25 +175,19 @@ def test_the_figure_has_a_map_for_each_iteration_and_class_on_one_scale(words):
 
 def test_coupling_maps_of_other_traces(words):
     trace = hand_made()
-    assert "not in space" in " ".join(words(analysis.figure_coupling(hand_made(in_space=False))))
-    assert any("10 longest of 40" in word for word in words(analysis.figure_coupling(hand_made(classes=40))))
+    assert "not in space" in " ".join(words(drawn(hand_made(in_space=False))))
+    assert any("10 longest of 40" in word for word in words(drawn(hand_made(classes=40))))
     uniform = dataclasses.replace(trace, coupling=np.full_like(trace.coupling, 1 / 3))
-    bar = analysis.figure_coupling(uniform).axes[1]
+    bar = drawn(uniform).axes[1]
     assert bar.get_ylim()[0] < 1 / 3 < bar.get_ylim()[1]
     assert [label.get_text() for label in bar.get_yticklabels()] == ["0", "0.33 uniform", "0.67", "1"]
-    longer = {name: np.repeat(getattr(trace, name)[:1], 101, 0) for name in ("coupling", "scores", "entropy")}
-    for given, options, message in (
-        (trace, {"index": 1}, "index must be 0 to 0"),
-        (trace, {"class_names": ["a"]}, "3 names"),
-        (dataclasses.replace(trace, **longer), {}, "iterations in a figure must be 1 to 100, got 101"),
-    ):
-        with pytest.raises(InputError, match=message):
-            analysis.figure_coupling(given, **options)
+    with pytest.raises(InputError, match="3 names"):
+        drawn(trace, ["a"])
 
 
 def test_a_report_lists_input_capsules_and_what_says_nothing():
     trace = dataclasses.replace(hand_made(classes=30), longest=np.float32([0, 1]))
-    report = analysis.RoutingReport(trace, trace.names(), "one image", (5,), trace, "one image again")
+    report = analysis.RoutingReport(trace, None, "one image", (5,), trace, "one image again")
     iterations, capsule, many, note = report.tables()
     assert [row[:3] for row in iterations.rows] == [["1", "0", "0.000"], ["2", "1", "0.900"]]
     assert capsule.title == "Input capsule 5: type 0, row 1, column 1 (the 10 longest of 30 classes)"
@@ -310,7 +290,7 @@ def test_a_routing_of_ones_own_is_followed_in_one_iteration(make_deep, make_imag
             np.testing.assert_allclose(trace.capsules[0], routed.poses, atol=1e-6)
             np.testing.assert_allclose(np.exp(trace.logits[0]), routed.coupling, rtol=1e-4, atol=1e-12)
         assert ((trace.entropy > 0) & (trace.entropy < 1)).all()
-        assert "iteration 1" in words(analysis.figure_coupling(trace))
+        assert "iteration 1" in words(drawn(trace))
 
 
 def test_activations_are_the_scores_of_a_routing_that_gives_them(make_deep, make_images, words):
@@ -321,7 +301,7 @@ def test_activations_are_the_scores_of_a_routing_that_gives_them(make_deep, make
     _, routed = routed_by_hand(model, images, 2)
     assert trace.score_name == inner.score_name == "activation"
     np.testing.assert_allclose(trace.scores[0], routed.activations, atol=1e-6)
-    assert "below: its activation" in " ".join(words(analysis.figure_coupling(trace)))
+    assert "below: its activation" in " ".join(words(drawn(trace)))
     assert (np.diff(inner.scores[0], axis=1) > 0).all()  # the last type the most
     statistics = analysis.routing_statistics(model, images, layer=1)
     assert statistics.longest.shape == (3 * 2 * 4,)
@@ -344,7 +324,7 @@ def test_where_nothing_competes_every_coupling_of_one_is_uniform(model, make_ima
     trace = analysis.trace_routing(model, make_images(2))
     assert (trace.softmax_over, trace.uniform) == (None, 1)
     np.testing.assert_allclose(trace.entropy, 1, rtol=1e-6)
-    assert {"0", "1 uniform", "2"} <= set(words(analysis.figure_coupling(trace)))
+    assert {"0", "1 uniform", "2"} <= set(words(drawn(trace)))
 
 
 def test_what_lies_beyond_the_edge_of_a_map_is_not_measured(make_deep, make_images):

@@ -89,7 +89,6 @@ predict RUN text.png => text.png
 predict RUN DIGIT --fit stretch => --fit is for images that are not prepared; leave it out, or add --prepare none
 predict RUN DIGIT --max-megapixels 0 => --max-megapixels | at most 178
 predict broken/best/classes.json/empty DIGIT => classes.json
-reconstruct RUN --count 1001 => --count must be at most 1,000, more do not fit one figure, got 1,001
 reconstruct RUN --figure x.bmp => x.bmp | .png
 reconstruct CNN --data digits => BaselineCNN | sabour2017
 perturb DIGIT => is a file; this command needs a run folder

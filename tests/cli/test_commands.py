@@ -237,7 +237,7 @@ def test_one_preset_is_shown_and_drawn(cli: Cli) -> None:
     assert_figure("new/x.png")
     assert get_preset("tf-notebook").source in result.out
     rows = [" ".join(line.split()) for line in result.out.splitlines()]
-    assert "convolution 9×9, stride 2, ReLU 256×6×6 feature maps 5,308,672" in rows
+    assert "convolution 9×9, stride 2, squash 32×6×6×8 primary capsules 5,308,672" in rows
     assert "8,215,568, 6,804,224 without the decoder" in result.out
     found = json.loads(cli("presets", "tf-notebook", "--json").out)
     assert sum(layer["parameters"] for layer in found["layers"]) == found["parameters"]["with_decoder"]
@@ -307,7 +307,7 @@ def test_images_of_several_objects(cli: Cli, digit_file: Path, monkeypatch: pyte
         result = cli(command, *of_pairs, "--index", "3", "--figure", "a.png")
         assert re.search(r"Image 3 of the test images of pairs, class \d \+ \d", result.out)
     refused = cli("perturb", *of_pairs, "--follow", "label")
-    assert "needs an image of one object, this one has 2" in refused.err
+    assert "needs an image of one object" in refused.err
     (said,) = json.loads(cli("predict", "pairs", digit_file, "--json").out)
     longest = sorted(said["lengths"], key=lambda name: -said["lengths"][name])[:2]
     assert (said["classes"], "class" in said) == (longest, False)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from torchcaps.analysis import attack_curve, fit_detector, judge, rotation_curve
+from torchcaps.analysis import accuracy_curve, fit_detector, judge
 from torchcaps.models import create_model
 from torchcaps.training import load_run
 
@@ -25,12 +25,14 @@ def test_robustness_shows_what_the_library_computes(cli: Cli, run_folder: Path) 
     run = load_run(run_folder)
     images = run.dataset().test.take(20)
     curves = {
-        "Rotation": rotation_curve(run.model, images, angles=(-30, 0)),
-        "FGSM": attack_curve(run.model, images, "fgsm", epsilons=(0, 0.2)),
-        "PGD": attack_curve(run.model, images, "pgd", epsilons=(0, 0.2), steps=2),
+        "Rotation": accuracy_curve(run.model, images, "rotation", (-30, 0)),
+        "FGSM": accuracy_curve(run.model, images, "fgsm", (0, 0.2)),
+        "PGD": accuracy_curve(run.model, images, "pgd", (0, 0.2), steps=2),
     }
-    for part, (title, curve) in zip(result.out.split("\n\n"), curves.items(), strict=False):
-        assert part.startswith(f"{title}. Accuracy on the first 20 test images of digits")
+    where, *parts = result.out.split("\n\n")
+    assert where == "run: the first 20 test images of digits"
+    for part, (title, curve) in zip(parts, curves.items(), strict=False):
+        assert part.startswith(f"{title}: accuracy")
         assert [line.split() for line in part.splitlines()[-2:]] == [
             [f"{strength:g}", f"{100 * accuracy:.2f}", "%"]
             for strength, accuracy in zip(curve.strengths, curve.accuracy, strict=True)
@@ -43,14 +45,14 @@ def test_networks_are_compared_side_by_side(cli: Cli, run_folder: Path, cnn_fold
     options = (*FEW, *WEAK, "--kind", "fgsm", "--objective", "scores", "--figure", "both.png")
     result = cli("robustness", run_folder, cnn_folder, *options, "--data", "digits")
     assert result.code == 0, result.err
-    assert result.out.startswith("FGSM on the scores.")
-    assert result.out.splitlines()[1].split()[-2:] == ["run", "cnn"]
+    assert result.out.startswith("the first 20 test images of digits\n\nFGSM on the scores: accuracy")
+    assert result.out.splitlines()[3].split()[-2:] == ["run", "cnn"]
     shutil.copytree(run_folder, "other")
     config = Path("other/config.json")
     config.write_text(config.read_text().replace('"limit_test": 100', '"limit_test": 15'))
     result = cli("robustness", run_folder, "other", *options)
-    where = "Accuracy of run on the first 20 test images of digits, of other on the first 15 test images of digits"
-    assert where in " ".join(result.out.split()), "each network's images are named where they differ"
+    where = "run: the first 20 test images of digits\nother: the first 15 test images of digits\n"
+    assert result.out.startswith(where), "each network's images are named where they differ"
 
 
 def test_networks_are_probed_side_by_side(cli: Cli, run_folder: Path, cnn_folder: Path) -> None:

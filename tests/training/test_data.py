@@ -275,12 +275,12 @@ def test_uneven_classes_are_said_and_balanced_accuracy_chooses(bars: Path, tmp_p
 
 
 def test_classes_that_are_never_predicted_are_named() -> None:
-    confusion = np.array([[9, 0, 0], [2, 0, 0], [0, 0, 0]])
-    said = warning_of_unpredicted(Evaluation(confusion, 1.0, ("good", "hole", "none")))
+    labels, names = np.array([0] * 9 + [1] * 2), ("good", "hole", "none")
+    said = warning_of_unpredicted(Evaluation(labels, np.eye(3)[labels * 0], 1.0, names))
     assert said == (
         "of 11 test images none was given hole; try --class-weights balanced, more steps, or more images of them"
     )
-    assert warning_of_unpredicted(Evaluation(np.eye(2, dtype=int), 1.0, ("a", "b"))) is None
+    assert warning_of_unpredicted(Evaluation(labels, np.eye(3)[labels], 1.0, names)) is None
 
 
 def test_a_long_run_says_its_time_and_that_of_smaller_images(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from torchcaps.analysis.figures import COLOURS, MUTED, draw_legend, new_figure, style_axes, use_whole_numbers
-from torchcaps.analysis.results import Result
+from torchcaps.analysis.results import Comparison
 from torchcaps.errors import InputError, visible
 from torchcaps.files import read_text, reading
 
@@ -62,53 +60,38 @@ def read_metrics(path: str | Path) -> Metrics:
         return {name: np.array([float("nan" if row[name] == "" else row[name]) for row in rows]) for name in names}
 
 
-@dataclass(frozen=True, eq=False)
-class Curves(Result):
-    """The learning curves of one or several runs, by the name to show."""
-
-    runs: Mapping[str, Metrics]
+class Curves(Comparison):
+    """The learning curves of one or several runs: the :data:`Metrics` of each."""
 
     def to_dict(self) -> dict[str, dict[str, list[float | None]]]:
         return {
             name: {key: [x if math.isfinite(x) else None for x in column.tolist()] for key, column in each.items()}
-            for name, each in self.runs.items()
+            for name, each in self.networks.items()
         }
 
     def figures(self) -> dict[str, Figure]:
-        return {"": figure_curves(self.runs)}
-
-
-def figure_curves(runs: Mapping[str, Metrics], *, title: str | None = None) -> Figure:
-    """Loss and error of one or several runs, epoch by epoch: validation bold, training thin and dashed.
-
-    Args:
-        runs: From :func:`read_metrics`, by the name to show.
-        title: Above the figure.
-
-    Raises:
-        InputError: There is no run, or one lacks a column.
-    """
-    if not runs:
-        raise InputError("there must be at least one run to draw, got none")
-    for name, metrics in runs.items():
-        for column in ("train_loss", "train_accuracy", "validation_loss", "validation_accuracy"):
-            if column not in metrics:
-                raise InputError(f'the metrics of {name} have no column "{column}"')
-    figure = new_figure(9.0, 3.6, title)
-    loss_axes, error_axes = figure.subplots(1, 2)
-    for (name, metrics), colour in zip(runs.items(), itertools.cycle(COLOURS)):
+        """Loss and error epoch by epoch: validation bold, training thin and dashed."""
+        if not self.networks:
+            raise InputError("there must be at least one run to draw, got none")
+        for name, metrics in self.networks.items():
+            for column in ("train_loss", "train_accuracy", "validation_loss", "validation_accuracy"):
+                if column not in metrics:
+                    raise InputError(f'the metrics of {name} have no column "{column}"')
+        figure = new_figure(9.0, 3.6, self.title)
+        loss_axes, error_axes = figure.subplots(1, 2)
+        for (name, metrics), colour in zip(self.networks.items(), itertools.cycle(COLOURS)):
+            for part, style in _STYLES.items():
+                label = visible(name) if part == "validation" else None
+                loss_axes.plot(metrics["epoch"], metrics[f"{part}_loss"], color=colour, label=label, **style)
+                error_axes.plot(metrics["epoch"], 100 * (1 - metrics[f"{part}_accuracy"]), color=colour, **style)
         for part, style in _STYLES.items():
-            label = visible(name) if part == "validation" else None
-            loss_axes.plot(metrics["epoch"], metrics[f"{part}_loss"], color=colour, label=label, **style)
-            error_axes.plot(metrics["epoch"], 100 * (1 - metrics[f"{part}_accuracy"]), color=colour, **style)
-    for part, style in _STYLES.items():
-        loss_axes.plot([], [], color=MUTED, label=part, **style)
-    for axes, name, unit in ((loss_axes, "Loss", "mean of an image"), (error_axes, "Error", "% of the images")):
-        style_axes(axes, name, "epoch", unit)
-        use_whole_numbers(axes)
-        _use_powers(axes)
-    draw_legend(figure, columns=4)
-    return figure
+            loss_axes.plot([], [], color=MUTED, label=part, **style)
+        for axes, name, unit in ((loss_axes, "Loss", "mean of an image"), (error_axes, "Error", "% of the images")):
+            style_axes(axes, name, "epoch", unit)
+            use_whole_numbers(axes)
+            _use_powers(axes)
+        draw_legend(figure, columns=4)
+        return {"": figure}
 
 
 def _use_powers(axes: Axes) -> None:

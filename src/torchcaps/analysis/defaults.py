@@ -11,4 +11,3 @@ PGD_STEPS = 10
 EVASION_STEPS = 40  # of the attack that knows the detector, and of PGD beside it
 
 STEPS = Range(1, 10_000, whole=True)  # of PGD
-DRAWN_ITERATIONS = Range(1, 100, whole=True)  # of routing, in one figure

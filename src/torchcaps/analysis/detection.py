@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -22,14 +21,13 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from torchcaps.analysis.defaults import EVASION_STEPS
-from torchcaps.analysis.inference import BATCH, over_batches, require_decoder, require_one_object
+from torchcaps.analysis.inference import over_batches, require_decoder, require_one_object
 from torchcaps.analysis.results import Result, Table, percent
-from torchcaps.analysis.robustness import Steps, fgsm, follow_gradient, pgd, score_margin
-from torchcaps.checks import check, checked
+from torchcaps.analysis.robustness import Goal, attack, score_margin
+from torchcaps.checks import check
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import ModelOutput, Network
-from torchcaps.ranges import Seed, Share
 
 Measure = Literal["reconstruction", "score"]
 
@@ -175,31 +173,12 @@ def judge(
     return ratios.numpy(), classes.numpy()
 
 
-@checked
-def evade(
-    model: Network,
-    images: Shaped[Tensor, "B C H W"],
-    labels: Int[Tensor, "B"],
-    detector: Detector,
-    epsilon: Share,
-    *,
-    steps: Steps = EVASION_STEPS,
-    seed: Seed = 0,
-) -> Float[Tensor, "B C H W"]:
-    """Images changed by an adversary who knows the detector, never by more than ``epsilon``.
+def evasion(model: Network, detector: Detector) -> Goal:
+    """The goal of an adversary who knows the detector, for :func:`~torchcaps.analysis.attack`.
 
-    Each step of 2.5·ε/steps goes along the sign of a gradient: that of the margin of scores (best wrong class less the
-    right one) while the image has its class, and that of the distance downwards while it has another. Of all places
-    that were passed, the nearest to what the network knows is kept, among those of another class.
-
-    Args:
-        model: A network of one object an image.
-        images: uint8 of 0..255 or floating-point of 0..1.
-        labels: Their classes.
-        detector: Whose distance is to be small.
-        epsilon: Largest change of a pixel, 0..1.
-        steps: How many.
-        seed: Seed of the start, which is uniform in ±ε.
+    What grows is the margin of scores (best wrong class less the right one) while the image has its class, and the
+    distance downwards while it has another. Of all places that were passed, the nearest to what the network knows is
+    kept, among those of another class.
 
     Source: the reconstructive attack of Qin and others 2020 (arXiv:1907.02957), which has its two goals in turns, too.
     """
@@ -211,7 +190,7 @@ def evade(
         rise = torch.where(fooled, -ratios, score_margin(output, classes)).sum()
         return rise, torch.where(fooled, ratios.detach(), torch.inf)
 
-    return follow_gradient(model, images, labels, epsilon, goal, steps, start=torch.Generator().manual_seed(seed))
+    return goal
 
 
 def detect(
@@ -232,10 +211,10 @@ def detect(
         test: Images as those that the network was trained on, and their classes.
         detector: From :func:`fit_detector`.
         others: Sets of images of another kind, by name; their labels are not looked at.
-        epsilons: For each the attacks FGSM, PGD (both along the scores) and :func:`evade`, which may change a pixel by
-            so much.
-        steps: Steps of PGD and :func:`evade`.
-        seed: Seed of their starts, of 256 images at a time.
+        epsilons: For each the attacks FGSM, PGD (both along the scores) and PGD with :func:`evasion`, which may change
+            a pixel by so much.
+        steps: Steps of PGD and the last attack.
+        seed: Seed of their starts.
         progress: Called with each attack that begins, in words.
     """
     clean, _ = judge(model, test.images, detector)
@@ -243,19 +222,18 @@ def detect(
     for name, images in (others or {}).items():
         ratios, _ = judge(model, images.images, detector)
         found.append(_compare(name, clean, ratios, np.ones(len(ratios), dtype=bool)))
-    pgd_too: Any = {"steps": steps, "seed": seed}
-    attacks = {
-        "FGSM": partial(fgsm, objective="scores"),
-        "PGD": partial(pgd, objective="scores", **pgd_too),
-        "PGD that knows": partial(evade, detector=detector, **pgd_too),
+    many: Any = {"steps": steps, "seed": seed}
+    attacks: dict[str, Any] = {
+        "FGSM": {"goal": "scores"},
+        "PGD": {"goal": "scores"} | many,
+        "PGD that knows": {"goal": evasion(model, detector)} | many,
     }
     for epsilon in epsilons:
-        for name, change in attacks.items():
+        for name, how in attacks.items():
             kind = f"{name}, ε = {epsilon:g}"
             if progress is not None:
                 progress(kind)
-            batches = zip(test.images.split(BATCH), test.labels.split(BATCH), strict=True)
-            changed = torch.cat([change(model, *batch, epsilon=epsilon).cpu() for batch in batches])
+            changed = attack(model, test.images, test.labels, epsilon, **how)
             ratios, classes = judge(model, changed, detector)
             found.append(_compare(kind, clean, ratios, classes != test.labels.numpy()))
     return Detections(detector, found)

@@ -34,6 +34,9 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 
 FORMATS = ("png", "pdf", "svg")
 DPI = 160
+BAND = 10  # images beside each other
+MOST_IMAGES, MOST_PIXELS = 5_000, 65_535
+"""In a figure of images, which would take hundreds of megabytes; and its sides, which viewers take."""
 
 _CHARACTER = 0.58  # mean width of a character of the default font, in font sizes
 
@@ -94,13 +97,13 @@ def save_figures(figures: Mapping[str, Figure], path: str | Path) -> list[Path]:
 
 
 def new_figure(width: float, height: float, title: str | None = None) -> Figure:
-    """An empty figure of that size in inches that lays out its axes by itself."""
+    """An empty figure of that size in inches, or wide enough for its title, that lays out its axes by itself."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    if title:
-        # the name of a run is no formula, even with a $, and may hold what no font has
-        figure.suptitle("\n".join(map(visible, title.split("\n"))), fontsize=TITLE, parse_math=False)
+    lines = [visible(line) for line in (title or "").split("\n")]
+    figure = Figure(figsize=(max(width, text_width(lines, TITLE) + 2 * MARGIN), height), layout="constrained")
+    if title:  # the name of a run is no formula, even with a $
+        figure.suptitle("\n".join(lines), fontsize=TITLE, parse_math=False)
     return figure
 
 
@@ -168,6 +171,9 @@ def tiles(
         side: The longer side of an image, inches.
         room: Inches that stay free on the right.
         **colours: Options of matplotlib's ``imshow`` for maps of numbers.
+
+    Raises:
+        InputError: More than 5,000 images, or a figure of more than 65,535 pixels in height or width.
     """
     columns = list(itertools.zip_longest(*rows))
     widths: list[float] = []
@@ -180,6 +186,12 @@ def tiles(
     top = MARGIN + (0.35 if title else 0) + (2 * LINE if subtitle else 0)
     lefts = list(itertools.accumulate((width + GAP for width in widths), initial=MARGIN))
     tops = list(itertools.accumulate(heights, initial=top))
+    drawn = sum(isinstance(cell, np.ndarray) for row in rows for cell in row)
+    if drawn > MOST_IMAGES or max(lefts[-1], tops[-1]) * DPI > MOST_PIXELS:
+        raise InputError(
+            f"a figure holds at most {MOST_IMAGES:,} images on {MOST_PIXELS:,} pixels a side, got {drawn:,} images on "
+            f"{lefts[-1] * DPI:,.0f}×{tops[-1] * DPI:,.0f}; draw fewer"
+        )
     figure, axes = canvas(lefts[-1] - GAP + room + MARGIN, tops[-1] + MARGIN, title, subtitle)
     limits: Any = {"xlim": axes.get_xlim(), "ylim": axes.get_ylim()}
     for row, y, height in zip(rows, tops, heights, strict=False):
@@ -200,18 +212,12 @@ def tiles(
     return figure
 
 
-def in_bands(rows: Mapping[str, Sequence[Cell]], columns: int) -> list[list[Cell]]:
-    """Rows with their headings, ``columns`` cells at a time, one band below the other, as :func:`tiles` takes them.
-
-    Raises:
-        InputError: ``columns`` is below one.
-    """
-    if columns < 1:
-        raise InputError(f"columns must be at least 1, got {columns}")
+def in_bands(rows: Mapping[str, Sequence[Cell]]) -> list[list[Cell]]:
+    """Rows with their headings, ten cells at a time, one band below the other, as :func:`tiles` takes them."""
     bands: list[list[Cell]] = []
-    for start in range(0, len(next(iter(rows.values()))), columns):
+    for start in range(0, len(next(iter(rows.values()))), BAND):
         bands += [[]] if bands else []
-        bands += [[Caption(heading, MUTED), *cells[start : start + columns]] for heading, cells in rows.items()]
+        bands += [[Caption(heading, MUTED), *cells[start : start + BAND]] for heading, cells in rows.items()]
     return bands
 
 

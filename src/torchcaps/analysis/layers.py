@@ -3,51 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchcaps.analysis.figures import EDGE, GAP, LINE, MARGIN, MUTED, SMALL, canvas, text_width, write
-from torchcaps.models import BaselineCNN, CapsNet, Network, PooledCNN
+from torchcaps.models import CapsNet, Network
 from torchcaps.models.images import follow
-from torchcaps.nn import (
-    CapsuleLayer,
-    ChannelNorm,
-    ConvBackbone,
-    ConvCapsules,
-    Convolution,
-    Decoder,
-    Dense,
-    DynamicRouting,
-    Elementwise,
-    Matrix,
-    PrimaryCapsules,
-    SelfAttentionRouting,
-    Shared,
-    StackBackbone,
-)
-from torchcaps.nn.capsules import Grid
-from torchcaps.nn.transforms import WeightTransform
+from torchcaps.nn import CapsuleLayer, ConvCapsules, PrimaryCapsules
+from torchcaps.parts import part_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-MAPS = "feature maps"
-_WORDS = {
-    nn.Linear: "dense",
-    ChannelNorm: "channel norm",
-    nn.BatchNorm2d: "batch norm",
-    nn.ReLU: "ReLU",
-    nn.Sigmoid: "sigmoid",
-    nn.Dropout: "dropout",
-    nn.Dropout2d: "dropout",
-    nn.Upsample: "twice as large",
-    nn.Flatten: "flattened",
-}
 
 # Inches: a row of the drawing, the longest side of a map, a cell of a grid, the shortest arrow.
 WIDEST, LONGEST, CELL, ARROW = 14.5, 1.15, 0.1, 0.45
@@ -92,178 +63,80 @@ def list_layers(model: Network) -> list[Layer]:
         ...     print(layer.name, layer.shape, layer.parameters)
         image (1, 28, 28) 0
         feature maps (256, 20, 20) 20992
-        feature maps (256, 6, 6) 5308672
-        primary capsules (32, 6, 6, 8) 0
+        primary capsules (32, 6, 6, 8) 5308672
         class capsules (10, 16) 1474560
         lengths (10,) 0
     """
+    images = torch.empty(2, *model.in_shape, device="meta", dtype=next(model.parameters()).dtype)
     image = Layer("image", (), model.in_shape, 0)
-    if isinstance(model, CapsNet):
-        return [image, *_backbone(model), *_primary(model), *_capsules(model), *_decoder(model)]
-    if isinstance(model, BaselineCNN):
-        parts: list[nn.Module] = list(model.stem.children())
-        for conv, norm in zip(model.convs, model.norms, strict=True):
-            parts += [conv, norm, nn.ReLU(), model.max_pool, model.drop_channels]
-        parts.append(nn.Flatten())
-        for dense in model.dense:
-            parts += [dense, nn.ReLU()]
-        return [image, *_sequence(parts, model.in_shape), _probabilities(model, "dropout" if model.dropout else "")]
-    if isinstance(model, PooledCNN):
-        how = {"average": "mean over places", "max": "largest over places", "none": "flattened"}[model.pooling]
-        return [
-            image,
-            *_backbone(model),
-            Layer("numbers", (how,), (model.classify.in_features,), 0),
-            _probabilities(model),
-        ]
-    return [image, Layer("scores", (type(model).__name__,), (model.num_classes,), _learned(model))]
+    if not isinstance(model, CapsNet):
+        *hidden, last = _called(model, images)
+        return [image, *hidden, replace(last, name="scores")]
+    layers = [image, *_called(model.backbone, images)]
+    parts = [model.primary_capsules, *model.layers]
+    names = ["primary capsules", *["capsules"] * (len(model.layers) - 1), "class capsules"]
+    for name, part, out in zip(names, parts, model.flow, strict=True):
+        shape = (*(out.grid or (out.poses.shape[1],)), out.poses.shape[2])
+        layers.append(Layer(name, _words(part), shape, _learned(part)))
+    score, plural = ("length", "lengths") if model.flow[-1].activations is None else ("activation", "activations")
+    others = _learned(model) - _learned(*filter(None, [model.backbone, *parts, model.decoder]))  # of the loss, say
+    layers.append(Layer(plural, (score,), (model.num_classes,), others))
+    if model.decoder is None:
+        return layers
+    poses = model.flow[-1].poses
+    *hidden, last = _called(model.decoder, poses)
+    given = Layer("decoder's input", ("class capsules", "all but one 0"), (poses[0].numel(),), 0)
+    drawn = [given, *hidden, replace(last, name="reconstruction", shape=model.in_shape)]
+    return [*layers, *(replace(each, in_decoder=True) for each in drawn)]
 
 
-def primary_grid(model: CapsNet) -> Grid:
-    """Types, height and width of the map that primary capsules are made of, wherever they stand."""
-    primary = model.primary_capsules
-    around = 2 * primary.primary_padding - primary.primary_kernel
-    height, width = ((side + around) // primary.primary_stride + 1 for side in model.map_shape[1:])
-    return primary.primary_types, height, width
-
-
-def _backbone(model: CapsNet | PooledCNN) -> list[Layer]:
-    """The maps that the backbone makes; of a backbone that is not known here the last ones only."""
-    backbone = model.backbone
-    layers = [Layer(MAPS, (type(backbone).__name__,), model.map_shape, _learned(backbone))]
-    if isinstance(backbone, ConvBackbone | StackBackbone):
-        leaves = [part for part in backbone.modules() if not any(part.children())]
-        layers = _sequence(
-            [part for part in leaves if not isinstance(part, nn.Sequential | nn.Identity)], model.in_shape
-        )
-    before: tuple[str, ...] = ()
-    if isinstance(model, CapsNet) and (model.standardise or model.pixel_scale != 1):
-        before = ("standardised" if model.standardise else f"pixels × {model.pixel_scale:g}",)
-    return [replace(layers[0], steps=(*before, *layers[0].steps)), *layers[1:]]
-
-
-def _primary(model: CapsNet) -> list[Layer]:
-    primary: nn.Module = model.primary_capsules  # one's own, perhaps
-    capsules, name = model.flow[0], "primary capsules"
-    shape = (*(capsules.grid or (capsules.poses.shape[1],)), capsules.poses.shape[2])
-    if not isinstance(primary, PrimaryCapsules):
-        return [Layer(name, (type(primary).__name__,), shape, _learned(primary))]
-    types, height, width = primary_grid(model)
-    dim, alone = primary.primary_dim, primary.each_channel
-    steps = _convolution(primary.convs[0], len(primary.convs)) if alone is None else _convolution(alone)
-    if alone is not None:
-        steps = ("each channel alone", *steps)
-    steps = (*steps, *_words(primary.norm), *(["ReLU"] if primary.primary_activation == "relu" else []))
-    learned = _learned(primary.convs if alone is None else alone, primary.norm)
-    cut = f"cut in {dim}s" if primary.grouping == "channels" else f"flattened, cut in {dim}s"
-    ends = {"squash": ("squash",), "unit": ("to length 1",), "routed": (f"÷ {types}, + bias", "squash")}
-    ends |= {"exponential": ("exponential squash",), "linear": ()}
-    active = ("activations: convolution", "sigmoid") if primary.primary_activations else ()
-    made = (cut, *ends[primary.primary_output], *active)
-    maps = Layer(MAPS, steps, (types * dim, height, width), learned)
-    return [maps, Layer(name, made, shape, _learned(primary) - learned)]
-
-
-def _capsules(model: CapsNet) -> list[Layer]:
-    """The capsule layers, and the scores of the last one."""
-    layers = []
-    for number, out in enumerate(model.flow[1:], 1):
-        layer = model.layer(number)
-        name = "class capsules" if layer is model.class_capsules else "capsules"
-        shape = (*(out.grid or (layer.out_capsules,)), layer.out_dim)
-        layers.append(Layer(name, _capsule_words(layer), shape, _learned(layer)))
-    is_length = isinstance(model.class_capsules.routing, DynamicRouting | SelfAttentionRouting)
-    name, score = ("lengths", "length") if is_length else ("scores", "activation, or length")
-    learned = _learned(model.classification_loss)
-    steps = (score, "times a scale in the loss") if learned else (score,)
-    return [*layers, Layer(name, steps, (model.num_classes,), learned)]
-
-
-def _capsule_words(layer: CapsuleLayer) -> tuple[str, ...]:
-    transform, routing = layer.transform, layer.routing
-    words = [type(transform).__name__]
-    if isinstance(transform, WeightTransform) and transform.size is not None:
-        I, K, J, D = transform.size
-        side = math.isqrt(K)
-        known: dict[type[WeightTransform], list[str]] = {
-            Dense: [f"{I:,}×{J} matrices", f"{D}×{K} each"],
-            Shared: [f"{J} matrices", f"{D}×{K} each"],
-            Matrix: [f"{I:,}×{J} matrices", f"{side}×{side} each"],
-            Elementwise: [f"{I:,}×{J} vectors", f"of {D}"],
-        }
-        words = next((each for kind, each in known.items() if isinstance(transform, kind)), words)
-    number = routing.num_iterations
-    iterations = f", {number} iteration{'s' * (number > 1)}"
-    if not isinstance(routing, DynamicRouting):
-        words.append(type(routing).__name__ + iterations * (number > 1))
-    elif number == 0:
-        words.append("sum of votes")
-    else:
-        words += [f"routing{iterations}", f"softmax over {routing.softmax_over}"]
-        words += ['"none of the above"'] * routing.leaky
-    if isinstance(layer, ConvCapsules):
-        window = [f"windows {layer.layer_kernel}×{layer.layer_kernel}"]
-        window += [f"stride {layer.layer_stride}"] * (layer.layer_stride > 1)
-        window += [f"padding {layer.layer_padding}"] * (layer.layer_padding > 0)
-        words = [*window, *words, *["batch norm"] * layer.pose_norm]
-    return tuple(words)
-
-
-def _decoder(model: CapsNet) -> list[Layer]:
-    decoder: nn.Module | None = model.decoder  # one's own, perhaps
-    if decoder is None:
-        return []
-    objects, size = model.objects, (model.num_classes * model.capsule_dim,)
-    name = "reconstruction" if objects == 1 else "reconstruction of each"
-    if not isinstance(decoder, Decoder):
-        return [Layer(name, (type(decoder).__name__,), model.in_shape, _learned(decoder), True)]
-    kept = "one kept, others 0" if objects == 1 else f"{objects} times one kept, others 0"
-    layers = [Layer("decoder's input", ("class capsules", kept, "flattened"), size, 0)]
-    layers += _sequence(decoder.layers, size, maps="map")
-    layers[-1] = replace(layers[-1], name=name, shape=model.in_shape)
-    return [replace(layer, in_decoder=True) for layer in layers]
-
-
-def _probabilities(model: BaselineCNN | PooledCNN, before: str = "") -> Layer:
-    steps = (before, "dense", "softmax" if model.objects == 1 else "sigmoid")
-    return Layer("probabilities", tuple(filter(None, steps)), (model.num_classes,), _learned(model.classify))
-
-
-def _sequence(parts: Iterable[nn.Module], shape: tuple[int, ...], maps: str = MAPS) -> list[Layer]:
-    """The layers of modules that follow each other: a convolution, a dense layer and a flattening begin one each."""
+def _called(module: nn.Module, given: Tensor) -> list[Layer]:
+    """The layers of a module: one with weights begins one, and so does what brings numbers into another order."""
     layers: list[Layer] = []
-    before: tuple[str, ...] = ()
-    for part in parts:
-        dtype = next((each.dtype for each in part.parameters()), torch.float32)
-        shape = tuple(follow(part, torch.empty(2, *shape, device="meta", dtype=dtype))[0].shape[1:])
-        words, name = _words(part), maps if len(shape) == 3 else "hidden"
-        if isinstance(part, nn.Upsample):
-            before = words
-        elif isinstance(part, Convolution | nn.Linear | nn.Flatten):
-            name = "numbers" if isinstance(part, nn.Flatten) else name
-            layers.append(Layer(name, (*before, *words), shape, _learned(part)))
-            before = ()
+
+    def note(part: nn.Module, _: object, out: object) -> None:
+        if not isinstance(out, Tensor) or isinstance(part, nn.Identity):
+            return
+        shape, learned = tuple(out.shape[1:]), _learned(part)
+        before = layers[-1] if layers else Layer("", (), (), 0)
+        if len(shape) != len(before.shape) or any(each.ndim > 1 for each in part.parameters()):
+            layers.append(Layer("numbers" if len(shape) == 1 else "feature maps", _words(part), shape, learned))
         else:
-            last = layers[-1]
-            name = name if isinstance(part, nn.Unflatten) else last.name
-            layers[-1] = Layer(name, (*last.steps, *words), shape, last.parameters + _learned(part))
-    return layers
+            words, learned = (*before.steps, *_words(part)), before.parameters + learned
+            layers[-1] = replace(before, steps=words, shape=shape, parameters=learned)
+
+    hooks = [each.register_forward_hook(note) for each in module.modules() if not any(each.children())]
+    try:
+        out = follow(module, given)[0]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not layers:
+        note(module, None, getattr(out, "scores", out))
+    rest = _learned(module) - sum(each.parameters for each in layers)
+    return [*layers[:-1], replace(layers[-1], parameters=layers[-1].parameters + rest)]
 
 
 def _words(part: nn.Module) -> tuple[str, ...]:
-    """What a module does; nothing where it is not worth a word."""
-    if isinstance(part, Convolution):
-        return (*_convolution(part), *(["ReLU"] if part.relu else []))
-    if isinstance(part, nn.MaxPool2d):
-        return (f"max pooling {part.kernel_size}×{part.kernel_size}",)
-    return (_WORDS[type(part)],) if type(part) in _WORDS else ()
+    """What a module does, in a few words each."""
+    if isinstance(part, nn.Conv2d):
+        return *_window("convolution", *part.kernel_size, stride=part.stride[0]), *["ReLU"] * getattr(
+            part, "relu", False
+        )
+    if isinstance(part, PrimaryCapsules):
+        return *_window("convolution", part.primary_kernel, stride=part.primary_stride), part.primary_output
+    if not isinstance(part, CapsuleLayer):
+        return ("dense" if isinstance(part, nn.Linear) else type(part).__name__,)
+    window = _window("windows", part.layer_kernel, stride=part.layer_stride) if isinstance(part, ConvCapsules) else ()
+    (_, transform), (_, routing) = part_of(type(part.transform)), part_of(type(part.routing))
+    number = part.routing.num_iterations
+    weights = [_by(each.shape) for each in part.transform.parameters()][:1]
+    iterations = f"{number} iteration{'s' * (number > 1)}"
+    return *window, " ".join([transform, *weights]), f"{routing} routing, {iterations}"
 
 
-def _convolution(conv: nn.Module, number: int = 1) -> tuple[str, ...]:
-    assert isinstance(conv, nn.Conv2d)
-    height, width = conv.kernel_size
-    what = f"{number} convolutions" if number > 1 else "convolution"
-    return (f"{what} {height}×{width}", *([f"stride {conv.stride[0]}"] if conv.stride[0] > 1 else []))
+def _window(what: str, *kernel: int, stride: int) -> tuple[str, ...]:
+    return f"{what} {_by(kernel * 2 if len(kernel) == 1 else kernel)}", *[f"stride {stride}"] * (stride > 1)
 
 
 def _learned(*modules: nn.Module) -> int:
@@ -284,27 +157,25 @@ def figure_architecture(model: Network, *, title: str | None = None) -> Figure:
     """
     layers = list_layers(model)
     largest = max(max(layer.shape[-2:]) for layer in layers if len(layer.shape) == 3)
-    blocks = [_Block(layer, largest) for layer in layers]
     rows: list[list[_Block]] = []
-    for block in blocks:  # beside each other as far as a row is wide; the decoder's begin one
+    for block in (_Block(layer, largest) for layer in layers):
+        # beside each other as far as a row is wide; the decoder's begin one
         begins = not rows or rows[-1][-1].layer.in_decoder != block.layer.in_decoder
         if begins or sum(each.width for each in rows[-1]) + block.width > WIDEST:
             rows.append([])
         rows[-1].append(block)
-    above = [max(block.above for block in row) for row in rows]
-    below = [max(block.below for block in row) for row in rows]
-    subtitle = f"{_by(model.in_shape)} pixels, {model.num_classes} classes, "
-    subtitle += f"{sum(layer.parameters for layer in layers):,} parameters"
+    learned = f"{sum(layer.parameters for layer in layers):,} parameters"
+    subtitle = f"{_by(model.in_shape)} pixels, {model.num_classes} classes, {learned}"
     y = MARGIN + 0.3 + 2 * LINE
-    height = y + sum(above) + sum(below) + LINE * len(rows) + MARGIN
+    height = sum(max(each.above for each in row) + max(each.below for each in row) + LINE for row in rows)
     wide = max(sum(block.width for block in row) for row in rows) + 2 * MARGIN
-    figure, axes = canvas(wide, height, title or type(model).__name__, subtitle)
-    for row, over, under in zip(rows, above, below, strict=True):
-        x = MARGIN
+    figure, axes = canvas(wide, y + height + MARGIN, title or type(model).__name__, subtitle)
+    for row in rows:
+        x, middle = MARGIN, y + max(block.above for block in row)
         for block in row:
-            block.draw(axes, x, y + over)
+            block.draw(axes, x, middle)
             x += block.width
-        y += over + under + LINE
+        y = middle + max(block.below for block in row) + LINE
     return figure
 
 
@@ -324,8 +195,7 @@ class _Block:
         if len(shape) == 1:
             self.wide, self.high = 0.16, 0.3 + 0.09 * math.log2(shape[0])
         elif len(shape) == 2:
-            rows = min(shape[0], MOST_VECTORS) + (shape[0] > MOST_VECTORS)  # the last for an ellipsis
-            self.wide, self.high = min(shape[1], MOST_CELLS) * CELL, rows * CELL
+            self.wide, self.high = min(shape[1], MOST_CELLS) * CELL, min(shape[0], MOST_VECTORS) * CELL
         else:
             scale = LONGEST / math.sqrt(largest) / math.sqrt(max(shape[1:3]))  # areas as the sides of the maps
             self.wide, self.high = max(shape[2] * scale, CELL), max(shape[1] * scale, CELL)
@@ -356,20 +226,13 @@ class _Block:
         """Numbers as a bar, capsules as rows of components, maps as a block, types of capsules behind each other."""
         shape, wide, high, depth = self.layer.shape, self.wide, self.high, self.depth
         right, up = x + wide, y - 0.6 * depth
-        if len(shape) == 1:
-            _box(axes, GREY, x, y, wide, high)
-        elif len(shape) == 2:
-            rows = min(shape[0], MOST_VECTORS)
-            _box(axes, ORANGE, x, y, wide, rows * CELL, rows, shape[1])
-            if shape[0] > rows:
-                write(axes, "⋮", x + wide / 2, y + high - CELL / 2, size=SMALL, ha="center", va="center")
-        elif len(shape) == 3:
-            _box(axes, BLUE, x, y, wide, high)
+        if len(shape) == 3:
             _polygon(axes, BLUE, (x, y), (x + depth, up), (right + depth, up), (right, y))
             _polygon(axes, BLUE, (right, y), (right + depth, up), (right + depth, up + high), (right, y + high))
-        else:
-            for n in range(min(shape[0], MOST_SHEETS) - 1, -1, -1):
-                _box(axes, ORANGE, x + n * CELL, y - 0.6 * n * CELL, wide, high, *(shape[1:3] if n == 0 else ()))
+        for n in range(min(shape[0], MOST_SHEETS) - 1, 0, -1) if len(shape) == 4 else ():
+            _box(axes, ORANGE, x + n * CELL, y - 0.6 * n * CELL, wide, high)
+        cells = {2: (min(shape[0], MOST_VECTORS), shape[-1]), 4: shape[1:3]}.get(len(shape), (1, 1))
+        _box(axes, {1: GREY, 3: BLUE}.get(len(shape), ORANGE), x, y, wide, high, *cells)
 
 
 def _polygon(axes: Axes, colour: str, *corners: tuple[float, float]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchcaps.analysis.figures import MUTED, TILE, Caption, Cell, shorten, tiles
 from torchcaps.analysis.inference import BATCH, as_pixels, class_labels, inference, require_decoder
-from torchcaps.analysis.results import Result, Scored, Table
+from torchcaps.analysis.results import Result, Scored, Table, lower_first
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.models import Network
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LARGEST_CHANGE = 1_000
-MOST_ROWS, MOST_DRAWN = 500, 5_000
-"""Rows, and images, in one figure: more would make it larger than the 65,535 pixels that viewers take, or take
-hundreds of megabytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,26 +62,40 @@ class Perturbations(Result):
     """The capsules of one or several images, changed in the same way.
 
     Args:
-        results: From :func:`perturb_capsule`.
-        class_names: The name of each class.
+        results: From :func:`perturb_capsule`: of one image; or of several of one shape with the same one component,
+            amplitude and steps.
+        class_names: The name of each class; its number if None.
         images: What each image is, in words.
         whose: Whose capsules they are, in words, such as ``"the longest"``; empty where one class was named.
-        component: The component that is changed, in each image; None for all components of one image.
         network: What the network is called, for the figure.
+
+    Example:
+        >>> from torchcaps import create_model
+        >>> from torchcaps.analysis import Perturbations, perturb_capsule
+        >>> from torchcaps.datasets import load_dataset
+        >>> model, digits = create_model("tf-notebook"), load_dataset("digits").test
+        >>> changed = {"components": [3], "amplitude": 0.5}
+        >>> pairs = zip(digits.images[:5], digits.labels[:5])
+        >>> results = [perturb_capsule(model, image, target=int(j), **changed) for image, j in pairs]
+        >>> figure = Perturbations(results).figures()[""]
     """
 
     results: Sequence[Perturbation]
-    class_names: Sequence[str]
-    images: Sequence[str]
+    class_names: Sequence[str] | None = None
+    images: Sequence[str] = ()
     whose: str = ""
-    component: int | None = None
     network: str = "a network"
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the classes."""
+        return class_labels(self.class_names, len(self.results[0].scores))
 
     def to_dict(self) -> list[dict[str, Any]]:
         return [
             {
                 "image": words,
-                "class": self.class_names[each.target],
+                "class": self.names[each.target],
                 "score": float(each.scores[each.target]),
                 "components": list(each.components),
                 "offsets": each.offsets.tolist(),
@@ -93,19 +104,55 @@ class Perturbations(Result):
         ]
 
     def tables(self) -> list[Table]:
-        part = "" if self.component is None else f"component {self.component} of "
+        part = f"component {self.results[0].components[0]} of " if len(self.results[0].components) == 1 else ""
         lines = []
         for words, each in zip(self.images, self.results, strict=True):
-            name = self.class_names[each.target] + (f" ({self.whose})" if self.whose else "")
+            name = self.names[each.target] + (f" ({self.whose})" if self.whose else "")
             lines.append(f"{words}: {part}capsule {name}, {each.score_name} {each.scores[each.target]:.3f}")
         return [Table(note=lines)]
 
     def figures(self) -> dict[str, Figure]:
-        if self.component is None:
-            subtitle = f"{self.network}: {self.images[0][:1].lower()}{self.images[0][1:]}"
-            return {"": figure_perturbation(self.results[0], self.class_names, subtitle=subtitle)}
-        title = f"Component {self.component} of {self.whose} capsule" if self.whose else None
-        return {"": figure_component(self.results, self.class_names, title=title, subtitle=self.network)}
+        """Decoded images: a column for each change, a row for each component of one capsule, or for each image.
+
+        Beside them stand the image and what is decoded from its capsule as it is; where one component was changed, also
+        whose capsule that is.
+
+        Source: Sabour, Frosst, Hinton 2017, figure 4 (arXiv:1710.09829); of several images Aurélien Géron's TensorFlow
+        notebook on capsule networks, 2017.
+        """
+        results = self.results
+        alike = {(each.components, each.images.shape, each.offsets.tobytes()) for each in results}
+        if len(alike) != 1 or (len(results) > 1 and len(results[0].components) != 1):
+            raise InputError(
+                "the rows must be images of one shape of which the same one component was changed by the same amounts, "
+                f"got components {', '.join(str(each.components) for each in results) or 'of no image'}"
+            )
+        first = results[0]
+        names = self.names
+        rows: list[list[Cell]] = [[Caption("image", MUTED), Caption("reconstruction", MUTED)]]
+        if len(first.components) > 1:
+            title = f"Components of the capsule “{names[first.target]}”, {first.score}, changed one at a time"
+            pairs = zip(first.components, first.images, strict=True)
+            rows += [[None, None, f"component {component}", *images] for component, images in pairs]
+            rows[1][:2] = first.image, first.reconstruction
+        else:
+            one = all(each.target == first.target for each in results)
+            whose = (
+                f"{self.whose} capsule"
+                if self.whose
+                else f"the capsule “{names[first.target]}”"
+                if one
+                else "a capsule of each image"
+            )
+            title = f"Component {first.components[0]} of {whose}"
+            for each in results:
+                capsule = Caption(shorten(f"capsule {names[each.target]}", 2 * TILE))
+                rows.append([each.image, each.reconstruction, [capsule, Caption(each.score, MUTED)], *each.images[0]])
+        signed = [f"{offset:+.4g}".replace("-", "−") if offset else "0" for offset in first.offsets]
+        added = [Caption(text, bold=text == "0") for text in signed]
+        alone = f": {lower_first(self.images[0])}" if len(results) == 1 and self.images else ""
+        subtitle = self.network + alone
+        return {"": tiles([*rows, [None, None, Caption("added", MUTED), *added]], title=title, subtitle=subtitle)}
 
 
 @checked
@@ -179,87 +226,6 @@ def visibility(model: Network, images: Shaped[Tensor, "N C H W"], *, amplitude: 
     if not ends:
         raise InputError("visibility is a mean over images; give at least one image")
     return float(np.mean([np.ptp(each, axis=1).max((1, 2, 3)) for each in ends]))
-
-
-def figure_perturbation(
-    result: Perturbation, class_names: Sequence[str] | None = None, *, subtitle: str = ""
-) -> Figure:
-    """Decoded images: a row for each component of the capsule, a column for each change; the input beside them.
-
-    Args:
-        result: From :func:`perturb_capsule`, of at most 5,000 images in 500 rows.
-        class_names: The name of each class; its number if None.
-        subtitle: Below the title, such as the network and the image.
-    """
-    names = class_labels(class_names, len(result.scores))
-    rows: list[list[Cell]] = [
-        [None, None, f"component {component}", *images]
-        for component, images in zip(result.components, result.images, strict=True)
-    ]
-    rows[0][:2] = result.image, result.reconstruction
-    title = f"Components of the capsule “{names[result.target]}”, {result.score}, changed one at a time"
-    return _draw(rows, result.offsets, title, subtitle)
-
-
-def figure_component(
-    results: Sequence[Perturbation],
-    class_names: Sequence[str] | None = None,
-    *,
-    title: str | None = None,
-    subtitle: str = "",
-) -> Figure:
-    """One component of a capsule of each of several images: a row for each image, a column for each change.
-
-    Beside them stand the image, what is decoded from its capsule as it is, and whose capsule that is.
-
-    Args:
-        results: From :func:`perturb_capsule` with ``components=[d]``, the same d and amplitude for all images, which
-            have one shape; at most 500.
-        class_names: The name of each class; its number if None.
-        title: Above the figure; by default it says which component of whose capsule is changed.
-        subtitle: Below the title, such as the network.
-
-    Example:
-        >>> from torchcaps import create_model
-        >>> from torchcaps.analysis import figure_component, perturb_capsule
-        >>> from torchcaps.datasets import load_dataset
-        >>> model, digits = create_model("tf-notebook"), load_dataset("digits").test
-        >>> changed = {"components": [3], "amplitude": 0.5}
-        >>> pairs = zip(digits.images[:5], digits.labels[:5])
-        >>> figure = figure_component([perturb_capsule(model, image, target=int(j), **changed) for image, j in pairs])
-
-    Source: the figure of Aurélien Géron's TensorFlow notebook on capsule networks, 2017.
-    """
-    alike = {(each.components, each.images.shape, each.offsets.tobytes()) for each in results}
-    if len(alike) != 1 or len(results[0].components) != 1:
-        raise InputError(
-            "the rows must be images of one shape of which the same one component was changed by the same amounts, got "
-            f"components {', '.join(str(each.components) for each in results) or 'of no image'}"
-        )
-    first = results[0]
-    names = class_labels(class_names, len(first.scores))
-    one = all(result.target == first.target for result in results)
-    whose = f"of the capsule “{names[first.target]}”" if one else "of a capsule of each image"
-    rows: list[list[Cell]] = []
-    for each in results:
-        capsule = Caption(shorten(f"capsule {names[each.target]}", 2 * TILE))
-        rows.append([each.image, each.reconstruction, [capsule, Caption(each.score, MUTED)], *each.images[0]])
-    return _draw(rows, first.offsets, title or f"Component {first.components[0]} {whose}", subtitle)
-
-
-def _draw(rows: list[list[Cell]], offsets: Float[np.ndarray, "steps"], title: str, subtitle: str) -> Figure:
-    """Draw rows of image, reconstruction, words and decoded images, and under their columns what was added."""
-    if len(rows) > MOST_ROWS or len(rows) * len(offsets) > MOST_DRAWN:
-        raise InputError(
-            f"at most {MOST_DRAWN:,} images in {MOST_ROWS} rows are drawn in one figure, got {len(rows):,} rows of "
-            f"{len(offsets):,}"
-        )
-    headings = [Caption("image", MUTED), Caption("reconstruction", MUTED)]
-    # with their signs and as few decimals, up to four, as tell them exactly
-    decimals = next(n for n in range(5) if n == 4 or np.allclose(offsets, offsets.round(n), rtol=0, atol=1e-9))
-    signed = [f"{offset:+.{decimals}f}".replace("-", "−") if offset else "0" for offset in offsets]
-    added = [Caption(text, bold=text == "0") for text in signed]
-    return tiles([headings, *rows, [None, None, Caption("added", MUTED), *added]], title=title, subtitle=subtitle)
 
 
 def _offsets(amplitude: float | tuple[float, float], steps: int) -> Float[np.ndarray, "steps"]:

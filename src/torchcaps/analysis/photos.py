@@ -20,13 +20,11 @@ from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Result, Styled,
 from torchcaps.analysis.targets import PRESENT
 from torchcaps.datasets.images import Photo
 from torchcaps.datasets.preparation import NOTHING, Prepared
-from torchcaps.errors import InputError, visible
+from torchcaps.errors import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_PHOTOS = 100
-"""In one figure: so many rows stay below the 65,535 pixels of height that viewers take."""
 PREVIEW = 400
 """Pixels a side, at most, in which a photo is drawn."""
 _SIDE = 1.6  # of a picture, inches
@@ -42,7 +40,7 @@ class PhotoAnswers(Result):
         prepared: What the network was given of each.
         prediction: What it says.
         class_names: The name of each class.
-        photos: The files' own pixels, for the figure, 1 to 100 of them; None without one.
+        photos: The files' own pixels, for the figure; none without one.
         task: What was asked of the images.
     """
 
@@ -50,7 +48,7 @@ class PhotoAnswers(Result):
     prepared: Sequence[Prepared]
     prediction: Prediction
     class_names: Sequence[str]
-    photos: Sequence[Photo] | None = None
+    photos: Sequence[Photo] = ()
     task: Literal["classes", "labels", "regression"] = "classes"
 
     def given(self, n: int) -> list[str]:
@@ -113,15 +111,13 @@ class PhotoAnswers(Result):
 
     def figures(self) -> dict[str, Figure]:
         """Photos with the place of their ink, each beside what the network sees, what it draws, and its scores."""
-        if not 1 <= len(self.photos or ()) <= MOST_PHOTOS:
-            raise InputError(f"a figure shows 1 to {MOST_PHOTOS} photos, got {len(self.photos or ())}")
         headings = ["photo", "what the network sees", "reconstruction"]
         drawn, in_lines = self.prediction.reconstruction, partial(wrap, width=_LINE)
         if drawn is None:
             headings.pop()
         headings.append(self.prediction.score_name)
         rows: list[list[Cell]] = [[Caption(heading, MUTED) for heading in headings]]
-        for n, (file, photo) in enumerate(zip(self.files, self.photos or (), strict=True)):
+        for n, (file, photo) in enumerate(zip(self.files, self.photos, strict=True)):
             photo = photo.shrunk(PREVIEW)
             words = [Caption(f"{file.name}: {' + '.join(self.given(n))}", bold=True)]
             words += [Caption(line, MUTED) for change in photo.prepared.changes for line in in_lines(change)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +13,7 @@ from torch import Tensor
 
 from torchcaps.analysis.calibration import USUAL, Calibration, Prediction, distances
 from torchcaps.analysis.inference import BATCH, Labels, classes_of, over_batches
-from torchcaps.datasets.images import Fit, read_image
-from torchcaps.datasets.preparation import Preparation
+from torchcaps.datasets.images import read_image
 from torchcaps.errors import InputError
 from torchcaps.models import ModelOutput, Network
 
@@ -21,21 +21,12 @@ BRIGHTEST = 1e15
 """A pixel whose square float32 still holds, summed over any image."""
 
 
-def load_image(
-    path: str | Path,
-    in_shape: Sequence[int],
-    *,
-    preparation: Preparation | None = None,
-    invert: bool = False,
-    fit: Fit = "pad",
-    name: str | None = None,
-) -> UInt8[Tensor, "C H W"]:
+def load_image(path: str | Path, in_shape: Sequence[int], **options: Any) -> UInt8[Tensor, "C H W"]:
     """Read an image file and bring it to the shape a network takes: :func:`torchcaps.datasets.read_image` as a tensor.
 
-    Arguments and errors are those of :func:`torchcaps.datasets.read_image`.
+    Options and errors are those of :func:`torchcaps.datasets.read_image`.
     """
-    image = read_image(path, in_shape, preparation=preparation, invert=invert, fit=fit, name=name)
-    return torch.from_numpy(image)
+    return torch.from_numpy(read_image(path, in_shape, **options))
 
 
 def predict(

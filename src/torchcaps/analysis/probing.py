@@ -9,7 +9,7 @@ the same map, and beside that of shuffled factors, which should not be above 0.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from torchcaps.analysis.figures import COLOURS, draw_legend, new_figure, style_axes
 from torchcaps.analysis.inference import over_batches, require_one_object
-from torchcaps.analysis.results import Result, Styled, Table
+from torchcaps.analysis.results import Comparison, Result, Styled, Table
 from torchcaps.datasets import ImageSet
 from torchcaps.datasets.affine import inverse_maps, linear_maps, warp
 from torchcaps.datasets.rng import generator
@@ -59,17 +59,8 @@ class Probe(Result):
     shuffled: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Probing(Result):
-    """The probes of several networks beside each other.
-
-    Args:
-        networks: What :func:`probe` found of each, by the name to show.
-        images: What each was fitted and judged on, in words.
-    """
-
-    networks: Mapping[str, Sequence[Probe]]
-    images: Mapping[str, str]
+class Probing(Comparison):
+    """The probes of several networks beside each other, as :func:`probe` gives them."""
 
     def to_dict(self) -> list[dict[str, Any]]:
         return [{"probes": [each.to_dict() for each in probes]} for probes in self.networks.values()]
@@ -100,7 +91,7 @@ class Probing(Result):
         if not shown:
             raise InputError("there must be at least one probe to draw, got none")
         names = list(dict.fromkeys(factor for each in shown.values() for factor in each.r2))
-        figure = new_figure(1.3 * len(names) + 1.5, 3.4)
+        figure = new_figure(1.3 * len(names) + 1.5, 3.4, self.title)
         axes = figure.subplots()
         style_axes(axes, "What can be read off by a linear map", "", "R² on held-out images")
         width = 0.8 / len(shown)

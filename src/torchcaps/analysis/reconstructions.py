@@ -19,12 +19,11 @@ from torchcaps.analysis.results import Table
 from torchcaps.datasets import ImageSet, PairSet
 from torchcaps.errors import InputError
 from torchcaps.models import Network
+from torchcaps.ranges import COUNT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_DRAWN = 1000
-"""Images in one figure: in rows of ten, more would make it higher than the 65,535 pixels that viewers take."""
 OVERLAID = ("#00ff00", "#ff00ff")
 """Colours of two objects laid over each other, told apart by colour-blind readers too; together they are white."""
 
@@ -38,8 +37,7 @@ class Reconstructions(Prediction):
         labels: The images' classes, where known.
         decoded: The class whose capsule was decoded, or those of the objects, as ``reconstruction`` has them.
         class_names: The name of each class; its number if None.
-        where: What the images are, in words.
-        network: What the network is called, for the figure.
+        title: Of which network, and of which images.
     """
 
     images: Float[np.ndarray, "N C H W"]
@@ -47,8 +45,7 @@ class Reconstructions(Prediction):
     labels: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"] | None
     decoded: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"]
     class_names: Sequence[str] | None = None
-    where: str = "images"
-    network: str = "a network"
+    title: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         right = None if self.labels is None else int(self.right.sum())
@@ -58,11 +55,30 @@ class Reconstructions(Prediction):
         given = "their class" if self.classes.ndim == 1 else "exactly their classes"
         right = "" if self.labels is None else f"{int(self.right.sum()):,} were given {given}; "
         error = f"squared error {self.squared_error.mean():.2f} an image"
-        return [Table(note=[f"First {len(self.images):,} {self.where}: {right}{error}"])]
+        return [Table(title=self.title, note=[right + error])]
 
     def figures(self) -> dict[str, Figure]:
-        title = f"{self.network}: the first {len(self.images):,} {self.where}"
-        return {"": figure_reconstructions(self, self.class_names, title=title)}
+        """Images over their reconstructions; under each its label, the class it was given and its score.
+
+        Of several objects in an image, each reconstruction has a row and a colour of its own, and one more row lays
+        them over each other: where two objects overlap, green and magenta add to white. A class that is not the label,
+        or not one of the labels, is red.
+        """
+        names = class_labels(self.class_names, self.scores.shape[1])
+        classes = self.classes.reshape(len(self.classes), -1)  # (N, P)
+        right = itertools.repeat(True) if self.labels is None else self.right
+        scores = [" ".join(f"{score:.2f}" for score in row) for row in np.take_along_axis(self.scores, classes, 1)]
+        rows: dict[str, Sequence[Cell]] = {"image": [*self.images], **_drawn(self)}
+        if self.labels is not None:
+            rows["label"] = [join_names(names, row) for row in self.labels]
+        rows["class"] = [
+            Caption(join_names(names, row), None if is_right else WRONG)
+            for row, is_right in zip(classes, right, strict=False)
+        ]
+        rows[self.score_name] = [Caption(score, MUTED) for score in scores]
+        if (self.decoded != self.classes).any():
+            rows["decoded"] = [Caption(join_names(names, row), MUTED) for row in self.decoded]
+        return {"": tiles(in_bands(rows), title=self.title)}
 
     @property
     def full(self) -> Float[np.ndarray, "N C H W"]:
@@ -111,41 +127,6 @@ def reconstruct(model: Network, images: Shaped[Tensor, "N C H W"], labels: Label
     )
 
 
-def figure_reconstructions(
-    result: Reconstructions, class_names: Sequence[str] | None = None, *, title: str = ""
-) -> Figure:
-    """Images over their reconstructions; under each its label, the class it was given and its score.
-
-    Of several objects in an image, each reconstruction has a row and a colour of its own, and one more row lays them
-    over each other: where two objects overlap, green and magenta add to white. A class that is not the label, or not
-    one of the labels, is red.
-
-    Args:
-        result: From :func:`reconstruct`; at most 1,000 images.
-        class_names: The name of each class; its number if None.
-        title: Above the figure.
-
-    Source: Sabour, Frosst, Hinton 2017, figures 3 and 5 (arXiv:1710.09829).
-    """
-    if len(result.images) > MOST_DRAWN:
-        raise InputError(f"at most {MOST_DRAWN:,} images are drawn in one figure, got {len(result.images):,}")
-    names = class_labels(class_names, result.scores.shape[1])
-    classes = result.classes.reshape(len(result.classes), -1)  # (N, P)
-    right = itertools.repeat(True) if result.labels is None else result.right
-    scores = [" ".join(f"{score:.2f}" for score in row) for row in np.take_along_axis(result.scores, classes, 1)]
-    rows: dict[str, Sequence[Cell]] = {"image": [*result.images], **_drawn(result)}
-    if result.labels is not None:
-        rows["label"] = [join_names(names, row) for row in result.labels]
-    rows["class"] = [
-        Caption(join_names(names, row), None if is_right else WRONG)
-        for row, is_right in zip(classes, right, strict=False)
-    ]
-    rows[result.score_name] = [Caption(score, MUTED) for score in scores]
-    if (result.decoded != result.classes).any():
-        rows["decoded"] = [Caption(join_names(names, row), MUTED) for row in result.decoded]
-    return tiles(in_bands(rows, 10), title=title)
-
-
 def _drawn(result: Reconstructions) -> dict[str, Sequence[Cell]]:
     """What stands under the images, by its heading: the reconstruction, or those of the objects and all together."""
     from matplotlib.colors import to_rgb
@@ -162,30 +143,22 @@ def _drawn(result: Reconstructions) -> dict[str, Sequence[Cell]]:
 
 
 def figure_samples(
-    image_set: ImageSet | PairSet,
-    class_names: Sequence[str] | None = None,
-    *,
-    rows: int = 4,
-    columns: int = 10,
-    title: str = "",
+    image_set: ImageSet | PairSet, class_names: Sequence[str] | None = None, *, count: int = 40, title: str = ""
 ) -> Figure:
     """The first images of a set, each with its label, or those of all its objects, under it.
 
     Args:
-        image_set: Images and their classes; the first ``rows`` · ``columns`` are shown, or all if there are fewer.
+        image_set: Images and their classes.
         class_names: The name of each class; its number if None.
-        rows: Images below each other.
-        columns: Images side by side.
+        count: How many images are shown, or all if there are fewer.
         title: Above the figure.
     """
-    if rows < 1:
-        raise InputError(f"rows must be at least 1, got {rows}")
-    shown = image_set.preview(max(rows * columns, 1))
+    COUNT.check("count", count)
+    shown = image_set.preview(count)
     highest = int(shown.labels.max())
     names = class_labels(None, highest + 1) if class_names is None else class_names
     if highest >= len(names):
         raise InputError(f"a label is {highest}, but there are only {len(names)} class names")
     labels: list[Cell] = [join_names(names, each) for each in shown.labels]
-    images: list[Cell] = [*(shown.images.cpu().numpy() / 255)]
-    cells = in_bands({"": images, " ": labels}, columns)
+    cells = in_bands({"": [*(shown.images.cpu().numpy() / 255)], " ": labels})
     return tiles([row[1:] for row in cells], title=title)

@@ -53,6 +53,27 @@ class Result:
         return {}
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Comparison(Result):
+    """Networks beside each other.
+
+    Args:
+        networks: What was found of each, by the name to show.
+        images: The images that each was looked at with, in words.
+    """
+
+    networks: Mapping[str, Any]
+    images: Mapping[str, str]
+
+    @property
+    def title(self) -> str:
+        """The network and its images; of several networks the images, with the networks where these differ."""
+        words = set(self.images.values())
+        if len(self.images) > 1 and len(words) == 1:
+            return words.pop()
+        return "\n".join(f"{name}: {each}" if each else name for name, each in self.images.items())
+
+
 class Scored(Result):
     """A result with class scores."""
 
@@ -68,3 +89,8 @@ class Scored(Result):
 def percent(share: float | None) -> str:
     """0..1 as ``99.44 %``; a dash where it is not defined."""
     return "–" if share is None else f"{100 * share:.2f} %"
+
+
+def lower_first(words: str) -> str:
+    """Words that stood at the beginning of a sentence, as they go on in one."""
+    return words[:1].lower() + words[1:]

@@ -6,16 +6,15 @@ B images, I input capsules and J output capsules of a layer, T iterations.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from torchcaps.analysis.defaults import DRAWN_ITERATIONS
 from torchcaps.analysis.figures import (
     COLOURS,
     MUTED,
@@ -27,9 +26,8 @@ from torchcaps.analysis.figures import (
     tiles,
     use_whole_numbers,
 )
-from torchcaps.analysis.inference import class_labels, in_batches, inference, require_capsules
-from torchcaps.analysis.layers import primary_grid
-from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Result, Scored, Styled, Table
+from torchcaps.analysis.inference import class_labels, over_batches, require_capsules
+from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Result, Scored, Styled, Table, lower_first
 from torchcaps.checks import check
 from torchcaps.errors import InputError
 from torchcaps.machine import MIB
@@ -52,6 +50,8 @@ DEAD = 1e-3
 """A capsule whose length or activation is never more says nothing."""
 BATCH = 64
 """Images that are followed at a time; fewer where their votes would not fit the working memory."""
+ALL = torch.ones(())
+"""Every capsule is there."""
 PAIRS = ("logits", "coupling", "agreement")
 """The numbers that each input capsule has with each output capsule."""
 
@@ -142,16 +142,10 @@ class RoutingTrace(RoutingStatistics, Scored):
         competitors = self.coupling.shape[3 if self.softmax_over == "outputs" else 2]
         return 1 / (competitors + self.leaky)
 
-    def names(self, class_names: Sequence[str] | None = None) -> list[str]:
-        """The names of the outputs: those of the classes (or their numbers), of others their kind and number."""
-        number = self.coupling.shape[3]
-        if self.outputs == "class":
-            return class_labels(class_names, number)
-        return [f"{self.outputs} {j}" for j in range(number)]
-
-    def highest(self, index: int, number: int) -> list[int]:
-        """The outputs of the highest scores at the end of routing, of one image, the highest first."""
-        return top_classes(torch.from_numpy(self.scores[-1, index]), min(number, self.scores.shape[2])).tolist()
+    @property
+    def highest(self) -> list[int]:
+        """The outputs of the ten highest scores, the highest first, of the first image at the end of routing."""
+        return top_classes(torch.from_numpy(self.scores[-1, 0]), min(MOST_SHOWN, self.scores.shape[2])).tolist()
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +154,7 @@ class RoutingReport(Result):
 
     Args:
         trace: Of the image.
-        names: The names of the outputs, see :meth:`RoutingTrace.names`.
+        class_names: The name of each class; its number if None.
         image: What the image is, in words.
         inputs: The input capsules whose numbers are asked for; for programs all if there are none.
         statistics: Of many images; None where there is only the one.
@@ -169,12 +163,20 @@ class RoutingReport(Result):
     """
 
     trace: RoutingTrace
-    names: Sequence[str]
-    image: str
+    class_names: Sequence[str] | None = None
+    image: str = "an image"
     inputs: Sequence[int] = ()
     statistics: RoutingStatistics | None = None
-    many: str = ""
+    many: str = "many images"
     network: str = "a network"
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the outputs: those of the classes (or their numbers), of others their kind and number."""
+        outputs, number = self.trace.outputs, self.trace.coupling.shape[3]
+        return (
+            class_labels(self.class_names, number) if outputs == "class" else [f"{outputs} {j}" for j in range(number)]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Every number of each iteration of the image; float32 with as few digits as tell it from its neighbours."""
@@ -215,19 +217,89 @@ class RoutingReport(Result):
         return [*found, Table(note=notes)]
 
     def figures(self) -> dict[str, Figure]:
-        title = f"Routing in {self.network}: {self.image[:1].lower()}{self.image[1:]}"
-        figures = {"": figure_coupling(self.trace, class_names=self.names, title=title)}
+        figures = {"": self._coupling()}
         if self.statistics is not None:
-            title = f"Routing in {self.network}: {self.many[:1].lower()}{self.many[1:]}"
-            figures["-statistics"] = figure_routing_statistics(self.statistics, title=title)
+            figures["-statistics"] = self._settling(self.statistics)
         return figures
+
+    def _coupling(self) -> Figure:
+        """Coupling maps: a row for each iteration, a column for each output, the image beside them.
+
+        A map is the coupling c on the grid of the input capsules, averaged over their types: white where it is uniform
+        (u), red above, blue below. Shades are equal for equal ±√|c − u|, so that small differences are seen. They are
+        the same in every figure of such a layer: from 0 to 5·u, or to 1; what is above looks like the end. The length
+        (or activation) of the output capsule after that iteration stands under its map. Of more than ten outputs, those
+        of the highest scores are shown.
+        """
+        from matplotlib.colors import FuncNorm
+
+        trace, names, strongest = self.trace, self.names, self.trace.highest
+        iterations, _, classes = trace.scores.shape
+        shown = sorted(strongest)
+        maps = trace.maps[:, 0].mean(2)[:, shown]  # (T, shown, H, W)
+
+        in_order = f"of the {trace.inputs} in the order of their index, not in space"
+        places = f"on the grid of the {trace.inputs}" if trace.in_space else in_order
+        subtitle = f"each {trace.outputs}'s coupling {places}, averaged over their types; below: its {trace.score_name}"
+        if len(shown) < classes:
+            subtitle = f"the {len(shown)} {HIGHEST[trace.score_name]} of {classes} {PLURALS[trace.outputs]}; {subtitle}"
+        rows: list[list[Cell]] = [[None, None, None, *(Caption(names[j], bold=j == strongest[0]) for j in shown)]]
+        for t in range(iterations):
+            beside = (trace.images[0], Caption("image", MUTED)) if t == 0 else (None, None)
+            scores = [Caption(f"{trace.scores[t, 0, j]:.2f}", MUTED, j == strongest[0]) for j in shown]
+            rows += [[beside[0], None, f"iteration {t + 1}", *maps[t]], [beside[1], None, None, *scores], []]
+        uniform = trace.uniform
+        reach = min(4 * uniform, max(uniform, 1 - uniform))
+
+        def shades(coupling: np.ndarray) -> np.ndarray:
+            away = coupling - uniform
+            return np.sign(away) * np.sqrt(np.abs(away))
+
+        def couplings(shade: np.ndarray) -> np.ndarray:
+            return uniform + np.sign(shade) * shade**2
+
+        norm = FuncNorm((shades, couplings), uniform - reach, uniform + reach, clip=True)
+        title = f"Routing in {self.network}: {lower_first(self.image)}"
+        figure = tiles(rows[:-1], title=title, subtitle=subtitle, room=1.2, cmap="RdBu_r", norm=norm)
+        (width, height), (axes,) = figure.get_size_inches(), figure.axes
+        cax = figure.add_axes((1 - 1.2 / width, 0.4 / height, 0.13 / width, 1 - 1.6 / height))
+        bar = figure.colorbar(axes.images[-1], cax=cax)
+        cax.set_title("coupling", fontsize=SMALL, color=MUTED, loc="left", pad=8)
+        bar.outline.set_visible(False)
+        cax.tick_params(labelsize=SMALL)
+        cax.set_ylim(0, uniform + reach)  # no coupling is below zero, though the scale goes on
+        ticks = sorted({0.0, uniform, 2 * uniform, uniform + reach})
+        bar.set_ticks(ticks, labels=[f"{each:.2g}" + " uniform" * (each == uniform) for each in ticks])
+        return figure
+
+    def _settling(self, statistics: RoutingStatistics) -> Figure:
+        """Entropy of the coupling and mean agreement at each iteration: mean over the images, and their middle 80 %."""
+        figure = new_figure(7.2, 3.4, f"Routing in {self.network}: {lower_first(self.many)}")
+        panels = (
+            ("Entropy of the coupling", "share of its maximum", statistics.entropy),
+            ("Agreement of votes and outputs", "mean size", statistics.mean_agreement),
+        )
+        for axes, colour, (name, unit, values) in zip(figure.subplots(1, 2), COLOURS, panels, strict=False):
+            iterations, mean = np.arange(1, len(values) + 1), values.mean(1)
+            low, high = np.quantile(values, (0.1, 0.9), axis=1)
+            axes.bar(iterations, high - low, 0.1, low, color=colour, alpha=0.3, label="middle 80 % of images")
+            axes.plot(iterations, mean, color=colour, marker="o", label=f"mean of {values.shape[1]:,} images")
+            style_axes(axes, name, "iteration", unit)
+            use_whole_numbers(axes)
+            axes.legend(fontsize=SMALL, frameon=False, loc="best")
+        entropy_axes, agreement_axes = figure.axes
+        # a change of less than a percent is none to speak of, and looks like none
+        lowest = min(float(statistics.entropy.min()), 0.99)
+        entropy_axes.set_ylim(lowest - 0.1 * (1 - lowest), 1 + 0.1 * (1 - lowest))
+        agreement_axes.set_ylim(0, 1.1 * max(float(np.quantile(statistics.mean_agreement, 0.9, axis=1).max()), 1e-9))
+        return figure
 
     def _input(self, capsule: int) -> Table:
         """What one input capsule and each output capsule make of each other, iteration by iteration."""
         trace, names, place, fewer = self.trace, self.names, "", ""
         shown: Sequence[int] = range(len(names))
         if len(names) > MOST_CLASSES:
-            shown = sorted(trace.highest(0, MOST_SHOWN))
+            shown = sorted(trace.highest)
             fewer = f" (the {len(shown)} {HIGHEST[trace.score_name]} of {len(names)} {PLURALS[trace.outputs]})"
         rows: list[list[str]] = []
         for t in range(len(trace.coupling)):
@@ -272,15 +344,8 @@ def trace_routing(
         >>> trace.maps[-1].mean(2).shape  # last iteration, averaged over capsule types: images, classes, places
         (4, 10, 6, 6)
     """
-    first, *others = _traces(model, images, layer, num_iterations)
-    if not others:
-        return first
-    arrays = ("entropy", "mean_agreement", "images", *RoutingRound._fields[:-1], "scores")
-    joined: dict[str, Any] = {
-        name: np.concatenate([getattr(each, name) for each in (first, *others)], 0 if name == "images" else 1)
-        for name in arrays
-    }
-    return replace(first, **joined, longest=np.max([first.longest, *(each.longest for each in others)], 0))
+    names = ("entropy", "mean_agreement", "longest", "images", *RoutingRound._fields[:-1], "scores")
+    return RoutingTrace(**_follow(model, images, layer, num_iterations, names))
 
 
 def routing_statistics(
@@ -290,9 +355,9 @@ def routing_statistics(
 
     Arguments and errors are those of :func:`trace_routing`.
     """
-    traces = _traces(model, images, layer, num_iterations)
-    entropy, agreement, longest = zip(*((t.entropy, t.mean_agreement, t.longest) for t in traces), strict=True)
-    return RoutingStatistics(np.concatenate(entropy, 1), np.concatenate(agreement, 1), np.max(longest, 0))
+    names = ("entropy", "mean_agreement", "longest")
+    found = _follow(model, images, layer, num_iterations, names)
+    return RoutingStatistics(**{name: found[name] for name in names})
 
 
 def layers_with_coupling(model: Network) -> list[int]:
@@ -307,100 +372,14 @@ def layers_with_coupling(model: Network) -> list[int]:
     return found
 
 
-def figure_coupling(
-    trace: RoutingTrace, index: int = 0, class_names: Sequence[str] | None = None, *, title: str | None = None
-) -> Figure:
-    """Coupling maps of one image: a row for each iteration, a column for each output, the image beside them.
-
-    A map is the coupling c on the grid of the input capsules, averaged over their types: white where it is uniform (u),
-    red above, blue below. Shades are equal for equal ±√|c − u|, so that small differences are seen. They are the same
-    in every figure of such a layer: from 0 to 5·u, or to 1; what is above looks like the end. The length (or
-    activation) of the output capsule after that iteration stands under its map. Of more than ten outputs, those of the
-    highest scores are shown.
-
-    Args:
-        trace: From :func:`trace_routing`, of at most 100 iterations.
-        index: Which of its images.
-        class_names: The name of each class; its number if None.
-        title: Above the figure; by default it says what the outputs are.
-    """
-    from matplotlib.colors import FuncNorm
-
-    if not 0 <= index < len(trace.images):
-        raise InputError(f"index must be 0 to {len(trace.images) - 1}, as so many images were traced, got {index}")
-    iterations, _, classes = trace.scores.shape
-    DRAWN_ITERATIONS.check("the number of iterations in a figure", iterations)
-    names, strongest = trace.names(class_names), trace.highest(index, MOST_SHOWN)
-    shown = sorted(strongest)
-    maps = trace.maps[:, index].mean(2)[:, shown]  # (T, shown, H, W)
-
-    in_order = f"of the {trace.inputs} in the order of their index, not in space"
-    places = f"on the grid of the {trace.inputs}" if trace.in_space else in_order
-    subtitle = f"each {trace.outputs}'s coupling {places}, averaged over their types; below: its {trace.score_name}"
-    if len(shown) < classes:
-        subtitle = f"the {len(shown)} {HIGHEST[trace.score_name]} of {classes} {PLURALS[trace.outputs]}; {subtitle}"
-    rows: list[list[Cell]] = [[None, None, None, *(Caption(names[j], bold=j == strongest[0]) for j in shown)]]
-    for t in range(iterations):
-        beside = (trace.images[index], Caption("image", MUTED)) if t == 0 else (None, None)
-        scores = [Caption(f"{trace.scores[t, index, j]:.2f}", MUTED, j == strongest[0]) for j in shown]
-        rows += [[beside[0], None, f"iteration {t + 1}", *maps[t]], [beside[1], None, None, *scores], []]
-    uniform = trace.uniform
-    reach = min(4 * uniform, max(uniform, 1 - uniform))
-
-    def shades(coupling: np.ndarray) -> np.ndarray:
-        away = coupling - uniform
-        return np.sign(away) * np.sqrt(np.abs(away))
-
-    def couplings(shade: np.ndarray) -> np.ndarray:
-        return uniform + np.sign(shade) * shade**2
-
-    norm = FuncNorm((shades, couplings), uniform - reach, uniform + reach, clip=True)
-    title = title or f"Routing: where each {trace.outputs} takes its input from"
-    figure = tiles(rows[:-1], title=title, subtitle=subtitle, room=1.2, cmap="RdBu_r", norm=norm)
-    (width, height), (axes,) = figure.get_size_inches(), figure.axes
-    cax = figure.add_axes((1 - 1.2 / width, 0.4 / height, 0.13 / width, 1 - 1.6 / height))
-    bar = figure.colorbar(axes.images[-1], cax=cax)
-    cax.set_title("coupling", fontsize=SMALL, color=MUTED, loc="left", pad=8)
-    bar.outline.set_visible(False)
-    cax.tick_params(labelsize=SMALL)
-    cax.set_ylim(0, uniform + reach)  # no coupling is below zero, though the scale goes on
-    ticks = sorted({0.0, uniform, 2 * uniform, uniform + reach})
-    bar.set_ticks(ticks, labels=[f"{each:.2g}" + " uniform" * (each == uniform) for each in ticks])
-    return figure
-
-
-def figure_routing_statistics(statistics: RoutingStatistics, *, title: str | None = None) -> Figure:
-    """Entropy of the coupling and mean agreement at each iteration: mean over the images, and their middle 80 %.
-
-    Args:
-        statistics: From :func:`routing_statistics`.
-        title: Above the figure.
-    """
-    figure = new_figure(7.2, 3.4 if title else 3.0, title)
-    panels = (
-        ("Entropy of the coupling", "share of its maximum", statistics.entropy),
-        ("Agreement of votes and outputs", "mean size", statistics.mean_agreement),
-    )
-    for axes, colour, (name, unit, values) in zip(figure.subplots(1, 2), COLOURS, panels, strict=False):
-        iterations, mean = np.arange(1, len(values) + 1), values.mean(1)
-        low, high = np.quantile(values, (0.1, 0.9), axis=1)
-        axes.bar(iterations, high - low, 0.1, low, color=colour, alpha=0.3, label="middle 80 % of images")
-        axes.plot(iterations, mean, color=colour, marker="o", label=f"mean of {values.shape[1]:,} images")
-        style_axes(axes, name, "iteration", unit)
-        use_whole_numbers(axes)
-        axes.legend(fontsize=SMALL, frameon=False, loc="best")
-    entropy_axes, agreement_axes = figure.axes
-    # a change of less than a percent is none to speak of, and looks like none
-    lowest = min(float(statistics.entropy.min()), 0.99)
-    entropy_axes.set_ylim(lowest - 0.1 * (1 - lowest), 1 + 0.1 * (1 - lowest))
-    agreement_axes.set_ylim(0, 1.1 * max(float(np.quantile(statistics.mean_agreement, 0.9, axis=1).max()), 1e-9))
-    return figure
-
-
-def _traces(
-    model: Network, images: Shaped[Tensor, "N C H W"], layer: int | None, num_iterations: int | None
-) -> Iterator[RoutingTrace]:
-    """Traces of a few images each, no more than have votes that fit the working memory."""
+def _follow(
+    model: Network,
+    images: Shaped[Tensor, "N C H W"],
+    layer: int | None,
+    num_iterations: int | None,
+    names: Sequence[str],
+) -> dict[str, Any]:
+    """The arrays of a trace that are named, and what else it says, of no more images at a time than fit the memory."""
     network = require_capsules(model, "routing")
     count = len(network.layers)
     if layer is not None and layer not in Range(1, count, whole=True):
@@ -417,35 +396,43 @@ def _traces(
         raise InputError(
             "num_iterations must be at least 1, got 0: without an iteration there is no coupling to follow"
         )
-    outputs: Outputs = "capsule" if after.grid is None else "type"
+    score_name: list[ScoreName] = []
+
+    def look(pixels: Tensor, _: object) -> list[Tensor]:
+        votes, activations = chosen.votes(network.capsules(pixels)[number - 1])
+        rounds = routing.rounds(votes, activations)
+        by_image = [_by_image(each, chosen, grid) for each in rounds]
+        capsules = [Capsules(each.capsules, each.activations) for each in by_image]
+        score_name[:] = ["length" if rounds[-1].activations is None else "activation"]
+        entropy, agreement = _measure(rounds, chosen, votes, grid, len(pixels))
+        scores = torch.stack([each.scores(network.length_eps) for each in capsules], 1)  # (B, T, J·L)
+        numbers = {"images": pixels, "entropy": entropy, "mean_agreement": agreement}
+        numbers |= {"longest": capsules[-1].scores(1e-24)}
+        numbers |= {"scores": scores.unflatten(2, (rounds[0].coupling.shape[2], -1)).float().mean(3)}
+        numbers |= {
+            name: torch.stack([getattr(each, name) for each in by_image], 1) for name in by_image[0]._fields[:-1]
+        }
+        return [numbers[name].float() for name in names]
+
     fitting = int(get_working_memory() * MIB / (4 * before.poses.shape[1] * after.poses.shape[1] * chosen.out_dim))
     routing.num_iterations = iterations
     try:
-        with inference(network):
-            for pixels, _ in in_batches(network, images, None, max(1, min(BATCH, fitting))):
-                votes, activations = chosen.votes(network.capsules(pixels)[number - 1])
-                rounds = routing.rounds(votes, activations)
-                entropy, agreement = _measure(rounds, chosen, votes, grid, len(pixels))
-                by_image = [_by_image(each, chosen, grid) for each in rounds]
-                capsules = [Capsules(each.capsules, each.activations) for each in by_image]
-                scores = torch.stack([each.scores(network.length_eps) for each in capsules])  # (T, B, J·L)
-                numbers = {"entropy": entropy, "mean_agreement": agreement, "images": pixels}
-                numbers |= {"longest": capsules[-1].scores(1e-24).amax(0)}
-                numbers |= {"scores": scores.unflatten(2, (rounds[0].coupling.shape[2], -1)).float().mean(3)}
-                for name in RoutingRound._fields[:-1]:
-                    numbers[name] = torch.stack([getattr(each, name) for each in by_image])
-                yield RoutingTrace(
-                    **{name: tensor.float().cpu().numpy() for name, tensor in numbers.items()},
-                    grid=grid,
-                    in_space=before.grid is not None,
-                    layer=number,
-                    softmax_over=routing.softmax_over,
-                    leaky=routing.leaky,
-                    score_name="length" if rounds[-1].activations is None else "activation",
-                    outputs="class" if number == count else outputs,
-                )
+        found = over_batches(look, network, images, None, max(1, min(BATCH, fitting)))
     finally:
         routing.num_iterations = own
+    arrays = {name: rows.numpy() for name, rows in zip(names, found, strict=True)}
+    by_iteration = {name: rows if name == "images" else rows.swapaxes(0, 1) for name, rows in arrays.items()}
+    outputs: Outputs = "capsule" if after.grid is None else "type"
+    return by_iteration | {
+        "longest": arrays["longest"].max(0),
+        "grid": grid,
+        "in_space": before.grid is not None,
+        "layer": number,
+        "softmax_over": routing.softmax_over,
+        "leaky": routing.leaky,
+        "score_name": score_name[0],
+        "outputs": "class" if number == count else outputs,
+    }
 
 
 def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: Grid) -> RoutingRound:
@@ -474,30 +461,30 @@ def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: Grid) -> RoutingRou
 
 def _measure(
     rounds: list[RoutingRound], layer: CapsuleLayer, votes: Votes, grid: Grid, images: int
-) -> tuple[Float[Tensor, "T B"], Float[Tensor, "T B"]]:
-    """Entropy of the coupling, and mean agreement, of each iteration and image.
+) -> list[Float[Tensor, "B T"]]:
+    """Entropy of the coupling, and mean agreement, of each image and iteration.
 
     Of a layer on a map, the rounds are those of its windows: B·L in place of B.
     """
-    there = None
+    there = ALL
     if isinstance(layer, ConvCapsules) and layer.layer_padding:
         there = (layer.window_capsules(grid, votes.poses.device) > 0).repeat(images, 1)
-    competition = votes.competition
-    entropy = torch.stack([normalised_entropy(each.coupling, layer.routing, competition, there) for each in rounds])
-    agreement = torch.stack([_mean(each.agreement.abs().mean(2), there) for each in rounds])
-    return entropy.unflatten(1, (images, -1)).mean(2), agreement.unflatten(1, (images, -1)).mean(2)
+    entropy = [normalised_entropy(each.coupling, layer.routing, votes.competition, there) for each in rounds]
+    agreement = [_mean(each.agreement.abs().mean(2), there) for each in rounds]
+    return [torch.stack(each, 1).unflatten(0, (images, -1)).mean(1) for each in (entropy, agreement)]
 
 
-def _mean(numbers: Float[Tensor, "B I"], there: Bool[Tensor, "B I"] | None) -> Float[Tensor, "B"]:
-    """The mean over the capsules that are there: all, unless it is said which."""
-    return numbers.mean(1) if there is None else (numbers * there).sum(1) / there.sum(1)
+def _mean(numbers: Float[Tensor, "B I"], there: Shaped[Tensor, "..."]) -> Float[Tensor, "B"]:
+    """The mean over the capsules that are there."""
+    weights = there.to(numbers).expand_as(numbers)
+    return (numbers * weights).sum(1) / weights.sum(1)
 
 
 def normalised_entropy(
     coupling: Float[Tensor, "B I J"],
     routing: Routing,
     competition: MapCompetition | None = None,
-    there: Bool[Tensor, "B I"] | None = None,
+    there: Shaped[Tensor, "..."] = ALL,
 ) -> Float[Tensor, "B"]:
     """Entropy over the competitors, averaged over what they compete for, as a share of its maximum.
 
@@ -510,28 +497,29 @@ def normalised_entropy(
     coupling = coupling.clamp_min(0)
     if routing.softmax_over is None or (competition is None and not routing.leaky):
         coupling = coupling / coupling.sum(axis, keepdim=True).clamp_min(1e-30)
-    entropy, given = torch.special.entr(coupling).sum(axis), coupling.sum(axis)
-    on_map = competition is not None and routing.softmax_over == "outputs"
-    if on_map:
-        assert competition is not None
-        entropy, given = competition.sum(entropy), competition.sum(given)  # (B, N)
+    entropy, given, windows = torch.special.entr(coupling).sum(axis), coupling.sum(axis), 1
+    competitors = torch.tensor(coupling.shape[axis])
+    if axis == 1:
+        there = ALL
+    elif competition is not None and routing.softmax_over == "outputs":  # 0 is beyond the edge
+        entropy, given = competition.sum(entropy)[:, 1:], competition.sum(given)[:, 1:]  # (B, N)
+        competitors, windows = coupling.shape[2] * competition.links[1:], competition.rows_per_image
+        there = competitors > 0
     if routing.leaky:
         entropy = entropy + torch.special.entr((1 - given).clamp_min(0))
-    if on_map:
-        assert competition is not None
-        links = competition.links
-        competitors = coupling.shape[2] * links + routing.leaky
-        share = torch.where(competitors > 1, entropy / competitors.clamp_min(2).log(), 0.0)
-        held = (links > 0) & (torch.arange(len(links), device=entropy.device) > 0)  # 0 is beyond the edge
-        return share[:, held].mean(1).repeat_interleave(competition.rows_per_image)
-    number = coupling.shape[axis] + routing.leaky
-    mean = _mean(entropy, there if axis == 2 else None)
-    return mean / math.log(number) if number > 1 else torch.zeros_like(mean)
+    competitors = (competitors + routing.leaky).to(entropy)
+    share = torch.where(competitors > 1, entropy / competitors.clamp_min(2).log(), 0.0)
+    return _mean(share, there).repeat_interleave(windows)
 
 
 def _grid(network: CapsNet, number: int) -> Grid:
-    """Types, height and width of a layer's input capsules; one row where they stand on no map."""
-    capsules = network.flow[number - 1]
-    if capsules.grid is None and number == 1 and isinstance(network.primary_capsules, PrimaryCapsules):
-        return primary_grid(network)
+    """Types, height and width of a layer's input capsules; one row where they stand on no map.
+
+    Primary capsules that stand on none have that of the map which they are made of.
+    """
+    capsules, primary = network.flow[number - 1], network.primary_capsules
+    if capsules.grid is None and number == 1 and isinstance(primary, PrimaryCapsules):
+        around = 2 * primary.primary_padding - primary.primary_kernel
+        height, width = ((side + around) // primary.primary_stride + 1 for side in network.map_shape[1:])
+        return primary.primary_types, height, width
     return capsules.grid or (1, 1, capsules.poses.shape[1])

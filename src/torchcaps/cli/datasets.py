@@ -11,14 +11,12 @@ from torchcaps.analysis.results import Result, Styled, Table
 from torchcaps.cli.options import DataDir, Figure, Json, Split, command
 from torchcaps.cli.runs import refuse_options
 from torchcaps.cli.show import by, print_json, print_table, say, show
-from torchcaps.ranges import Pixels, Range, ValidationSplit
+from torchcaps.ranges import Count, Pixels, ValidationSplit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
     from torchcaps.datasets import Dataset, DatasetInfo, ImageSet, PairSet
-
-SAMPLES, SAMPLE_COLUMNS = Range(1, 1000, whole=True), 10
 
 
 @command(
@@ -35,7 +33,7 @@ def datasets(
     data_dir: DataDir = None,
     image_size: Annotated[Pixels | None, "Resize images to this height and width, pixels."] = None,
     skip_damaged: Annotated[bool, "Leave out the image files of a folder that cannot be read."] = False,
-    sample: Annotated[int | None, SAMPLES, "Draw the first so many images, and print their labels."] = None,
+    sample: Annotated[Count | None, "Draw the first so many images, and print their labels."] = None,
     split: Annotated[Split, "Of which part --sample draws the first images."] = "train",
     validation: Annotated[ValidationSplit, "Which training images are for validation, as in train."] = "random",
     figure: Annotated[Figure, "Where --sample draws, .png, .pdf or .svg; DATA-sample.png by default."] = None,
@@ -166,8 +164,8 @@ class Described(Result):
 
         assert self.sample is not None
         assert self.dataset is not None
-        layout = {"rows": -(-len(self.sample) // SAMPLE_COLUMNS), "columns": SAMPLE_COLUMNS}
-        return {"": figure_samples(self.sample, self.dataset.class_names, title=f"The {self.title}", **layout)}
+        title = f"The {self.title}"
+        return {"": figure_samples(self.sample, self.dataset.class_names, count=len(self.sample), title=title)}
 
 
 def parts_of(dataset: Dataset) -> Mapping[str, ImageSet | PairSet]:

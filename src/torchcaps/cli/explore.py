@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from torchcaps.cli.options import Data, DataDir, MaxMegapixels, WhichEpoch, command
-from torchcaps.cli.runs import names_of, open_run, refuse_options
+from torchcaps.cli.runs import open_runs, refuse_options
 from torchcaps.cli.show import say, typed
 from torchcaps.ranges import Range
 
@@ -64,11 +64,10 @@ def explore(
     from torchcaps.explorer import open_explorer, serving, write_page
 
     torch.set_num_threads(1)  # an image at a time is no quicker with more, and much slower while others compute
-    names = names_of(run)
-    opened = [open_run(folder, which) for folder in run] or [open_run(None, which)]
-    explorers = [open_explorer(each, data, data_dir) for each in opened]
-    for explorer, name in zip(explorers, names, strict=False):
-        explorer.name = name
+    explorers = []
+    for name, _, opened in open_runs(run, which):
+        explorers.append(open_explorer(opened, data, data_dir))
+        explorers[-1].name = name
     if save is not None:
         write_page(explorers[0], save)
         return say(f"Wrote the page to {save}.", f"See it by: python -m http.server --directory {save}")

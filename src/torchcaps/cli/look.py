@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import click
 
-from torchcaps.analysis.defaults import DRAWN_ITERATIONS
 from torchcaps.cli.options import Drawn, Figure, ImageFiles, Json, Source, Which, WhichEpoch, command
 from torchcaps.cli.runs import figure_path, name_of, names_of, open_images, open_run, preparation_for, refuse_options
 from torchcaps.cli.show import say, show
 from torchcaps.errors import InputError, unknown_name
-from torchcaps.files import could_be_repository, write_text
-from torchcaps.ranges import MOST_ENTRIES, Count, Index, Range
+from torchcaps.files import could_be_repository, read_json, write_text
+from torchcaps.ranges import MOST_ENTRIES, AtLeastOneIteration, Count, Index, Range
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,11 +68,9 @@ def predict(
 
     import numpy as np
 
-    from torchcaps.analysis.photos import MOST_PHOTOS, PREVIEW, PhotoAnswers
+    from torchcaps.analysis.photos import PREVIEW, PhotoAnswers
     from torchcaps.datasets import read_photo
 
-    if figure is not None and len(paths) > MOST_PHOTOS:
-        raise InputError(f"--figure draws at most {MOST_PHOTOS} images, got {len(paths)}")
     description, classify = open_classifier(network, which)
     preparation = preparation_for(files, description.preparation)
     files_read, prepared, kept, damaged = list[Path](), [], [], list[str]()
@@ -207,15 +204,13 @@ def reconstruct(
 ) -> None:
     """Draw images above their reconstructions from class capsules; each of several objects in an image has a colour."""
     from torchcaps.analysis import reconstruct as decode
-    from torchcaps.analysis.reconstructions import MOST_DRAWN
 
-    if count > MOST_DRAWN:
-        raise InputError(f"--count must be at most {MOST_DRAWN:,}, more do not fit one figure, got {count:,}")
     opened = open_run(run, source.which)
     images, dataset, where = open_images(opened, source)
     images = images.preview(count)
-    words: Any = {"class_names": dataset.class_names, "where": where, "network": name_of(run)}
-    found = replace(decode(opened.model, images.images, images.labels), **words)
+    title = f"{name_of(run)}: the first {len(images):,} {where}"
+    found = decode(opened.model, images.images, images.labels)
+    found = replace(found, class_names=dataset.class_names, title=title)
     show(found, json=json, figure=figure_path(figure, run, "reconstructions"))
 
 
@@ -269,19 +264,18 @@ def perturb(
     ]
     whose = {"longest": f"the {HIGHEST[results[0].score_name]}", "label": "the label's"}[follow]
     words = [picture.words for picture in pictures]
-    found = Perturbations(results, names, words, "" if capsule is not None else whose, component, name_of(run))
+    found = Perturbations(results, names, words, "" if capsule is not None else whose, name_of(run))
     show(found, json=json, figure=figure_path(figure, run, "perturbation"))
 
 
 def label_of(picture: Picture) -> int:
     """The class of an image of one object, which must be known."""
-    if len(picture.labels) == 1:
-        return picture.labels[0]
-    if picture.labels:
-        needed = f"an image of one object, this one has {len(picture.labels)}"
-    else:
-        needed = f"an image whose class is known, which that of the file {picture.words} is not"
-    raise InputError(f"--follow label needs {needed}; choose a capsule with --capsule")
+    if len(picture.labels) != 1:
+        raise InputError(
+            f"--follow label needs an image of one object whose class is known, which {picture.words} is not; choose a "
+            "capsule with --capsule"
+        )
+    return picture.labels[0]
 
 
 @command(
@@ -297,7 +291,7 @@ def routing(
     image: ImageFile = None,
     files: ImageFiles,
     layer: Annotated[int | None, LAYERS, "Which capsule layer, from 1; by default the last one."] = None,
-    num_iterations: Annotated[int | None, DRAWN_ITERATIONS, "Iterations; by default the network's."] = None,
+    num_iterations: Annotated[AtLeastOneIteration | None, "Iterations; by default the network's."] = None,
     count: Annotated[Count, "Images of the statistics."] = 100,
     input_capsule: Annotated[Sequence[Index], "Show this input capsule; may be given several times."] = (),
     json: Annotated[bool, "Print every number as JSON; or those of each --input-capsule."] = False,
@@ -319,13 +313,13 @@ def routing(
         raise InputError(
             f"--input-capsule must be below {there:,}, the number of the network's input capsules, got {last:,}"
         )
-    names = trace.names(opened.class_names)
     statistics, words = None, ""
     if picture.images is not None:
         many = picture.images.preview(count)
         statistics = routing_statistics(opened.model, many.images, **followed)
         words = f"Mean of the first {len(many):,} {picture.where}"
-    report = RoutingReport(trace, names, picture.words, tuple(input_capsule), statistics, words, name_of(run))
+    inputs = tuple(input_capsule)
+    report = RoutingReport(trace, opened.class_names, picture.words, inputs, statistics, words, name_of(run))
     show(report, json=json, figure=figure_path(figure, run, "routing"))
 
 
@@ -343,5 +337,8 @@ def curves(run: Sequence[Path], *, figure: Drawn = None, json: Json = False) -> 
     for folder in run:
         if folder not in drawn:
             say(f"{folder} is left out: it holds no {METRICS}, which is written after the first epoch", err=True)
-    found = Curves({named[folder]: read_metrics(folder) for folder in drawn})
+    metrics = {named[folder]: read_metrics(folder) for folder in drawn}
+    configs = [read_json(each / CONFIG, "configuration") if (each / CONFIG).exists() else {} for each in drawn]
+    images = [f"trained on {config['data']}" if "data" in config else "" for config in configs]
+    found = Curves(metrics, dict(zip(metrics, images, strict=True)))
     show(found, json=json, figure=figure_path(figure, drawn[0] if len(drawn) == 1 else None, "curves"))

@@ -93,20 +93,19 @@ def robustness(
     if "pgd" not in kinds:
         refuse_options(("steps", "seed"), "is for PGD, which --kind leaves out")
 
-    from torchcaps.analysis import Robustness, attack_curve, rotation_curve
+    from torchcaps.analysis import Robustness, accuracy_curve
 
-    attack: Any = {"epsilons": epsilons, "steps": steps, "objective": objective, "seed": seed}
     networks: dict[str, list[RobustnessCurve]] = {}
-    shown, abouts = {}, []
+    shown, abouts, along = {}, [], "-scores" * (objective == "scores")
     for name, place, opened in open_runs(run, source.which, accelerator):
         images, dataset, where = open_images(opened, source)
         images, networks[name] = images.preview(limit), []
         for each in kinds:
             say(f"{name}: {each}", err=True)
-            if each == "rotation":
-                networks[name].append(rotation_curve(opened.model, images, angles=angles))
-            else:
-                networks[name].append(attack_curve(opened.model, images, each, **attack))
+            options: Any = {"kind": each, "strengths": angles}
+            if each != "rotation":
+                options = {"kind": each + along, "strengths": epsilons, "steps": steps, "seed": seed}
+            networks[name].append(accuracy_curve(opened.model, images, **options))
         shown[name] = f"the first {len(images):,} {where}"
         abouts.append({"run": place, "which": source.which, "data": dataset.name, "split": source.split})
     show(Robustness(networks, shown), json=json, figure=figure, about=abouts)

@@ -309,30 +309,32 @@ def _finish(
 def _draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evaluation | TargetEvaluation) -> None:
     """Draw the pictures of a run folder, of its metrics and of its best network, into its folder ``figures``."""
     names, test, of_test = dataset.class_names, dataset.test, f"test images of {dataset.name}"
-    figures = {"curves": analysis.figure_curves({run.name: analysis.read_metrics(run)})}
+    curves = analysis.Curves({run.name: analysis.read_metrics(run)}, {run.name: f"trained on {dataset.name}"})
+    figures = {"curves": curves.figures()[""]}
     if isinstance(evaluation, Evaluation):
         figures["samples"] = analysis.figure_samples(dataset.train, names)
-        figures["confusion"] = analysis.figure_confusion(evaluation)
+        figures["confusion"] = evaluation.figures()[""]
     if model.decoder is not None and isinstance(evaluation, Evaluation):
         first = test.preview(SHOWN)
-        figures["reconstructions"] = analysis.figure_reconstructions(
-            analysis.reconstruct(model, first.images, first.labels), names, title=f"{run.name}: first {of_test}"
-        )
-        figures["perturbation"] = analysis.figure_perturbation(
-            analysis.perturb_capsule(model, test.images[0]), names, subtitle=f"{run.name}: image 0 of the {of_test}"
-        )
+        decoded = analysis.reconstruct(model, first.images, first.labels)
+        decoded = dataclasses.replace(decoded, class_names=names, title=f"{run.name}: first {of_test}")
+        figures["reconstructions"] = decoded.figures()[""]
+        changed = [analysis.perturb_capsule(model, test.images[0])]
+        changes = analysis.Perturbations(changed, names, [f"image 0 of the {of_test}"], network=run.name)
+        figures["perturbation"] = changes.figures()[""]
     for number in analysis.layers_with_coupling(model):
-        name = "routing" if number == len(model.layers) else f"routing-layer-{number}"
         trace = analysis.trace_routing(model, test.images[:1], layer=number)
-        figures[name] = analysis.figure_coupling(
-            trace,
-            class_names=names if number == len(model.layers) else None,
-            title=f"Routing in {run.name}: image 0 of the {of_test}",
-        )
         statistics = analysis.routing_statistics(model, test.images[:MEASURED], layer=number)
-        figures[name.replace("routing", "routing-statistics")] = analysis.figure_routing_statistics(
-            statistics, title=f"Routing in {run.name}: the first {len(statistics.entropy[0])} {of_test}"
+        report = analysis.RoutingReport(
+            trace,
+            names,
+            f"image 0 of the {of_test}",
+            statistics=statistics,
+            many=f"the first {len(statistics.entropy[0])} {of_test}",
+            network=run.name,
         )
+        layer = "" if number == len(model.layers) else f"-layer-{number}"
+        figures |= {f"routing{what}{layer}": figure for what, figure in report.figures().items()}
     for name, figure in figures.items():
         remove_temporaries(run / FIGURES / f"{name}.png")  # of an earlier sitting
         analysis.save_figure(figure, run / FIGURES / f"{name}.png")
