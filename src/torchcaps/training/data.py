@@ -114,6 +114,8 @@ class RunData(NamedTuple):
     """The size of each part, and a checksum of all tensors; they change when the data do."""
     judged_labels: Tensor | None = None
     """Those of the validation images."""
+    plain: Batches | None = None
+    """Training images as they are, on the CPU, the same in all processes; None where the recipe needs none."""
 
 
 def run_data(
@@ -157,12 +159,17 @@ def run_data(
             raise InputError("only images of uint8, (N, C, H, W), are changed at random; leave that to your own data")
         return OwnBatches(part, size, workers=workers, **how)
 
+    plain = None
+    if recipe.precise_norm and isinstance(train, ImageSet):
+        still = train if recipe.crop is None else center_crop(train, recipe.crop)
+        plain = BatchLoader(still, recipe.batch_size, shuffle=True, seed=seed)
     return RunData(
         train=batches(train, recipe.batch_size, shuffle=True),
         validation=None if judged is None else batches(judged, EVALUATION_BATCH, shuffle=False),
         labels=_labels(train),
         fingerprint=_fingerprint(parts),
         judged_labels=_labels(judged),
+        plain=plain,
     )
 
 
