@@ -145,7 +145,8 @@ def train_preset(preset: str, data: str, seed: int, out: Path, options: Sequence
     command = [sys.executable, "-m", "torchcaps", "train", preset, "--data", data, "--seed", str(seed)]
     subprocess.run([*command, "--out", str(out), "--no-figures", *options], check=True)
     summary = read_json(out / "summary.json", "summary")
-    return {**summary["test"]["best"], "epochs": summary["epochs"]}
+    test = summary["test"]["best"]
+    return {**{name: test[name] for name in ("accuracy", "balanced_accuracy")}, "epochs": summary["epochs"]}
 
 
 def main() -> None:
@@ -157,8 +158,10 @@ def main() -> None:
     parser.add_argument("--fonts", type=Path, help="a folder of .ttf and .otf files")
     parser.add_argument("--preset", default="compact-shared", help="default: %(default)s")
     parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--image-size", type=int, metavar="SIDE")
     parser.add_argument("--cnn", action="store_true", help="train a plain CNN too")
     given, options = parser.parse_known_args()
+    options += [] if given.image_size is None else ["--image-size", str(given.image_size)]
     drawings: dict[str, Callable[[], Drawn]] = {
         "shapes": lambda: draw_shapes(3, 150),
         "shapes-of-ten": lambda: draw_shapes(10, 30),
@@ -174,20 +177,19 @@ def main() -> None:
             given.preset: lambda seed: train_preset(given.preset, data, seed, Path(folder) / f"run-{seed}", options)
         }
         if given.cnn:
-            trainings["plain CNN"] = lambda seed: train_cnn(load_dataset(data, seed=seed), seed)
+            trainings["plain CNN"] = lambda seed: train_cnn(
+                load_dataset(data, image_size=given.image_size, seed=seed), seed
+            )
         for name, run in trainings.items():
-            results = [timed(run, seed) for seed in range(given.seeds)]
-            for seed, result in enumerate(results):
-                print(f"{name}, seed {seed}: {', '.join(f'{key} {value:.4g}' for key, value in result.items())}")
+            results = []
+            for seed in range(given.seeds):
+                before = sum(os.times()[:4])
+                results.append(run(seed))
+                words = ", ".join(f"{key} {value:.4g}" for key, value in results[-1].items())
+                print(f"{name}, seed {seed}: {words}, {sum(os.times()[:4]) - before:.0f} s of CPU", flush=True)
             for key in ("accuracy", "balanced_accuracy"):
                 each = [result[key] for result in results]
                 print(f"{name}: {key} {np.mean(each):.2%} ± {np.std(each, ddof=len(each) > 1):.2%}", flush=True)
-
-
-def timed(run: Callable[[int], dict[str, float]], seed: int) -> dict[str, float]:
-    """The results of a run, with the seconds of processor time that it took, in this process and those it started."""
-    before = sum(os.times()[:4])
-    return {**run(seed), "seconds": sum(os.times()[:4]) - before}
 
 
 if __name__ == "__main__":
