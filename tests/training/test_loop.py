@@ -263,6 +263,16 @@ def test_a_gradient_is_cut_to_its_largest_norm() -> None:
     assert moved[None] > 5e-4
 
 
+@pytest.mark.parametrize("is_precise", [True, False])
+def test_batch_normalisation_is_judged_by_images_as_they_are(is_precise: bool) -> None:
+    images, labels = torch.full((40, 1, 8, 8), 255, dtype=torch.uint8), torch.arange(40) % 2
+    network = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 2))
+    recipe = Recipe(epochs=3, batch_size=8, max_shift=4, precise_norm=is_precise)  # what comes in is black
+    torchcaps.fit(network, (images, labels), recipe, accelerator="cpu", progress=Progress())
+    mean = float(network[0].running_mean)
+    assert mean == pytest.approx(1) if is_precise else mean < 0.9
+
+
 def test_a_checkpoint_of_another_device_brings_only_moments(bars: Path, tmp_path: Path) -> None:
     run(tiny_config(bars, epochs=1), tmp_path / "run")
     other = tmp_path / "other"

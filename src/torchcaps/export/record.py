@@ -19,7 +19,7 @@ from torchcaps.models import SeedResult, TrainingRecord, get_preset
 from torchcaps.models.pretrained import CONFIG, SHIPPED
 from torchcaps.parts import flat
 from torchcaps.training import Recipe, Run, TrainConfig, read_config
-from torchcaps.training.config import ELSEWHERE, FITTED
+from torchcaps.training.config import ELSEWHERE, FITTED, OWN
 from torchcaps.training.folder import SUMMARY
 
 SAMPLE = 32
@@ -156,7 +156,7 @@ def _command(config: TrainConfig, info: DatasetInfo) -> str:
     for name, value in flat(config.fields).items():
         if name == "init_from" and value not in (None, *SHIPPED) and not could_be_repository(Path(value)):
             value = "RUN"
-        by_itself = value == usual.get(name) and (name not in (*FITTED, "fill") or ":" not in config.data)
+        by_itself = value == usual.get(name) and (name not in (*FITTED, *OWN) or ":" not in config.data)
         if name not in ("preset", "model", "data", "precision", *MAY_DIFFER) and not by_itself:
             words += _option(name, value)
     return " ".join(words)

@@ -24,6 +24,8 @@ Fitted = Literal[
 ]
 """What one's own images change, where nobody gave it."""
 FITTED: tuple[Fitted, ...] = ("epochs", "batch_size", "learning_rate", "patience", "select", *FITTED_TO_IMAGES)
+OWN = {"fill": "edge", "precise_norm": True}
+"""Settings of a recipe for one's own images, where nobody gave others."""
 #: Settings that say where and how a run is computed, not what.
 ELSEWHERE = ("data_dir", "accelerator", "devices", "num_nodes", "checkpoint_minutes", "plugins")
 
@@ -92,7 +94,7 @@ def make_config(preset: str | None = None, **overrides: Any) -> TrainConfig:
 
     Of one's own images (``folder:PATH``, ``npz:PATH``) there may be few, more of one class than of another, and they
     may be large: when the run begins, :data:`FITTED` are fitted to them, unless they are given. Their ground need not
-    be black, so that they are shifted and turned with ``fill="edge"``, unless it is given.
+    be black, and they may be textures, so that :data:`OWN` is chosen, unless it is given.
 
     Args:
         preset: A name from :func:`torchcaps.list_presets`; ``first`` if None.
@@ -112,7 +114,7 @@ def make_config(preset: str | None = None, **overrides: Any) -> TrainConfig:
     config = override(start, overrides)
     if ":" not in config.data:  # a named data set, for which recipes were made
         return config
-    own = {"fitted": tuple(name for name in FITTED if name not in overrides), "fill": "edge"}
+    own = {"fitted": tuple(name for name in FITTED if name not in overrides), **OWN}
     return override(config, {name: value for name, value in own.items() if name not in overrides})
 
 

@@ -40,6 +40,8 @@ class RunData(NamedTuple):
     """The size of each part, and a checksum of all tensors; they change when the data do."""
     judged_labels: Tensor | None = None
     """Those of the validation images."""
+    plain: BatchLoader | None = None
+    """Training images as they are, on the CPU, the same in all processes; None where the recipe needs none."""
 
 
 def run_data(
@@ -68,12 +70,17 @@ def run_data(
         how |= {"drop_last": drop_last, "augmentation": augmentation_of(recipe)} if shuffle else {}
         return BatchLoader(part, size, shuffle=shuffle, seed=seed, workers=workers, **how)
 
+    plain = None
+    if recipe.precise_norm and isinstance(train, ImageSet):
+        still = train if recipe.crop is None else center_crop(train, recipe.crop)
+        plain = BatchLoader(still, recipe.batch_size, shuffle=True, seed=seed)
     return RunData(
         train=batches(train, recipe.batch_size, shuffle=True),
         validation=None if judged is None else batches(judged, EVALUATION_BATCH, shuffle=False),
         labels=_labels(train),
         fingerprint=_fingerprint(parts),
         judged_labels=_labels(judged),
+        plain=plain,
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -24,6 +25,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader
 
 from torchcaps.datasets import Batch, BatchLoader
@@ -66,6 +68,8 @@ CHECK_EVERY = 32
 """On a GPU, or with several processes, losses and signals are checked once in so many steps."""
 YOUNG = 10.0
 """Seconds. A checkpoint younger than this is not replaced at an epoch's end: writing can take as long as an epoch."""
+NORM_BATCHES = 32
+"""Batches of training images that give batch normalisation its means and variances, where a recipe wants them so."""
 OVERDUE = 1
 """Says that a checkpoint is due; smaller than the number of any signal that is handled."""
 
@@ -323,9 +327,15 @@ class Trainer:
         self.last_loss = means[0]
 
     def _end_epoch(self) -> None:
-        """Validate, and write checkpoint, best weights and metrics."""
+        """Validate, and write checkpoint, best weights and metrics.
+
+        Source of the statistics of batch normalisation: Wu, Johnson 2021, "Rethinking 'Batch' in BatchNorm"
+        (arXiv:2105.07576), section 3, PreciseBN.
+        """
         self._check_weights()
         state, judged = self.state, dict.fromkeys(JUDGED)
+        if self.data.plain is not None:
+            update_bn(islice(self.data.plain.batches(0), NORM_BATCHES), self.network, self.fabric.device)
         if self.data.validation is not None:
             judged |= self.judge(self.data.validation)
         state.seconds += self._lap()

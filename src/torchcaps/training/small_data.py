@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import torch
 from jaxtyping import Int64
@@ -17,6 +18,7 @@ from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import build_network
 from torchcaps.models.presets import fit_to_images, get_preset
+from torchcaps.parts import build
 from torchcaps.training.config import FITTED, TrainConfig, override
 from torchcaps.training.progress import duration
 from torchcaps.training.recipe import Recipe
@@ -128,15 +130,18 @@ def words_of_time(
 
 
 def seconds_of_step(config: TrainConfig, in_shape: tuple[int, int, int], classes: int) -> float:
-    """The time of a step of training, forward and backward, measured by two on noise, of which the first warms up."""
+    """The time of a step of training, measured by two on noise, of which the first warms up."""
     with torch.random.fork_rng(devices=[]):
         network = build_network(config.model, in_shape, classes).train()
-        size = config.recipe.batch_size
+        recipe, size = config.recipe, config.recipe.batch_size
+        parameters, rate = network.parameters(), recipe.learning_rate
+        optimizer: Any = build("optimizer", recipe.optimizer, params=parameters, learning_rate=rate)
         images, labels = torch.rand(size, *in_shape), torch.zeros(size, classes)
         for _ in range(2):
             begin = time.perf_counter()
             output = network(images, network.decoder_targets(labels))
             network.loss(output, images, labels).total.backward()
+            optimizer.step()
     return time.perf_counter() - begin
 
 
