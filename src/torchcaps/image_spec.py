@@ -72,7 +72,8 @@ class ImageSpec:
             held = given.get(name)
             if held is not None:
                 fields = kind.__dataclass_fields__
-                if not isinstance(held, Mapping) or not fields.keys() <= held.keys():
-                    raise InputError(f"{name} must have {', '.join(fields)}, got {shown(held)}")
-                given[name] = kind(**{field: held[field] for field in fields})
+                needed = [field for field in fields if fields[field].default is not None]
+                if not isinstance(held, Mapping) or not held.keys() >= set(needed):
+                    raise InputError(f"{name} must have {', '.join(needed)}, got {shown(held)}")
+                given[name] = kind(**{field: held[field] for field in fields if field in held})
         return cls(**given)

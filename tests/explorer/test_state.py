@@ -87,7 +87,7 @@ def test_the_longest_of_many_classes_have_maps() -> None:
 
 def test_caveats_and_objects_are_those_of_predict() -> None:
     explorer = Explorer(small_network("sabour2017-multimnist", num_classes=5, grouping="raster", primary_dim=4))
-    explorer.calibration = Calibration(score=2.0, distance=1e9, images=5)
+    explorer.calibration = Calibration(score=2.0, error=1e9, images=5)
     view = explorer.look(pixels_for(explorer))
     assert view.present == np.argsort(-view.scores)[:2].tolist()
     assert any(caveat.startswith("its score") for caveat in view.caveats)

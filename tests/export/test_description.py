@@ -19,7 +19,7 @@ FULL = Description(
     objects=2,
     fit="stretch",
     preparation=Preparation(box=22.5),
-    calibration=Calibration(score=0.7, distance=0.3, images=50),
+    calibration=Calibration(score=0.7, error=30.0, images=50),
     version="0.0.1",
 )
 LATER = ("torchcaps.preparation", "torchcaps.calibration", "torchcaps.task")

@@ -30,10 +30,14 @@ function showAnswer(answer, network, view, decoded) {
 function putInFront(n) {
   stopSweep();
   about = networks[n];
+  const wasRouted = state.iterations;
+  state.iterations = 0;
+  state.cell = null;
   buildFront();
   if (!state.views.length) return showNothing();
-  state.view = state.views[n];
   state.pose = null;
+  if (wasRouted) return look(); // the other network's answer is that of another number of iterations
+  state.view = state.views[n];
   takePose();
   showView();
 }

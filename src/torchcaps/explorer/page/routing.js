@@ -32,23 +32,25 @@ function showRouting() {
   playing = null;
   const routing = state.view?.routing;
   $(".routing .shown").hidden = !routing;
+  showVotes();
   if (!routing) {
     $(".everything .scroll").replaceChildren();
     $(".routing .what").textContent = lack("noRouting") ?? "Where each capsule takes its input from, once there is an image.";
     return;
   }
   const place = routing.inSpace ? `on the grid of the ${routing.inputs}` : `of the ${routing.inputs} in the order of their index, not in space`;
-  $(".routing .what").textContent = `Coupling ${place}; below each map, the capsule's ${about.score}.`;
+  $(".routing .what").textContent = `Coupling ${place}; below each map, the capsule's ${about.score}.`
+    + (state.iterations ? ` The network was trained with ${about.iterations} iteration${about.iterations > 1 ? "s" : ""}.` : "");
   state.maps = routing.maps.map((row) => row.map(levelsOf));
   $(".maps").replaceChildren(...routing.classes.map((j) => {
-    const made = make("figure", picture("", (canvas) => canvas), track(0), make("figcaption", about.classes[j], make("span")));
+    const map = classed("map", make("div", picture("", (canvas) => canvas)));
+    const made = make("figure", map, track(0), make("figcaption", about.classes[j], make("span")));
     made.classList.toggle("present", state.view.present.includes(j));
     return made;
   }));
   const last = routing.maps.length, control = $("[name=iteration]");
   Object.assign(control, { min: 1, max: last, value: last });
-  $(".transport").hidden = last < 2;
-  $(".everything").hidden = last < 2;
+  for (const name of [".played", ".everything"]) $(name).hidden = last < 2;
   showLegend(routing);
   showIteration(last);
   showEverything();
@@ -68,6 +70,7 @@ function showIteration(t) {
     figure.querySelector("span:last-child").textContent = short(score);
   });
   $(".transport output").textContent = `iteration ${Math.round(t)} of ${routing.maps.length}`;
+  drawVotes(Math.round(t) - 1);
 }
 
 function play() {
@@ -117,7 +120,27 @@ function showEverything() {
   $(".everything .scroll").replaceChildren(make("table", top, make("tbody", ...rows)));
 }
 
+// ---- how many iterations ----
+
+const MOST_ITERATIONS = 5; // to choose from, if the network itself has not more
+
+function routeIn(iterations) {
+  state.iterations = iterations;
+  $("[name=iterations]").value = iterations || about.iterations;
+}
+
+function buildIterations() {
+  const own = about.iterations, most = Math.max(own, MOST_ITERATIONS);
+  $("[name=iterations]").replaceChildren(...Array.from({ length: most }, (_, n) => new Option(n + 1)));
+  $(".iterations").hidden = own === null;
+  routeIn(state.iterations);
+}
+
 function buildRouting() {
+  $("[name=iterations]").addEventListener("change", ({ target }) => {
+    state.iterations = Number(target.value) === about.iterations ? 0 : Number(target.value);
+    look();
+  });
   $("[name=iteration]").addEventListener("input", ({ target }) => {
     clearInterval(playing);
     showIteration(Number(target.value));
