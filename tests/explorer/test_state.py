@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from torchcaps.datasets import ImageSet
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError
 from torchcaps.explorer import Explorer
+from torchcaps.explorer.patches import find_patches
 from torchcaps.explorer.questions import describe
 from torchcaps.explorer.state import MOST_MAPS, check_side_by_side, levels
 from torchcaps.models import create_model
@@ -49,6 +51,76 @@ def test_looking_says_what_predict_and_trace_say(small: Explorer) -> None:
     assert view.routing["range"].tolist() == [coupling.min(), coupling.max()]
     np.testing.assert_allclose(view.routing["scores"], trace.lengths[:, 0], rtol=1e-6)
     assert view.routing["uniform"] == trace.uniform == 0.25
+
+
+def test_another_number_of_iterations_is_another_network_with_the_same_weights(small: Explorer) -> None:
+    pixels = pixels_for(small)
+    for iterations in (1, 5):
+        longer = small_network(num_iterations=iterations)
+        np.testing.assert_allclose(
+            small.look(pixels, iterations).scores, Explorer(longer).look(pixels).scores, rtol=1e-5
+        )
+    assert small.routed_in(5).decoder.layers[0].weight is small.model.decoder.layers[0].weight
+    np.testing.assert_array_equal(small.look(pixels).scores, small.look(pixels, 3).scores)
+    assert_raises(InputError, small.look, pixels, -1, say="iterations")
+    fixed = Explorer(small_network(routing="self-attention"))
+    assert (small.iterations, fixed.iterations) == (3, None)
+    assert_raises(InputError, fixed.look, pixels, 2, say="no number of iterations")
+
+
+def test_a_cell_has_the_votes_of_its_capsules(small: Explorer) -> None:
+    pixels = pixels_for(small)
+    trace = trace_routing(small.model, torch.from_numpy(pixels)[None], num_iterations=2)
+    types, height, width = trace.grid
+    votes = small.votes(pixels, [0, 1], 2)
+    for name in ("agreement", "coupling"):
+        own = getattr(trace, name)[:, 0, [type_ * height * width + 1 for type_ in range(types)]]
+        np.testing.assert_array_equal(votes[name], own)
+    for cell in ([height, 0], [0, -1], [0]):
+        assert_raises(InputError, small.votes, pixels, cell, say="go from [0, 0] to [0, 1], got [")
+    cnn = Explorer(small_network("baseline-cnn"))
+    assert_raises(InputError, cnn.votes, pixels, [0, 0], say="has no capsules")
+
+
+PADDED = {
+    "name": "stack",
+    "stack_channels": (4, 4),
+    "stack_kernels": (5, 3),
+    "stack_strides": (2, 1),
+    "stack_padding": 1,
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"conv_channels": 4},
+        {"stem_channels": (4, 4), "stem_strides": (1, 2), "conv_kernel": 3, "primary_kernel": 3, "primary_padding": 1},
+        {"backbone": PADDED, "primary_kernel": 3},
+        {"backbone": "pooled", "primary_kernel": 3},
+        {"conv_channels": 4, "layers": two_layers({"layer_kernel": 2})},
+    ],
+)
+def test_a_cell_sees_its_patch_and_nothing_else(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch)
+    torch.manual_seed(0)
+    network = create_model("sabour2017", (1, 27, 29), 4, primary_types=2, decoder=False, **changes).eval()
+    patches, grid = find_patches(network), network.flow[-2].grid
+    assert patches is not None
+    assert grid is not None
+    images = torch.rand(100, 1, 27, 29, requires_grad=True)
+    poses = network.capsules(images)[-1].poses.unflatten(1, grid)
+    for cell in ((0, 0), (grid[1] - 1, 1)):
+        (gradient,) = torch.autograd.grad(poses[:, :, *cell].abs().sum(), images, retain_graph=True)
+        for axis, size in enumerate((27, 29)):
+            seen = gradient.abs().sum((0, 1, 3 - axis)).nonzero().squeeze()
+            first = patches["first"][axis] + cell[axis] * patches["stride"][axis]
+            assert seen.tolist() == list(range(max(first, 0), min(first + patches["size"][axis], size)))
+
+
+def test_where_capsules_stand_on_no_map_there_is_no_patch() -> None:
+    assert find_patches(small_network(grouping="raster", primary_dim=4)) is None
+    assert find_patches(small_network("baseline-cnn")) is None
 
 
 def test_a_capsule_decodes_as_perturb_has_it(small: Explorer) -> None:

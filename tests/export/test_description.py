@@ -58,6 +58,8 @@ def test_entries_that_do_not_fit_or_are_missing() -> None:
 def test_files_of_earlier_versions_say_less() -> None:
     metadata = {name: value for name, value in FULL.to_metadata().items() if name not in LATER}
     assert Description.from_metadata(metadata) == dataclasses.replace(FULL, preparation=None, calibration=None)
+    relative = FULL.to_metadata() | {"torchcaps.calibration": '{"score": 0.7, "distance": 0.3, "images": 50}'}
+    assert Description.from_metadata(relative).calibration == Calibration(score=0.7, images=50)
     for name in LATER:
         for value in ("7", "[]", "{}", '"mnist"', '{"box": "20", "centre": "mass"}'):
             with pytest.raises(InputError) as caught:

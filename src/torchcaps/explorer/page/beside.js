@@ -51,6 +51,7 @@ function buildBeside() {
     const name = make("label", radio, make("strong", network.name));
     name.title = "Show its capsules, components and routing in the other panels";
     const parts = [classed("hint", make("p", network.what)), classed("said", make("p")), classed("drawn", make("div"))];
-    return classed("answer", make("div", name, ...parts, classed("thin", make("div"))));
+    const scores = make("div", classed("hint", make("p", scoreWords(network))), classed("thin", make("div")));
+    return classed("answer", make("div", name, ...parts, scores));
   }));
 }

@@ -135,6 +135,10 @@ const colour = (n) => about.colours[n % about.colours.length];
 const short = (share) => share.toFixed(2).replace(/^0/, "");
 const signed = (number) => (number < 0 ? "−" : "+") + Math.abs(number).toFixed(2);
 
+// What the scores of a network are: lengths and activations of capsules, or probabilities, which are another thing.
+const scoreWords = ({ score, components, objects }) =>
+  components ? `${score} of each class's capsule` : `${score} of each class${objects > 1 ? "" : "; they sum to 1"}`;
+
 // Why the network in front lacks something, `name` being noPose or noRouting; null where it does not.
 function lack(name) {
   const why = about[name], otherHas = networks.some((network) => !network[name]);
