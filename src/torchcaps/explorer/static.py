@@ -23,10 +23,7 @@ from torchcaps.parts import describe as describe_part
 
 MOST_IMAGES = 100
 """Images to pick from, at most."""
-UNPREPARED = (
-    "Here a photo is only made smaller: give one of light ink on black. Run on your computer, the explorer prepares "
-    "photos as the training images were."
-)
+UNPREPARED = "Photos are only made smaller here, not prepared: give one of light ink on black."
 KNOWN: dict[str, Any] = {
     "name": "capsules",
     "objects": 1,

@@ -31,7 +31,6 @@ function putInFront(n) {
   stopSweep();
   about = networks[n];
   const wasRouted = state.iterations;
-  state.iterations = 0;
   state.cell = null;
   buildFront();
   if (!state.views.length) return showNothing();

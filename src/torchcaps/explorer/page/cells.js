@@ -3,7 +3,7 @@
 let pointed = null; // the cell under the pointer, or that the keys have reached; [row, column]
 let votes = null; // of the chosen cell, state.cell: agreement and coupling, [iteration][capsule][class]
 
-const HOW = "Point at a cell, or move over the maps by the arrow keys, to see its patch of the image; click it, or press Enter, for its votes.";
+const HOW = "Point at a cell, or use the arrow keys, to see its patch of the image; click it, or press Enter, for its votes.";
 
 // Outlines a place of an element: shares of its height and width.
 function outline(holder, top, left, high, wide) {
@@ -78,12 +78,9 @@ function drawVotes(t) {
 }
 
 function paintPatch(canvas) {
-  const [[top, left], [bottom, right]] = patchOf(state.cell), [h, w] = [bottom - top, right - left];
-  const inside = (_, n) => {
-    const x = n % width, y = Math.floor(n / width) % height;
-    return y >= top && y < bottom && x >= left && x < right;
-  };
-  return paint(canvas, state.pixels.filter(inside), h, w);
+  const [[top, left], [bottom, right]] = patchOf(state.cell), row = (n) => Math.floor(n / width) % height;
+  const inside = (_, n) => row(n) >= top && row(n) < bottom && n % width >= left && n % width < right;
+  return paint(canvas, state.pixels.filter(inside), bottom - top, right - left);
 }
 
 function buildCells() {

@@ -34,7 +34,6 @@ function showRouting() {
   $(".routing .shown").hidden = !routing;
   showVotes();
   if (!routing) {
-    $(".everything .scroll").replaceChildren();
     $(".routing .what").textContent = lack("noRouting") ?? "Where each capsule takes its input from, once there is an image.";
     return;
   }
@@ -50,10 +49,9 @@ function showRouting() {
   }));
   const last = routing.maps.length, control = $("[name=iteration]");
   Object.assign(control, { min: 1, max: last, value: last });
-  for (const name of [".played", ".everything"]) $(name).hidden = last < 2;
+  $(".played").hidden = last < 2;
   showLegend(routing);
   showIteration(last);
-  showEverything();
 }
 
 // Maps and scores at iteration t, a number between two iterations being a mixture of both.
@@ -102,50 +100,34 @@ function showLegend({ range, uniform, reach }) {
   $(".legend").style.setProperty("--at", high > low ? (uniform - low) / (high - low) : 0.5);
 }
 
-// The table of all iterations, once somebody has opened it.
-function showEverything() {
-  const { routing, present } = state.view;
-  if (!$(".everything").open) return $(".everything .scroll").replaceChildren();
-  const cell = (kind, scope, ...parts) => Object.assign(make(kind, ...parts), scope ? { scope } : {});
-  const head = routing.classes.map((j) => {
-    const made = cell("th", "col", about.classes[j]);
-    made.classList.toggle("present", present.includes(j));
-    return made;
-  });
-  const rows = state.maps.map((maps, t) => make("tr", cell("th", "row", String(t + 1)), ...maps.map((levels, n) => {
-    const canvas = picture(`mean coupling ${routing.means[t][n]}`, (on) => paintLevels(on, ...routing.size, (i) => levels[i]));
-    return cell("td", null, canvas, make("span", short(routing.scores[t][n])));
-  })));
-  const top = make("thead", make("tr", cell("th", "col", "iteration"), ...head));
-  $(".everything .scroll").replaceChildren(make("table", top, make("tbody", ...rows)));
-}
-
 // ---- how many iterations ----
 
 const MOST_ITERATIONS = 5; // to choose from, if the network itself has not more
 
+// 0, or what is no choice, stands for the network's own number.
 function routeIn(iterations) {
-  state.iterations = iterations;
-  $("[name=iterations]").value = iterations || about.iterations;
+  const control = $("[name=iterations]"), own = about.iterations;
+  control.value = iterations;
+  if (control.selectedIndex < 0) control.value = own;
+  state.iterations = Number(control.value) === own ? 0 : Number(control.value);
 }
 
 function buildIterations() {
   const own = about.iterations, most = Math.max(own, MOST_ITERATIONS);
-  $("[name=iterations]").replaceChildren(...Array.from({ length: most }, (_, n) => new Option(n + 1)));
-  $(".iterations").hidden = own === null;
-  routeIn(state.iterations);
+  $("[name=iterations]").replaceChildren(...Array.from({ length: own ? most : 0 }, (_, n) => new Option(n + 1)));
+  $(".iterations").hidden = !own;
+  routeIn(0);
 }
 
 function buildRouting() {
   $("[name=iterations]").addEventListener("change", ({ target }) => {
-    state.iterations = Number(target.value) === about.iterations ? 0 : Number(target.value);
+    routeIn(target.value);
     look();
   });
   $("[name=iteration]").addEventListener("input", ({ target }) => {
     clearInterval(playing);
     showIteration(Number(target.value));
   });
-  $(".everything").addEventListener("toggle", () => state.view?.routing && showEverything());
   const repaint = () => {
     colours = {};
     if (state.view?.routing) showRouting();

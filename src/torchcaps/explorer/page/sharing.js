@@ -18,7 +18,7 @@ const restore = safely(async () => {
   if (chosen === -1) throw new Error(`The link names the class “${name}”, which this network has not.`);
   const wanted = parts.get("pose")?.split(",").map(Number) ?? null;
   if (wanted && !wanted.every(Number.isFinite)) throw new Error("The link is broken: its components are no numbers.");
-  routeIn(Number(parts.get("iterations")) || 0);
+  routeIn(parts.get("iterations"));
   const image = parts.has("test") ? await testImage(Number(parts.get("test"))) : linkedImage(parts.get("pixels"));
   return setNewImage({ ...image, wanted, chosen });
 });
