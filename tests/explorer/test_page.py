@@ -138,7 +138,6 @@ def test_it_opens_with_a_digit_that_moves_and_a_tour_that_is_remembered(
     open_page: Callable[..., Page], address: str
 ) -> None:
     page = open_page(address, height=800, fresh=True)
-    settle(page)
     page.locator(".slider.sweeping").wait_for()
     assert page.get_by_role("button", name="Undo").is_disabled()
     outlined = []

@@ -208,7 +208,7 @@
     function aside(votes) {
       const directions = votes.map((v) => (length(v) > 0.01 ? scaled(v, 1 / length(v)) : [1, 0]));
       return directions.map(([x, y], i) => {
-        const alike = directions.flatMap((other, n) => (dot([x, y], other) > 0.99 ? [n] : []));
+        const alike = directions.flatMap((other, n) => (dot([x, y], other) > 0.998 ? [n] : []));
         const far = 0.12 * (alike.indexOf(i) - (alike.length - 1) / 2);
         return [-y * far, x * far];
       });
