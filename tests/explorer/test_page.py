@@ -1,4 +1,4 @@
-"""The page in a real browser, eight journeys: drawn on, moved, played, broken, shared, by keyboard and on a phone."""
+"""The page in a real browser: drawn on, moved, played, broken, shared, by keyboard and on a phone."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from explorer_support import small_network
 from own_parts import register, two_layers
@@ -18,11 +18,13 @@ from torchcaps.analysis.calibration import Calibration
 from torchcaps.datasets import ImageSet
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError
-from torchcaps.explorer import Explorer
+from torchcaps.explorer import Explorer, open_explorer
 from torchcaps.explorer.patches import find_patches
 from torchcaps.explorer.questions import describe
 from torchcaps.explorer.state import MOST_MAPS, check_side_by_side, levels
 from torchcaps.models import create_model
+from torchcaps.models.pretrained import SHIPPED
+from torchcaps.training import load_run
 
 
 def pixels_for(explorer: Explorer, seed: int = 0) -> np.ndarray:
@@ -165,6 +167,28 @@ def test_caveats_and_objects_are_those_of_predict() -> None:
     assert any(caveat.startswith("its score") for caveat in view.caveats)
     assert view.routing is not None
     assert view.routing["inSpace"] is False, "capsules in raster order have no place"
+
+
+LETTERS = {
+    "E": [(20, 5, 8, 5), (8, 5, 8, 23), (8, 23, 20, 23), (8, 14, 18, 14)],
+    "K": [(8, 4, 8, 24), (20, 5, 8, 14), (8, 14, 20, 24)],
+    "M": [(5, 23, 7, 5), (7, 5, 14, 17), (14, 17, 21, 5), (21, 5, 23, 23)],
+    "N": [(7, 23, 7, 5), (7, 5, 21, 23), (21, 23, 21, 5)],
+    "X": [(7, 5, 21, 23), (21, 5, 7, 23)],
+}
+"""Their strokes, in pixels of 28×28."""
+
+
+def test_the_shipped_network_is_unsure_of_letters_and_sure_of_digits() -> None:
+    explorer = open_explorer(load_run(SHIPPED["compact"]))
+    unsure = [index for index in range(50) if explorer.look(explorer.pick(index)[0]).caveats]
+    assert len(unsure) <= 1
+    for letter, strokes in LETTERS.items():
+        image = Image.new("L", (280, 280))
+        for stroke in strokes:
+            ImageDraw.Draw(image).line([10 * place for place in stroke], fill=255, width=24)
+        pixels = np.asarray(image.resize((28, 28), Image.Resampling.BOX))[None].copy()
+        assert explorer.look(pixels).caveats, letter
 
 
 def test_what_a_network_lacks_is_said() -> None:
