@@ -78,7 +78,7 @@ def test_a_cell_has_the_votes_of_its_capsules(small: Explorer) -> None:
     for name in ("agreement", "coupling"):
         own = getattr(trace, name)[:, 0, [type_ * height * width + 1 for type_ in range(types)]]
         np.testing.assert_array_equal(votes[name], own)
-    for cell in ([height, 0], [0, -1], [0]):
+    for cell in ([height, 0], [0, -1]):
         assert_raises(InputError, small.votes, pixels, cell, say="go from [0, 0] to [0, 1], got [")
     cnn = Explorer(small_network("baseline-cnn"))
     assert_raises(InputError, cnn.votes, pixels, [0, 0], say="has no capsules")

@@ -91,8 +91,8 @@ class Questions:
             if name == "look":
                 return explorer.look(image, iterations)
             cell = value("cell", list)
-            if not all(type(each) is int for each in cell):
-                raise InputError(f"a cell must be a row and a column, two whole numbers, got {cell}")
+            if [type(each) for each in cell] != [int, int]:
+                raise InputError("a cell must be two whole numbers, its row and its column")
             return explorer.votes(image, cell, iterations)
         if name == "decode":
             try:

@@ -154,7 +154,7 @@ class Explorer:
         if self.no_routing:
             raise InputError(self.no_routing)
         trace = trace_routing(self.routed_in(iterations), torch.from_numpy(pixels)[None])
-        if len(cell) != 2 or not all(0 <= at < size for at, size in zip(cell, trace.grid[1:], strict=True)):
+        if not all(0 <= at < size for at, size in zip(cell, trace.grid[1:], strict=True)):
             last = [size - 1 for size in trace.grid[1:]]
             raise InputError(f"cells, row and column, go from [0, 0] to {last}, got {list(cell)}")
         row, column = cell
