@@ -131,10 +131,12 @@ def moving(browser: Browser, address: str, path: Path) -> None:
 
 
 def desktop(browser: Browser, address: str, path: Path) -> None:
-    """A test image, its reconstruction with one slider moved, and its routing."""
+    """A test image, its reconstruction with one slider moved, its routing, and the votes of one cell."""
     page = opened(browser, address, 1280, 900)
     pick(page, 25)
     move(page, 3)
+    page.locator(".present .map").click(position={"x": 40, "y": 16})
+    settle(page)
     page.screenshot(path=path, full_page=True)
 
 

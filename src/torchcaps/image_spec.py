@@ -67,6 +67,8 @@ class ImageSpec:
             kind: Any = {"preparation": Preparation, "calibration": Calibration}.get(name)
             if isinstance(held, list):
                 given[name] = tuple(held)
-            elif kind is not None and isinstance(held, Mapping) and kind.__dataclass_fields__.keys() <= held.keys():
-                given[name] = kind(**{field: held[field] for field in kind.__dataclass_fields__})
+            elif kind is not None and isinstance(held, Mapping):
+                fields = kind.__dataclass_fields__
+                if held.keys() >= {field for field in fields if fields[field].default is not None}:
+                    given[name] = kind(**{field: held[field] for field in fields if field in held})
         return cls(**given)

@@ -17,11 +17,11 @@ from torchcaps.analysis import (
     PhotoAnswers,
     Prediction,
     calibrate,
-    distances,
     evaluate,
     load_image,
     perturb_capsule,
     predict,
+    squared_errors,
 )
 from torchcaps.datasets import ImageSet, Photo, Prepared
 from torchcaps.errors import InputError
@@ -103,46 +103,46 @@ def test_a_network_whose_routing_gives_activations_goes_by_them(make_model, make
 
 
 def test_answers_beyond_the_bounds_are_unsure() -> None:
-    usual = Calibration(score=0.8, distance=0.4, images=100)
-    assert usual.caveats(0.8, 0.4) == usual.caveats(0.9, None) == usual.caveats(0.9, None, 0.8) == ()
-    (low,), (far,), (near,) = usual.caveats(0.5, 0.2), usual.caveats(0.9, 0.7), usual.caveats(0.9, None, 0.85)
+    usual = Calibration(score=0.8, error=40.0, images=100)
+    assert usual.caveats(0.8, 40) == usual.caveats(0.9, None) == usual.caveats(0.9, None, 0.8) == ()
+    (low,), (far,), (near,) = usual.caveats(0.5, 20), usual.caveats(0.9, 70), usual.caveats(0.9, None, 0.85)
     assert low == "its score 0.50 is below 0.80, the bound of 99 % of the validation images"
     assert "unlike anything it was trained on" in far
     assert "0.85 beside 0.90" in near
-    assert len(usual.caveats(0.1, 0.9)) == 2
-    assert Calibration().caveats(0.3, None) == ("its score 0.30 is below 0.50",)
+    assert len(usual.caveats(0.1, 90)) == 2
+    assert Calibration().caveats(0.3, 1e9) == ("its score 0.30 is below 0.50",)
 
 
-def test_distances_by_hand() -> None:
+def test_squared_errors_by_hand() -> None:
     images, drawn = np.zeros((3, 1, 2, 2)), np.zeros((3, 1, 2, 2))
     images[0], images[1], drawn[0], drawn[2] = 1.0, 0.5, 0.5, 0.5
-    np.testing.assert_allclose(distances(images, drawn), [0.25, 1, 1])  # 4·0.25/4, 1/1, 1/max(0, 1)
+    np.testing.assert_allclose(squared_errors(images, drawn), [1, 1, 1])  # 4 · 0.25
     two = np.zeros((1, 2, 1, 2, 2))
     two[0, :, 0, 0] = 0.7  # laid over each other, cut off at 1
-    np.testing.assert_allclose(distances(images[:1], two), [0.5])
+    np.testing.assert_allclose(squared_errors(images[:1], two), [2])
 
 
 @pytest.mark.parametrize("objects", [1, 2])
 def test_a_calibration_is_the_quantiles_of_the_images(make_model, make_images, objects: int) -> None:
     model, images = make_model(objects=objects), make_images(300)
     usual, said = calibrate(model, images), predict(model, images)
-    off = distances(images.numpy() / 255, said.reconstruction)
+    off = squared_errors(images.numpy() / 255, said.reconstruction)
     assert usual.images == 300
     assert abs((np.sort(said.scores, 1)[:, -objects] > usual.score).mean() - 0.99) < 0.01
-    assert abs((off < usual.distance).mean() - 0.99) < 0.01
+    assert abs((off < usual.error).mean() - 0.99) < 0.01
 
 
 def test_without_a_decoder_only_scores_are_measured(cnn, make_images) -> None:
     usual = calibrate(cnn, make_images(20))
-    assert (usual.distance, usual.images) == (Calibration.distance, 20)
+    assert (usual.error, usual.images) == (None, 20)
     for pixel in (math.nan, -math.inf, 1e30):
         images = make_images(3) / 255
         images[1, 0, 2, 3] = pixel
         with pytest.raises(InputError, match="got NaN or one beyond"):
             calibrate(cnn, images)
-    for value in ({"score": "1"}, {"score": math.nan}, {"images": -1}):
+    for value in ({"score": "1"}, {"score": math.nan}, {"error": math.inf}, {"images": -1}):
         with pytest.raises(InputError, match="of a calibration must be"):
-            Calibration(**{"score": 1, "distance": 1, "images": 1} | value)
+            Calibration(**{"score": 1, "error": 1, "images": 1} | value)
 
 
 def test_a_file_has_its_class_its_scores_and_why_it_is_unsure(words) -> None:

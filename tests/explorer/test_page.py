@@ -1,4 +1,4 @@
-"""The page in a real browser, eight journeys: drawn on, moved, played, broken, shared, by keyboard and on a phone."""
+"""The page in a real browser: drawn on, moved, played, broken, shared, by keyboard and on a phone."""
 
 from __future__ import annotations
 
@@ -138,7 +138,6 @@ def test_it_opens_with_a_digit_that_moves_and_a_tour_that_is_remembered(
     open_page: Callable[..., Page], address: str
 ) -> None:
     page = open_page(address, height=800, fresh=True)
-    settle(page)
     page.locator(".slider.sweeping").wait_for()
     assert page.get_by_role("button", name="Undo").is_disabled()
     outlined = []
@@ -240,9 +239,56 @@ def test_sliders_sweeps_and_iterations_redraw(open_page: Callable[..., Page], ad
     assert picture(page, ".maps .present canvas") == last
     control.fill("2")
     assert page.locator(".transport output").inner_text() == "iteration 2 of 3"
-    page.get_by_text("All iterations at once").click()
-    page.locator(".everything table").wait_for()
-    assert page.locator(".everything canvas").count() == 3 * 10
+    trained = page.locator(".bar .number").all_inner_texts()
+    page.locator("[name=iterations]").select_option("5")
+    page.get_by_text("iteration 5 of 5").wait_for()
+    settle(page)
+    assert page.locator(".bar .number").all_inner_texts() != trained
+    page.get_by_role("button", name="Copy link").click()
+    assert "iterations=5" in page.url
+    page.locator("[name=iterations]").select_option("3")
+    page.get_by_text("iteration 3 of 3").wait_for()
+    settle(page)
+    assert page.locator(".bar .number").all_inner_texts() == trained
+
+
+def test_a_cell_shows_its_patch_and_its_votes(open_page: Callable[..., Page], run_folder: Path) -> None:
+    explorer = open_explorer(load_run(run_folder))
+    with served(explorer) as address:
+        page = open_page(address)
+        pick(page, 7)
+        rows, columns = page.evaluate("state.view.routing.size")
+        maps, patch, drawing = (page.locator(name) for name in (".maps", ".patch", ".drawing"))
+        maps.focus()
+        for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowUp", "ArrowUp"):
+            maps.press(key)
+        image, box = drawing.bounding_box(), patch.bounding_box()
+        assert image is not None
+        assert box is not None
+        pixel, patches = image["width"] / 28, explorer.patches
+        assert patches is not None
+        assert box["x"] - image["x"] == pytest.approx(2 * patches["stride"][1] * pixel, abs=0.5)
+        assert (box["y"] - image["y"], box["height"]) == pytest.approx((0, patches["size"][0] * pixel), abs=0.5)
+        maps.press("Enter")
+        page.locator(".votes tbody tr").first.wait_for()
+        votes = explorer.votes(explorer.pick(7)[0], [0, 2])
+        read = "cells => cells.map(({ title }) => title.match(/agreement (.+), coupling (.+)/).slice(1))"
+        shown = np.array(page.locator(".votes td").evaluate_all(read))
+        agreement = [float(text.replace("−", "-")) for text in shown[:, 0]]
+        np.testing.assert_allclose(agreement, votes["agreement"][-1].ravel(), atol=0.006)
+        np.testing.assert_allclose(shown[:, 1].astype(float), votes["coupling"][-1].ravel(), atol=0.0006)
+        page.get_by_label("Iteration", exact=True).fill("1")
+        assert {coupling for _, coupling in page.locator(".votes td").evaluate_all(read)} == {"0.100"}
+        last = page.locator(".map").last
+        spot = last.bounding_box()
+        assert spot is not None
+        last.hover(position={"x": spot["width"] - 2, "y": spot["height"] - 2})
+        assert f"Row {rows}, column {columns}" in page.locator("#cell").inner_text()
+        last.click(position={"x": spot["width"] - 2, "y": spot["height"] - 2})
+        settle(page)
+        assert page.locator(".votes").is_visible()
+        last.click(position={"x": spot["width"] - 2, "y": spot["height"] - 2})
+        page.locator(".votes").wait_for(state="hidden")
 
 
 # Gives the page a file as a paste (`clipboardData`) or a drop (`dataTransfer`) would.
@@ -357,6 +403,9 @@ def test_two_networks_side_by_side(open_page: Callable[..., Page]) -> None:
         answers = page.locator(".answer").all()
         for answer, view in zip(answers, (first.look(image), second.look(image)), strict=True):
             assert answer.locator(".said strong").inner_text() == str(view.present[0])
+            assert (
+                view.capsules is not None or answer.get_by_text("probability of each class; they sum to 1").is_visible()
+            )
             bars = [float(text) for text in answer.locator(".thin div > span:last-child").all_inner_texts()]
             np.testing.assert_allclose(bars, view.scores, atol=0.006)
         page.get_by_role("radio", name="cnn").check()

@@ -79,7 +79,9 @@ def test_a_vote_is_dragged_and_moved_by_keys_and_play_ends_at_the_last_iteration
     assert plane is not None
     middle = plane["x"] + plane["width"] / 2, plane["y"] + plane["height"] / 2
     unit = plane["width"] / 4.4
-    page.mouse.move(middle[0] + unit, middle[1])  # of equal votes the last one lies on top
+    places = {vote.get_attribute("transform") for vote in page.locator(".planes svg").first.locator(".vote").all()}
+    assert len(places) == 3, "equal votes lie side by side"
+    page.mouse.move(middle[0] + unit, middle[1])
     page.mouse.down()
     page.mouse.move(middle[0] - unit, middle[1], steps=3)
     page.mouse.up()
@@ -88,3 +90,6 @@ def test_a_vote_is_dragged_and_moved_by_keys_and_play_ends_at_the_last_iteration
     assert "(0.50, 0.05)" in page.locator(".rounds").inner_text()
     page.get_by_role("button", name="Play").click()
     page.get_by_text("iteration 2 of 2").wait_for()
+    page.get_by_role("button", name="Back").click()
+    assert page.get_by_text("iteration 1 of 2").is_visible()
+    assert page.get_by_role("button", name="Back").is_disabled()

@@ -112,6 +112,16 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("look", {"pixels": "AAAA"}, "may be from a link for another network."),
     ("look", {"pixels": "!"}, "The image is not valid base64; it may be from a link that was cut."),
     ("look", {"pixels": "ä"}, "The image is not valid base64; it may be from a link that was cut."),
+    ("look", {"pixels": encode(PIXELS), "iterations": 10**9}, "Iterations must be"),
+    *(
+        (
+            "votes",
+            {"pixels": encode(PIXELS), "cell": wrong},
+            "A cell must be two whole numbers, its row and its column.",
+        )
+        for wrong in ([], [0], [0, True], [0, "1"], [0] * 3)
+    ),
+    ("votes", {"pixels": encode(PIXELS), "cell": [0, 10**9]}, "Cells, row and column, go from [0, 0] to [0, 1]"),
     ("decode", {"classes": [9], "poses": [[0] * 5]}, "classes of 0 to 3, and for each a capsule of 5 components"),
     *(
         ("decode", {"classes": wrong, "poses": [[0] * 5]}, "Classes must be whole numbers")

@@ -210,7 +210,7 @@ def test_what_is_no_http_and_who_goes_away_change_nothing(site: Site, capfd: pyt
 
 def test_a_mistake_of_ours_is_seen_in_the_terminal_only(capfd: pytest.CaptureFixture[str]) -> None:
     explorer = Explorer(small_network())
-    explorer.look = lambda pixels: 1 / 0  # type: ignore[method-assign]
+    explorer.look = lambda *_: 1 / 0  # type: ignore[method-assign]
     with served(explorer) as address:
         site = Site(address)
         with pytest.raises(http.client.RemoteDisconnected):

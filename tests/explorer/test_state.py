@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from explorer_support import small_network
 from own_parts import register, two_layers
@@ -17,10 +18,13 @@ from torchcaps.analysis.calibration import Calibration
 from torchcaps.datasets import ImageSet
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError
-from torchcaps.explorer import Explorer
+from torchcaps.explorer import Explorer, open_explorer
+from torchcaps.explorer.patches import find_patches
 from torchcaps.explorer.questions import describe
 from torchcaps.explorer.state import MOST_MAPS, check_side_by_side, levels
 from torchcaps.models import create_model
+from torchcaps.models.pretrained import SHIPPED
+from torchcaps.training import load_run
 
 
 def pixels_for(explorer: Explorer, seed: int = 0) -> np.ndarray:
@@ -49,6 +53,76 @@ def test_looking_says_what_predict_and_trace_say(small: Explorer) -> None:
     assert view.routing["range"].tolist() == [coupling.min(), coupling.max()]
     np.testing.assert_allclose(view.routing["scores"], trace.lengths[:, 0], rtol=1e-6)
     assert view.routing["uniform"] == trace.uniform == 0.25
+
+
+def test_another_number_of_iterations_is_another_network_with_the_same_weights(small: Explorer) -> None:
+    pixels = pixels_for(small)
+    for iterations in (1, 5):
+        longer = small_network(num_iterations=iterations)
+        np.testing.assert_allclose(
+            small.look(pixels, iterations).scores, Explorer(longer).look(pixels).scores, rtol=1e-5
+        )
+    assert small.routed_in(5).decoder.layers[0].weight is small.model.decoder.layers[0].weight
+    np.testing.assert_array_equal(small.look(pixels).scores, small.look(pixels, 3).scores)
+    assert_raises(InputError, small.look, pixels, -1, say="iterations")
+    fixed = Explorer(small_network(routing="self-attention"))
+    assert (small.iterations, fixed.iterations) == (3, None)
+    assert_raises(InputError, fixed.look, pixels, 2, say="no number of iterations")
+
+
+def test_a_cell_has_the_votes_of_its_capsules(small: Explorer) -> None:
+    pixels = pixels_for(small)
+    trace = trace_routing(small.model, torch.from_numpy(pixels)[None], num_iterations=2)
+    types, height, width = trace.grid
+    votes = small.votes(pixels, [0, 1], 2)
+    for name in ("agreement", "coupling"):
+        own = getattr(trace, name)[:, 0, [type_ * height * width + 1 for type_ in range(types)]]
+        np.testing.assert_array_equal(votes[name], own)
+    for cell in ([height, 0], [0, -1]):
+        assert_raises(InputError, small.votes, pixels, cell, say="go from [0, 0] to [0, 1], got [")
+    cnn = Explorer(small_network("baseline-cnn"))
+    assert_raises(InputError, cnn.votes, pixels, [0, 0], say="has no capsules")
+
+
+PADDED = {
+    "name": "stack",
+    "stack_channels": (4, 4),
+    "stack_kernels": (5, 3),
+    "stack_strides": (2, 1),
+    "stack_padding": 1,
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"conv_channels": 4},
+        {"stem_channels": (4, 4), "stem_strides": (1, 2), "conv_kernel": 3, "primary_kernel": 3, "primary_padding": 1},
+        {"backbone": PADDED, "primary_kernel": 3},
+        {"backbone": "pooled", "primary_kernel": 3},
+        {"conv_channels": 4, "layers": two_layers({"layer_kernel": 2})},
+    ],
+)
+def test_a_cell_sees_its_patch_and_nothing_else(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch)
+    torch.manual_seed(0)
+    network = create_model("sabour2017", (1, 27, 29), 4, primary_types=2, decoder=False, **changes).eval()
+    patches, grid = find_patches(network), network.flow[-2].grid
+    assert patches is not None
+    assert grid is not None
+    images = torch.rand(100, 1, 27, 29, requires_grad=True)
+    poses = network.capsules(images)[-1].poses.unflatten(1, grid)
+    for cell in ((0, 0), (grid[1] - 1, 1)):
+        (gradient,) = torch.autograd.grad(poses[:, :, *cell].abs().sum(), images, retain_graph=True)
+        for axis, size in enumerate((27, 29)):
+            seen = gradient.abs().sum((0, 1, 3 - axis)).nonzero().squeeze()
+            first = patches["first"][axis] + cell[axis] * patches["stride"][axis]
+            assert seen.tolist() == list(range(max(first, 0), min(first + patches["size"][axis], size)))
+
+
+def test_where_capsules_stand_on_no_map_there_is_no_patch() -> None:
+    assert find_patches(small_network(grouping="raster", primary_dim=4)) is None
+    assert find_patches(small_network("baseline-cnn")) is None
 
 
 def test_a_capsule_decodes_as_perturb_has_it(small: Explorer) -> None:
@@ -87,12 +161,34 @@ def test_the_longest_of_many_classes_have_maps() -> None:
 
 def test_caveats_and_objects_are_those_of_predict() -> None:
     explorer = Explorer(small_network("sabour2017-multimnist", num_classes=5, grouping="raster", primary_dim=4))
-    explorer.calibration = Calibration(score=2.0, distance=1e9, images=5)
+    explorer.calibration = Calibration(score=2.0, error=1e9, images=5)
     view = explorer.look(pixels_for(explorer))
     assert view.present == np.argsort(-view.scores)[:2].tolist()
     assert any(caveat.startswith("its score") for caveat in view.caveats)
     assert view.routing is not None
     assert view.routing["inSpace"] is False, "capsules in raster order have no place"
+
+
+LETTERS = {
+    "E": [(20, 5, 8, 5), (8, 5, 8, 23), (8, 23, 20, 23), (8, 14, 18, 14)],
+    "K": [(8, 4, 8, 24), (20, 5, 8, 14), (8, 14, 20, 24)],
+    "M": [(5, 23, 7, 5), (7, 5, 14, 17), (14, 17, 21, 5), (21, 5, 23, 23)],
+    "N": [(7, 23, 7, 5), (7, 5, 21, 23), (21, 23, 21, 5)],
+    "X": [(7, 5, 21, 23), (21, 5, 7, 23)],
+}
+"""Their strokes, in pixels of 28×28."""
+
+
+def test_the_shipped_network_is_unsure_of_letters_and_sure_of_digits() -> None:
+    explorer = open_explorer(load_run(SHIPPED["compact"]))
+    unsure = [index for index in range(50) if explorer.look(explorer.pick(index)[0]).caveats]
+    assert len(unsure) <= 1
+    for letter, strokes in LETTERS.items():
+        image = Image.new("L", (280, 280))
+        for stroke in strokes:
+            ImageDraw.Draw(image).line([10 * place for place in stroke], fill=255, width=24)
+        pixels = np.asarray(image.resize((28, 28), Image.Resampling.BOX))[None].copy()
+        assert explorer.look(pixels).caveats, letter
 
 
 def test_what_a_network_lacks_is_said() -> None:

@@ -66,7 +66,7 @@ def test_answers_in_the_browser_are_those_of_the_server(tmp_path: Path, shipped:
                 # maps are levels of 1/127, pixels of 1/255: rounding may fall on either side
                 loose = np.array([numbers(found), numbers(wanted)])
                 assert np.abs(loose[0] - loose[1]).max() <= 1.01 / 255
-                for exact in ("scores", "capsules"):
+                for exact in ("scores", "capsules", "agreement", "coupling"):
                     if exact in found:
                         np.testing.assert_allclose(numbers(found[exact]), numbers(wanted[exact]), atol=TOLERANCE)
             return wanted
@@ -75,6 +75,12 @@ def test_answers_in_the_browser_are_those_of_the_server(tmp_path: Path, shipped:
             pixels = ask("pick", index=index)["pixels"]
             view = ask("look", pixels=pixels)
             ask("decode", classes=view["present"], poses=[view["capsules"][view["present"][0]]])
+        other = ask("pick", index=4)["pixels"]
+        for iterations in (1, 5):
+            routed = ask("look", pixels=other, iterations=iterations)["routing"]
+            assert len(routed["maps"]) == iterations
+        ask("votes", pixels=other, cell=[2, 5])
+        ask("votes", pixels=other, cell=[0, 1], iterations=4)
         noise = np.random.default_rng(0).integers(0, 256, (1, 28, 28), np.uint8)
         assert ask("look", pixels=encode(noise))["caveats"]
         server.shutdown()

@@ -19,7 +19,7 @@ FULL = Description(
     objects=2,
     fit="stretch",
     preparation=Preparation(box=22.5),
-    calibration=Calibration(score=0.7, distance=0.3, images=50),
+    calibration=Calibration(score=0.7, error=30.0, images=50),
     version="0.0.1",
 )
 LATER = ("torchcaps.preparation", "torchcaps.calibration", "torchcaps.task")
@@ -58,6 +58,8 @@ def test_entries_that_do_not_fit_or_are_missing() -> None:
 def test_files_of_earlier_versions_say_less() -> None:
     metadata = {name: value for name, value in FULL.to_metadata().items() if name not in LATER}
     assert Description.from_metadata(metadata) == dataclasses.replace(FULL, preparation=None, calibration=None)
+    relative = FULL.to_metadata() | {"torchcaps.calibration": '{"score": 0.7, "distance": 0.3, "images": 50}'}
+    assert Description.from_metadata(relative).calibration == Calibration(score=0.7, images=50)
     for name in LATER:
         for value in ("7", "[]", "{}", '"mnist"', '{"box": "20", "centre": "mass"}'):
             with pytest.raises(InputError) as caught:

@@ -1,6 +1,6 @@
 from .calibration import Calibration as Calibration
 from .calibration import Prediction as Prediction
-from .calibration import distances as distances
+from .calibration import squared_errors as squared_errors
 from .curves import Curves as Curves
 from .curves import read_metrics as read_metrics
 from .detection import Detection as Detection

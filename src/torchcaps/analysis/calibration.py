@@ -27,26 +27,27 @@ class Calibration:
     """What is usual for a network: the bounds that 99 % of its validation images keep to.
 
     `torchcaps.analysis.calibrate` measures it. The values here stand for a network of which nothing was measured: half
-    of the longest length that there can be, and half of the image not reconstructed.
+    of the longest length that there can be, and no bound of the error.
     """
 
     score: float = 0.5
     """The score of the class that was given; of several objects, of the last of them. 99 % have a higher one."""
-    distance: float = 0.5
-    """Σ(x - r)² / Σx² over the pixels of an image x and its reconstruction r. 99 % have a smaller one."""
+    error: float | None = None
+    """Σ(x - r)² over the pixels, 0..1, of an image x and its reconstruction r. 99 % have a smaller one."""
     images: int = 0
     """How many images were measured; 0 where none was."""
 
     def __post_init__(self) -> None:
-        for name, within in (("score", FINITE), ("distance", FINITE), ("images", INDEX)):
-            within.check(f'"{name}" of a calibration', getattr(self, name))
+        for name, within in (("score", FINITE), ("error", FINITE), ("images", INDEX)):
+            if name != "error" or self.error is not None:
+                within.check(f'"{name}" of a calibration', getattr(self, name))
 
-    def caveats(self, score: float, distance: float | None, runner_up: float | None = None) -> tuple[str, ...]:
+    def caveats(self, score: float, error: float | None, runner_up: float | None = None) -> tuple[str, ...]:
         """Why an answer is unsure, each reason in words; empty where it is not.
 
         Args:
             score: Of the class that was given; of several objects, of the last of them.
-            distance: Of the reconstruction from the image; None for a network without decoder.
+            error: Of the reconstruction; None for a network without decoder.
             runner_up: The highest score of the other classes, None where there is none.
         """
         usual = usual_words(self)
@@ -55,9 +56,9 @@ class Calibration:
             reasons.append(f"its score {score:.2f} is below {self.score:.2f}{usual}")
         if runner_up is not None and runner_up >= NEAR * score:
             reasons.append(f"another class has nearly the same score, {runner_up:.2f} beside {score:.2f}")
-        if distance is not None and distance > self.distance:
+        if error is not None and self.error is not None and error > self.error:
             unlike = "unlike anything it was trained on: " if self.images else ""
-            reasons.append(f"{unlike}its reconstruction is off by {distance:.2f}, more than {self.distance:.2f}{usual}")
+            reasons.append(f"{unlike}its reconstruction is off by {error:.1f}, more than {self.error:.1f}{usual}")
         return tuple(reasons)
 
 
@@ -99,7 +100,7 @@ class Prediction(Scored):
     ) -> Self:
         """The prediction for images of pixels 0..1, with its caveats by what is usual for the network."""
         usual = Calibration() if calibration is None else calibration
-        off = [None] * len(images) if reconstruction is None else distances(images, reconstruction).tolist()
+        off = [None] * len(images) if reconstruction is None else squared_errors(images, reconstruction).tolist()
         chosen = classes.reshape(len(classes), -1)
         last = np.take_along_axis(scores, chosen[:, -1:], 1)[:, 0].tolist()
         others = scores.astype(np.float64)
@@ -109,13 +110,12 @@ class Prediction(Scored):
         return cls(classes, scores, reconstruction, caveats, **more)
 
 
-def distances(images: Float[np.ndarray, "N C H W"], reconstructions: Drawn) -> Float[np.ndarray, "N"]:
-    """How far reconstructions are from images: Σ(x - r)² / Σx² over the pixels of each, 0 where they are the same.
+def squared_errors(images: Float[np.ndarray, "N C H W"], reconstructions: Drawn) -> Float[np.ndarray, "N"]:
+    """Σ(x - r)² over the pixels, 0..1, of each image and its reconstruction.
 
-    Pixels are 0..1. An image whose Σx² is below 1 is black, and counts as if it were 1.
+    It is not divided by Σx²: then much ink would excuse much error, and a letter of broad strokes pass for a digit.
     """
-    different = ((images - full(reconstructions)) ** 2).sum((1, 2, 3))
-    return different / np.maximum((images**2).sum((1, 2, 3)), 1)
+    return ((images - full(reconstructions)) ** 2).sum((1, 2, 3))
 
 
 def full(reconstructions: Drawn) -> Float[np.ndarray, "N C H W"]:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
-from torchcaps.analysis.calibration import USUAL, Calibration, Prediction, distances
+from torchcaps.analysis.calibration import USUAL, Calibration, Prediction, squared_errors
 from torchcaps.analysis.inference import BATCH, Labels, classes_of, over_batches
 from torchcaps.datasets.images import read_image
 from torchcaps.errors import InputError
@@ -86,12 +86,12 @@ def calibrate(model: Network, images: Shaped[Tensor, "N C H W"]) -> Calibration:
             raise InputError(f"what is usual is measured on pixels of 0..1, got NaN or one beyond {BRIGHTEST:g}")
         if output.reconstruction is None:
             return [last]
-        off = distances(pixels.float().cpu().numpy(), output.reconstruction.float().cpu().numpy())
+        off = squared_errors(pixels.float().cpu().numpy(), output.reconstruction.float().cpu().numpy())
         return [last, torch.from_numpy(off)]
 
     scores, *off = over_batches(look, model, images)
     return Calibration(
         score=round(float(np.quantile(scores.numpy(), 1 - USUAL)), 4),
-        distance=round(float(np.quantile(off[0].numpy(), USUAL)), 4) if off else Calibration.distance,
+        error=round(float(np.quantile(off[0].numpy(), USUAL)), 4) if off else None,
         images=len(images),
     )

@@ -1,13 +1,16 @@
 """The page's questions and their answers, both JSON.
 
-    look      {network, pixels}          → View
+    look      {network, pixels, iterations}  → View
+    votes     the same, and {cell}       → agreement and coupling, see Explorer.votes
     decode    {network, classes, poses}  → whole: the decoded image, apart: of several objects, each in its colour
     pick      {index}                    → pixels: a test image, label: its label in words
     read      {name, data, prepare}      → pixels: the image of a file, changes: how it was prepared, in words
     progress  {}                         → Learning.numbers and Learning.look
 
-``network`` is the number of the network that is asked, 0 where it is left out. Pixels are base64: an image as its C·H·W
-bytes, channel after channel, a coupling map as its H·W bytes. Where a value is wrong, the answer is {error: sentence}.
+``network`` is the number of the network that is asked, 0 where it is left out; ``iterations`` are those of its routing,
+0 for its own number; ``cell`` is the row and the column of a cell of the routing maps. Pixels are base64: an image as
+its C·H·W bytes, channel after channel, a coupling map as its H·W bytes. Where a value is wrong, the answer is
+{error: sentence}.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ class Questions:
         learning: The training that is watched.
     """
 
-    NAMES = ("look", "decode", "pick", "read", "progress")
+    NAMES = ("look", "votes", "decode", "pick", "read", "progress")
 
     def __init__(self, explorers: Sequence[Explorer], learning: Learning | None = None) -> None:
         check_side_by_side(explorers)
@@ -77,14 +80,20 @@ class Questions:
         if not 0 <= number < len(self.explorers):
             raise InputError(f"networks go from 0 to {len(self.explorers) - 1}, got {number}")
         explorer = self.explorers[number]
-        if name == "look":
+        if name in ("look", "votes"):
             data, shape = _bytes(value("pixels", str)), explorer.model.in_shape
             if len(data) != math.prod(shape):
                 raise InputError(
                     f"the image has {len(data)} bytes, but this network takes {'×'.join(map(str, shape))} = "
                     f"{math.prod(shape)} (channels × height × width); it may be from a link for another network"
                 )
-            return explorer.look(np.frombuffer(data, np.uint8).reshape(shape).copy())
+            image, iterations = np.frombuffer(data, np.uint8).reshape(shape).copy(), value("iterations", int, 0)
+            if name == "look":
+                return explorer.look(image, iterations)
+            cell = value("cell", list)
+            if [type(each) for each in cell] != [int, int]:
+                raise InputError("a cell must be two whole numbers, its row and its column")
+            return explorer.votes(image, cell, iterations)
         if name == "decode":
             try:
                 classes, poses = np.array(value("classes", list)), np.array(value("poses", list))
@@ -120,6 +129,8 @@ def describe(explorer: Explorer) -> dict[str, Any]:
         "prepares": explorer.preparation is not None,
         "noPose": explorer.no_pose,
         "noRouting": explorer.no_routing,
+        "iterations": explorer.iterations,
+        "patches": explorer.patches,
         "score": explorer.score_name,
         "highest": HIGHEST[explorer.score_name],
         "largestFile": LARGEST_FILE,

@@ -5,6 +5,7 @@ No page and no server in it. J classes, D components, T routing iterations, P ob
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -19,14 +20,18 @@ from PIL import Image
 from torchcaps.analysis import RoutingTrace, predict, trace_routing
 from torchcaps.analysis.calibration import Calibration, Prediction
 from torchcaps.analysis.inference import as_pixels, class_labels, inference, require_decoder
+from torchcaps.checks import check
 from torchcaps.datasets import ImageSet, find_dataset
 from torchcaps.datasets.images import Fit, read_photo
 from torchcaps.datasets.preparation import Preparation, Prepared
 from torchcaps.errors import InputError
+from torchcaps.explorer.patches import find_patches
 from torchcaps.files import real
-from torchcaps.models import Network
+from torchcaps.models import CapsNet, Network
 from torchcaps.models.output import top_classes
 from torchcaps.models.pretrained import SHIPPED
+from torchcaps.parts import options
+from torchcaps.ranges import AtLeastOneIteration
 from torchcaps.training import Run
 
 MOST_MAPS = 10
@@ -75,6 +80,8 @@ class Explorer:
     Attributes:
         no_pose: Why capsules cannot be decoded, in a sentence; None where they can.
         no_routing: Why routing cannot be followed, in a sentence; None where it can.
+        iterations: In how many iterations its class capsules are routed; None where the routing has no such number.
+        patches: The pixels that a cell of its routing maps sees, see :func:`~torchcaps.explorer.patches.find_patches`.
         score_name: The name of class scores, such as "length".
     """
 
@@ -96,6 +103,8 @@ class Explorer:
         self.score_name = predict(self.model, blank).score_name
         self.no_pose: str | None = None
         self.no_routing: str | None = None
+        self.iterations: int | None = None
+        self.patches = find_patches(self.model)
         if not self.model.has_capsules:
             self.no_pose = self.no_routing = "A convolutional network has no capsules."
             return
@@ -105,15 +114,26 @@ class Explorer:
             trace_routing(self.model, blank)
         except InputError as error:
             self.no_routing = f"Routing cannot be followed: {error}."
+        if isinstance(self.model, CapsNet) and not self.no_routing:
+            routing = self.model.class_capsules.routing
+            self.iterations = routing.num_iterations if "num_iterations" in options(type(routing)) else None
 
     @property
     def title(self) -> str:
         """The network's name, and what it is."""
         return f"{self.name}: {self.what}" if self.what else self.name
 
-    def look(self, pixels: UInt8[np.ndarray, "C H W"]) -> View:
-        """The network's answer to an image, pixels 0..255; InputError for one of another shape than its own."""
-        image, model = torch.from_numpy(pixels)[None], self.model  # another one may take its place meanwhile
+    def look(self, pixels: UInt8[np.ndarray, "C H W"], iterations: int = 0) -> View:
+        """The network's answer to an image.
+
+        Args:
+            pixels: Of 0..255.
+            iterations: In how many its class capsules are routed; 0 stands for the network's own number.
+
+        Raises:
+            InputError: An image of another shape than the network's, or a number of iterations that it cannot have.
+        """
+        image, model = torch.from_numpy(pixels)[None], self.routed_in(iterations)
         with inference(model):
             output = model(as_pixels(model, image))
         scores = output.scores[0].float().cpu()
@@ -124,6 +144,39 @@ class Explorer:
         said = Prediction.of(seen, np.array([present]), scores[None].numpy(), drawn, self.calibration)
         routing = None if self.no_routing else describe_routing(trace_routing(model, image))
         return View(scores.numpy(), present, said.caveats[0], capsules, routing)
+
+    def votes(self, pixels: UInt8[np.ndarray, "C H W"], cell: Sequence[int], iterations: int = 0) -> dict[str, Any]:
+        """The votes of the capsules in one cell of the routing maps, for the classes that have maps.
+
+        ``agreement`` and ``coupling`` are [T, types, classes]: ⟨û_j|i, v_j⟩ and c_ij of each iteration. Arguments and
+        errors are those of :meth:`look`; a cell is a row and a column.
+        """
+        if self.no_routing:
+            raise InputError(self.no_routing)
+        trace = trace_routing(self.routed_in(iterations), torch.from_numpy(pixels)[None])
+        if not all(0 <= at < size for at, size in zip(cell, trace.grid[1:], strict=True)):
+            last = [size - 1 for size in trace.grid[1:]]
+            raise InputError(f"cells, row and column, go from [0, 0] to {last}, got {list(cell)}")
+        row, column = cell
+        rounds, _, _, classes = trace.coupling.shape
+
+        def of_cell(numbers: Float[np.ndarray, "T B I J"]) -> Float[np.ndarray, "T types classes"]:
+            return numbers.reshape(rounds, *trace.grid, classes)[:, :, row, column, shown_classes(trace)]
+
+        return {"agreement": of_cell(trace.agreement), "coupling": of_cell(trace.coupling)}
+
+    def routed_in(self, iterations: int) -> Network:
+        """The network with another number of iterations of its class capsules, the weights being the same tensors."""
+        model = self.model  # another one may take its place meanwhile
+        if iterations in (0, self.iterations):
+            return model
+        if self.iterations is None:
+            raise InputError("this network's routing has no number of iterations that could be changed")
+        check("iterations", iterations, AtLeastOneIteration)
+        other = copy.deepcopy(model, {id(each): each for each in (*model.parameters(), *model.buffers())})
+        assert isinstance(other, CapsNet)
+        other.class_capsules.routing.num_iterations = iterations
+        return other
 
     def decode(self, classes: Sequence[int], poses: Float[np.ndarray, "P D"]) -> Float[np.ndarray, "P C H W"]:
         """Images decoded from one capsule each, of these classes, the other capsules being zero; pixels 0..1.
@@ -172,7 +225,7 @@ def describe_routing(trace: RoutingTrace) -> dict[str, Any]:
 
     ``maps`` are the coupling on the grid of the input capsules, averaged over their types, as :func:`levels` has it.
     """
-    shown = sorted(top_classes(torch.from_numpy(trace.scores[-1, 0]), min(MOST_MAPS, trace.scores.shape[2])).tolist())
+    shown = shown_classes(trace)
     coupling = trace.maps[:, 0, shown].mean(2)
     maps, reach = levels(coupling, trace.uniform)
     return {
@@ -187,6 +240,11 @@ def describe_routing(trace: RoutingTrace) -> dict[str, Any]:
         "inSpace": trace.in_space,
         "inputs": trace.inputs,
     }
+
+
+def shown_classes(trace: RoutingTrace) -> list[int]:
+    """The classes that have maps, in their order: those of the highest scores."""
+    return sorted(trace.highest(0, MOST_MAPS))
 
 
 def levels(coupling: Float[np.ndarray, "..."], uniform: float) -> tuple[UInt8[np.ndarray, "..."], float]:

@@ -23,6 +23,7 @@ from torchcaps.parts import describe as describe_part
 
 MOST_IMAGES = 100
 """Images to pick from, at most."""
+UNPREPARED = "Photos are only made smaller here, not prepared: give one of light ink on black."
 KNOWN: dict[str, Any] = {
     "name": "capsules",
     "objects": 1,
@@ -71,6 +72,8 @@ def write_page(explorer: Explorer, folder: Path) -> None:
         raise InputError(f"{folder} must be a new or an empty folder")
     network = describe_network(explorer)
     about = describe(explorer) | {"prepares": False, "images": len(network["pixels"])}
+    if explorer.preparation is not None:
+        about["unprepared"] = UNPREPARED
     facts = json.dumps({"networks": [about], "learning": None, "browser": network}, default=encode)
     folder.mkdir(parents=True, exist_ok=True)
     for file in PAGE.iterdir():

@@ -30,10 +30,13 @@ function showAnswer(answer, network, view, decoded) {
 function putInFront(n) {
   stopSweep();
   about = networks[n];
+  const wasRouted = state.iterations;
+  state.cell = null;
   buildFront();
   if (!state.views.length) return showNothing();
-  state.view = state.views[n];
   state.pose = null;
+  if (wasRouted) return look(); // the other network's answer is that of another number of iterations
+  state.view = state.views[n];
   takePose();
   showView();
 }
@@ -47,6 +50,7 @@ function buildBeside() {
     const name = make("label", radio, make("strong", network.name));
     name.title = "Show its capsules, components and routing in the other panels";
     const parts = [classed("hint", make("p", network.what)), classed("said", make("p")), classed("drawn", make("div"))];
-    return classed("answer", make("div", name, ...parts, classed("thin", make("div"))));
+    const scores = make("div", classed("hint", make("p", scoreWords(network))), classed("thin", make("div")));
+    return classed("answer", make("div", name, ...parts, scores));
   }));
 }

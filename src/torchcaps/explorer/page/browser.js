@@ -94,7 +94,7 @@ function primary(pixels, weights) {
   return { poses, grid: [types, h, w] };
 }
 
-// Dynamic routing: the coupling [i·J + j] and the capsules of each iteration.
+// Dynamic routing: the coupling and the agreement [i·J + j], and the capsules, of each iteration.
 function route(poses, weight, iterations, eps) {
   const [I, J, D, K] = weight.shape, votes = new Float32Array(I * J * D), rounds = [];
   for (let i = 0, n = 0, at = 0; i < I; i++)
@@ -112,13 +112,17 @@ function route(poses, weight, iterations, eps) {
       }
     }
     capsules.forEach((capsule) => squashInto(capsule, eps));
-    for (let n = 0; n < logits.length; n++) {
-      const capsule = capsules[n % J];
-      for (let d = 0; d < D; d++) logits[n] += votes[n * D + d] * capsule[d];
-    }
-    rounds.push({ coupling, capsules });
+    const agreement = logits.map((_, n) => capsules[n % J].reduce((sum, x, d) => sum + votes[n * D + d] * x, 0));
+    agreement.forEach((a, n) => (logits[n] += a));
+    rounds.push({ coupling, agreement, capsules });
   }
   return rounds;
+}
+
+// The rounds of an image in this many iterations, 0 being the network's own number; and the grid of its input capsules.
+function routed(pixels, iterations, weights) {
+  const { name, iterations: own, eps } = props.browser.routing, { poses, grid } = primary(pixels, weights);
+  return { rounds: route(poses, weights[name], iterations || own, eps), grid };
 }
 
 // Pixels 0..1 that the decoder makes of one capsule, all the others being zero.
@@ -140,14 +144,13 @@ const toByte = (value) => Math.round(255 * Math.min(Math.max(value, 0), 1));
 
 // calibration.Calibration.caveats
 function caveats(scores, best, pixels, drawn) {
-  const { calibration: { score: least, distance: most }, usual } = props.browser, score = scores[best], reasons = [];
+  const { calibration: { score: least, error: most }, usual } = props.browser, score = scores[best], reasons = [];
   const next = Math.max(...scores.filter((_, j) => j !== best)), two = (x) => x.toFixed(2);
-  const square = pixels.reduce((sum, byte) => sum + (byte / 255) ** 2, 0);
-  const off = pixels.reduce((sum, byte, n) => sum + (byte / 255 - drawn[n]) ** 2, 0) / Math.max(square, 1);
+  const off = pixels.reduce((sum, byte, n) => sum + (byte / 255 - drawn[n]) ** 2, 0);
   if (score < least) reasons.push(`its score ${two(score)} is below ${two(least)}${usual}`);
   if (next >= props.browser.near * score) reasons.push(`another class has nearly the same score, ${two(next)} beside ${two(score)}`);
-  if (off > most)
-    reasons.push(`${usual && "unlike anything it was trained on: "}its reconstruction is off by ${two(off)}, more than ${two(most)}${usual}`);
+  if (most !== null && off > most)
+    reasons.push(`${usual && "unlike anything it was trained on: "}its reconstruction is off by ${off.toFixed(1)}, more than ${most.toFixed(1)}${usual}`);
   return reasons;
 }
 
@@ -170,12 +173,19 @@ function describeRouting(rounds, [types, h, w]) {
 }
 
 const ANSWERS = {
-  look({ pixels: text }, weights) {
-    const pixels = decodeBytes(text), { poses, grid } = primary(pixels, weights);
-    const { name, iterations, eps } = props.browser.routing, rounds = route(poses, weights[name], iterations, eps);
+  look({ pixels: text, iterations }, weights) {
+    const pixels = decodeBytes(text), { rounds, grid } = routed(pixels, iterations, weights);
     const capsules = rounds.at(-1).capsules.map((capsule) => [...capsule]), scores = lengths(capsules);
     const best = scores.indexOf(Math.max(...scores)), drawn = decoded(capsules[best], best, weights);
     return { scores, present: [best], caveats: caveats(scores, best, pixels, drawn), capsules, routing: describeRouting(rounds, grid) };
+  },
+  votes({ pixels, iterations, cell: [y, x] }, weights) {
+    const { rounds, grid: [types, h, w] } = routed(decodeBytes(pixels), iterations, weights), J = rounds[0].capsules.length;
+    const ofCell = (numbers) => Array.from({ length: types }, (_, type) => {
+      const at = ((type * h + y) * w + x) * J;
+      return [...numbers.subarray(at, at + J)];
+    });
+    return { agreement: rounds.map((each) => ofCell(each.agreement)), coupling: rounds.map((each) => ofCell(each.coupling)) };
   },
   decode({ classes: [j], poses: [pose] }, weights) {
     return { whole: encode(decoded(pose, j, weights).map(toByte)), apart: [] };

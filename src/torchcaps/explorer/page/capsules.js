@@ -80,9 +80,9 @@ function chooseAndShow(j) {
 }
 
 function buildCapsules() {
-  $(".bars legend").textContent = about.noPose
-    ? "How sure the network is of each class"
-    : `${about.score[0].toUpperCase()}${about.score.slice(1)} of each class's capsule; choose the one to decode`;
+  const words = scoreWords(about);
+  $(".bars legend").textContent = `${words[0].toUpperCase()}${words.slice(1)}${about.noPose ? "" : "; choose the one to decode"}`;
+  $("#capsules-heading").textContent = about.components ? "Capsules" : "Classes";
   const rows = [null, ...about.classes.keys()].map((j) => {
     const radio = document.createElement("input"), row = classed("bar", make("label", radio));
     Object.assign(radio, { type: "radio", name: "capsule", value: j ?? "longest", checked: j === state.chosen });

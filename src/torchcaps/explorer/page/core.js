@@ -15,6 +15,8 @@ const state = {
   original: null, // the address of the file that it was prepared from; null for an image that was not prepared
   views: [], // what each network says about it
   view: null, // what the network in front says
+  cell: null, // [row, column] of the routing maps whose votes are shown
+  iterations: 0, // in which it routes; 0 for its own number
   chosen: null, // the class whose capsule is edited; null for the longest
   pinned: false, // whether it stays chosen for other images
   pose: null, // that capsule as the sliders have it
@@ -63,7 +65,8 @@ const look = latest(async () => {
   const pixels = state.pixels;
   if (!pixels) return;
   const text = encode(pixels);
-  const views = await Promise.all(networks.map((_, network) => ask("look", { network, pixels: text })));
+  const views = await Promise.all(networks.map((one, network) =>
+    ask("look", { network, pixels: text, iterations: one === about ? state.iterations : 0 })));
   if (state.pixels === null) return; // cleared meanwhile
   Object.assign(state, { views, view: views[networks.indexOf(about)] });
   say("");
@@ -131,6 +134,10 @@ function figure(bytes, j, colour) {
 const colour = (n) => about.colours[n % about.colours.length];
 const short = (share) => share.toFixed(2).replace(/^0/, "");
 const signed = (number) => (number < 0 ? "−" : "+") + Math.abs(number).toFixed(2);
+
+// What the scores of a network are: lengths and activations of capsules, or probabilities, which are another thing.
+const scoreWords = ({ score, components, objects }) =>
+  components ? `${score} of each class's capsule` : `${score} of each class${objects > 1 ? "" : "; they sum to 1"}`;
 
 // Why the network in front lacks something, `name` being noPose or noRouting; null where it does not.
 function lack(name) {

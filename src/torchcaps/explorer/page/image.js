@@ -159,6 +159,7 @@ function buildImage() {
   $("[name=test]").max = Math.max(shown.images - 1, 0);
   if (!shown.images) element.querySelectorAll(".test input, .test button").forEach((each) => (each.disabled = true));
   $(".missing").textContent = shown.images ? `There are ${shown.images}: ${shown.imagesOf}.` : shown.noImages;
+  $(".unprepared").textContent = shown.unprepared ?? "";
   $(".prepare").hidden = !shown.prepares;
   $("[name=prepare]").checked = shown.prepares;
 

@@ -38,6 +38,7 @@ function drawCurves({ steps, loss, accuracy }) {
 function buildLearning() {
   $(".learning").hidden = !learning;
   if (!learning) return;
+  $(".learning .measure").textContent = about.components ? `${about.score} of the right capsule` : `${about.score} of the right class`;
   $(".pupils").replaceChildren(...learning.images.map((bytes, n) => {
     const image = picture(`Image of ${learning.labels[n]}`, (canvas) => paint(canvas, decodeBytes(bytes)));
     const drawn = picture(`Its reconstruction`, (canvas) => classed("drawn", paint(canvas, new Uint8Array(height * width))));

@@ -152,7 +152,8 @@
       choice("Softmax over", ["outputs", "inputs"], () => (state.routing === "dynamic" ? state.over : "outputs"), (over) => ({ over })),
       choice("Iterations", [1, 2, 3, 4, 5], () => state.iterations, (n) => ({ iterations: Number(n) })),
     ];
-    const [step, playing] = [button("Step", () => show({ round: (state.round + 1) % rounds.length })), button("▶ Play", play)];
+    const back = button("Back", () => show({ round: state.round - 1 }));
+    const step = button("Step", () => show({ round: (state.round + 1) % rounds.length })), playing = button("▶ Play", play);
     const examples = [
       button("By hand", () => show({ votes: BY_HAND, round: 0, routing: "dynamic", over: "outputs", iterations: 3 })),
       button("New groups", () => show({ votes: agreeing(inputs(), outputs()), round: 0 })),
@@ -162,7 +163,7 @@
     const says = make("p", { class: "says", "aria-live": "polite" }), table = make("div", { class: "numbers" });
     place.replaceChildren(
       make("div", { class: "controls" }, ...choices, ...examples),
-      make("div", { class: "controls" }, step, playing, make("output")),
+      make("div", { class: "controls" }, back, step, playing, make("output")),
       says, make("div", { class: "stage" }, graph, planes), table,
     );
 
@@ -193,12 +194,24 @@
         const [[x, y], [rx, ry]] = [capsules[j], spreads?.[j] ?? [0, 0]];
         figure.querySelector(".moving").replaceChildren(
           draw("ellipse", { cx: x, cy: -y, rx: Math.max(rx, 0.02), ry: Math.max(ry, 0.02) }), arrow("capsule", [x, y], 0.06));
+        const asides = aside(state.votes.map((row) => row[j]));
         figure.querySelectorAll(".vote").forEach((vote, i) => {
+          vote.setAttribute("transform", `translate(${asides[i][0]}, ${-asides[i][1]})`);
           vote.replaceChildren(arrow(`input-${i}`, state.votes[i][j], 0.02 + 0.1 * Math.min(coupling[i][j], 1)), tip(state.votes[i][j]));
         });
         figure.querySelector("output").textContent = `${state.routing === "EM" ? "activation" : "length"} ${number(activations[j])}`;
       });
       place.querySelector(".controls output").textContent = `iteration ${Math.round(t) + 1} of ${rounds.length}`;
+    }
+
+    // Votes of one direction would hide one another, so they are drawn side by side: how far each is moved.
+    function aside(votes) {
+      const directions = votes.map((v) => (length(v) > 0.01 ? scaled(v, 1 / length(v)) : [1, 0]));
+      return directions.map(([x, y], i) => {
+        const alike = directions.flatMap((other, n) => (dot([x, y], other) > 0.998 ? [n] : []));
+        const far = 0.12 * (alike.indexOf(i) - (alike.length - 1) / 2);
+        return [-y * far, x * far];
+      });
     }
 
     const tip = ([x, y]) => draw("circle", { class: "tip", cx: x, cy: -y, r: 0.16 });
@@ -270,6 +283,7 @@
       const isLast = state.round === rounds.length - 1, perInput = state.over === "outputs" || state.routing !== "dynamic";
       const rule = perInput ? "Each input shares out its vote: a row of c sums to 1." : "The inputs compete for each output: a column of c sums to 1.";
       says.textContent = `${rule} ${rounds.length > 1 ? growth() : ""}`;
+      back.disabled = !state.round;
       step.textContent = isLast ? "Start again" : "Step";
       const cells = { vote: state.votes.map((row) => row.map(pair)), b: logits, c: coupling, ...(agreement && { a: agreement }) };
       const columns = Object.keys(cells), wide = { colspan: columns.length, scope: "colgroup", class: "group" };

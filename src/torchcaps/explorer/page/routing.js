@@ -32,26 +32,26 @@ function showRouting() {
   playing = null;
   const routing = state.view?.routing;
   $(".routing .shown").hidden = !routing;
+  showVotes();
   if (!routing) {
-    $(".everything .scroll").replaceChildren();
     $(".routing .what").textContent = lack("noRouting") ?? "Where each capsule takes its input from, once there is an image.";
     return;
   }
   const place = routing.inSpace ? `on the grid of the ${routing.inputs}` : `of the ${routing.inputs} in the order of their index, not in space`;
-  $(".routing .what").textContent = `Coupling ${place}; below each map, the capsule's ${about.score}.`;
+  $(".routing .what").textContent = `Coupling ${place}; below each map, the capsule's ${about.score}.`
+    + (state.iterations ? ` The network was trained with ${about.iterations} iteration${about.iterations > 1 ? "s" : ""}.` : "");
   state.maps = routing.maps.map((row) => row.map(levelsOf));
   $(".maps").replaceChildren(...routing.classes.map((j) => {
-    const made = make("figure", picture("", (canvas) => canvas), track(0), make("figcaption", about.classes[j], make("span")));
+    const map = classed("map", make("div", picture("", (canvas) => canvas)));
+    const made = make("figure", map, track(0), make("figcaption", about.classes[j], make("span")));
     made.classList.toggle("present", state.view.present.includes(j));
     return made;
   }));
   const last = routing.maps.length, control = $("[name=iteration]");
   Object.assign(control, { min: 1, max: last, value: last });
-  $(".transport").hidden = last < 2;
-  $(".everything").hidden = last < 2;
+  $(".played").hidden = last < 2;
   showLegend(routing);
   showIteration(last);
-  showEverything();
 }
 
 // Maps and scores at iteration t, a number between two iterations being a mixture of both.
@@ -68,6 +68,7 @@ function showIteration(t) {
     figure.querySelector("span:last-child").textContent = short(score);
   });
   $(".transport output").textContent = `iteration ${Math.round(t)} of ${routing.maps.length}`;
+  drawVotes(Math.round(t) - 1);
 }
 
 function play() {
@@ -99,30 +100,34 @@ function showLegend({ range, uniform, reach }) {
   $(".legend").style.setProperty("--at", high > low ? (uniform - low) / (high - low) : 0.5);
 }
 
-// The table of all iterations, once somebody has opened it.
-function showEverything() {
-  const { routing, present } = state.view;
-  if (!$(".everything").open) return $(".everything .scroll").replaceChildren();
-  const cell = (kind, scope, ...parts) => Object.assign(make(kind, ...parts), scope ? { scope } : {});
-  const head = routing.classes.map((j) => {
-    const made = cell("th", "col", about.classes[j]);
-    made.classList.toggle("present", present.includes(j));
-    return made;
-  });
-  const rows = state.maps.map((maps, t) => make("tr", cell("th", "row", String(t + 1)), ...maps.map((levels, n) => {
-    const canvas = picture(`mean coupling ${routing.means[t][n]}`, (on) => paintLevels(on, ...routing.size, (i) => levels[i]));
-    return cell("td", null, canvas, make("span", short(routing.scores[t][n])));
-  })));
-  const top = make("thead", make("tr", cell("th", "col", "iteration"), ...head));
-  $(".everything .scroll").replaceChildren(make("table", top, make("tbody", ...rows)));
+// ---- how many iterations ----
+
+const MOST_ITERATIONS = 5; // to choose from, if the network itself has not more
+
+// 0, or what is no choice, stands for the network's own number.
+function routeIn(iterations) {
+  const control = $("[name=iterations]"), own = about.iterations;
+  control.value = iterations;
+  if (control.selectedIndex < 0) control.value = own;
+  state.iterations = Number(control.value) === own ? 0 : Number(control.value);
+}
+
+function buildIterations() {
+  const own = about.iterations, most = Math.max(own, MOST_ITERATIONS);
+  $("[name=iterations]").replaceChildren(...Array.from({ length: own ? most : 0 }, (_, n) => new Option(n + 1)));
+  $(".iterations").hidden = !own;
+  routeIn(0);
 }
 
 function buildRouting() {
+  $("[name=iterations]").addEventListener("change", ({ target }) => {
+    routeIn(target.value);
+    look();
+  });
   $("[name=iteration]").addEventListener("input", ({ target }) => {
     clearInterval(playing);
     showIteration(Number(target.value));
   });
-  $(".everything").addEventListener("toggle", () => state.view?.routing && showEverything());
   const repaint = () => {
     colours = {};
     if (state.view?.routing) showRouting();

@@ -2,10 +2,11 @@
 
 // All that is needed to show the same again stands after the # of the address.
 function link() {
-  const { pixels, test, chosen, pose } = state, parts = new URLSearchParams();
+  const { pixels, test, chosen, pose, iterations } = state, parts = new URLSearchParams();
   if (test !== null) parts.set("test", test);
   else parts.set("pixels", encode(pixels));
   if (chosen !== null) parts.set("class", about.classes[chosen]);
+  if (iterations) parts.set("iterations", iterations);
   if (isMoved()) parts.set("pose", pose.join(","));
   return `${location.pathname}${location.search}#${parts}`;
 }
@@ -17,6 +18,7 @@ const restore = safely(async () => {
   if (chosen === -1) throw new Error(`The link names the class “${name}”, which this network has not.`);
   const wanted = parts.get("pose")?.split(",").map(Number) ?? null;
   if (wanted && !wanted.every(Number.isFinite)) throw new Error("The link is broken: its components are no numbers.");
+  routeIn(parts.get("iterations"));
   const image = parts.has("test") ? await testImage(Number(parts.get("test"))) : linkedImage(parts.get("pixels"));
   return setNewImage({ ...image, wanted, chosen });
 });

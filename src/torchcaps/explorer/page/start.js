@@ -4,6 +4,7 @@
 function buildFront() {
   buildCapsules();
   buildSliders();
+  buildIterations();
 }
 
 function showNames() {
@@ -15,6 +16,7 @@ function build() {
   buildFront();
   buildImage();
   buildRouting();
+  buildCells();
   buildBeside();
   for (const button of element.querySelectorAll("[data-do]"))
     button.addEventListener("click", safely(ACTIONS[button.dataset.do]));
