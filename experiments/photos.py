@@ -63,7 +63,7 @@ def photograph(digit: np.ndarray, random: np.random.Generator, kind: str = "pape
 
 
 def _one(colours: Sequence[Sequence[int]], random: np.random.Generator) -> np.ndarray:
-    return np.array(colours[random.integers(len(colours))], float)
+    return np.array(colours, float)[random.integers(len(colours))]
 
 
 def _ink(digit: np.ndarray, frame: np.ndarray, random: np.random.Generator, *, thin: bool) -> np.ndarray:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.store import RESULTS, is_run_of, read_curves, read_runs, restore
+from experiments.store import RESULTS, is_run_of, read_curves, read_runs
 from experiments.table import Table
 from experiments.tables import SHIPPED, load_table
 from experiments.zoo import LONG
@@ -66,7 +66,7 @@ def test_every_recorded_run_is_one_of_its_row_and_has_its_epochs() -> None:
     curves = read_curves(RECORDED)
     assert len(RUNS) == 562
     for name, log in RUNS.items():
-        assert is_run_of(restore(log.config), ROWS[log.table][log.row]), name
+        assert is_run_of(log.config, ROWS[log.table][log.row]), name
         epochs = [line["epoch"] for line in curves[name]]
         assert epochs == [str(n + 1) for n in range(log.summary["epochs"])]
         accuracy = float(curves[name][-1]["validation_accuracy"])
