@@ -105,6 +105,7 @@ curves broken/metrics.csv/binary => metrics.csv
 presets --figure x.png => --figure | sabour2017
 datasets --sample 3 => --sample
 datasets digits --figure x.png => --figure | --sample
+datasets mnist --data-dir nowhere => data_dir is nowhere, which is no folder
 datasets mnist --data-dir RUN --json => train-
 export RUN --half => --half is for --format folder; leave it out
 export RUN --format torch --out model.onnx => the file must end in .pt2, got model.onnx
