@@ -5,7 +5,6 @@ And so do the examples in docstrings, and those for contributors.
 
 import doctest
 import importlib
-import importlib.util
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from support import registered_for_now
+from torchcaps.plugins import import_file
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -97,11 +97,7 @@ def test_the_gallery_shows_its_pictures_and_they_are_small() -> None:
 
 
 def test_tables_are_those_of_the_code() -> None:
-    spec = importlib.util.spec_from_file_location("tables", DOCS / "tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    tables = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tables)
+    tables = import_file(DOCS / "tables.py")
     for name in tables.TABLES:
         text = TEXTS[f"docs/{name}.md"]
         assert tables.TABLES[name]() in text, "python docs/tables.py writes the tables again"

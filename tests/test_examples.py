@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import json
 import re
 import statistics
@@ -19,6 +17,7 @@ from support import registered_for_now
 from tiny_runs import write_bars
 from torchcaps.datasets import load_dataset
 from torchcaps.parts import flat
+from torchcaps.plugins import import_file
 from torchcaps.training import read_config
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -27,22 +26,18 @@ SMALL = [word for field in TINY for word in ("--set", field)]
 
 
 def example(name: str) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look themselves up
-    spec.loader.exec_module(module)
-    return module
+    return import_file(EXAMPLES / f"{name}.py")
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     """What an example registers is known to its own test only."""
+    before = set(sys.modules)
     with registered_for_now():
         yield
-    for path in EXAMPLES.glob("*.py"):
-        sys.modules.pop(path.stem, None)
+    for name in set(sys.modules) - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "").parent == EXAMPLES:
+            del sys.modules[name]
 
 
 RUNS: dict[str, tuple[str, list[str]]] = {
