@@ -3,7 +3,7 @@
 In a clone of the repository, since the tables are run by ``experiments/``, which lies beside the package:
 ``torchcaps train striped --plugin examples/own_study.py`` trains the network once,
 ``python experiments/run.py examples/own_study.py --results runs/study`` makes the runs of all rows, and
-``python experiments/report.py examples/own_study.py --results runs/study`` writes their table.
+``python experiments/report.py examples/own_study.py --results runs/study`` prints their table.
 """
 
 import sys

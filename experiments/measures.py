@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Shaped
-from torch import Tensor
+from torch.utils.benchmark import Timer
 
 from experiments.table import OwnMeasure
 from torchcaps.analysis import accuracy_curve, evaluate, routing_statistics
@@ -18,10 +15,6 @@ from torchcaps.datasets import load_dataset
 from torchcaps.datasets.sources.affnist import find_originals
 from torchcaps.files import user_path
 from torchcaps.training import Run
-
-#: How often one image is classified to time it.
-CALLS = 100
-PGD_STEPS = 20
 
 
 def measure(run: Run, kind: str, wanted: int | OwnMeasure | None, data_dir: str | None) -> Mapping[str, Any]:
@@ -38,36 +31,25 @@ def measure(run: Run, kind: str, wanted: int | OwnMeasure | None, data_dir: str 
         data_dir: Folder that holds the data sets' files; the run's if None.
     """
     assert run.config is not None
-    data_dir = data_dir or run.config.data_dir
-    if kind in ("affnist", "familiar") and not callable(wanted):
-        name = "affnist" if kind == "affnist" else f"{run.config.data}-familiar"
-        found = evaluate(run.model, load_dataset(name, data_dir=data_dir, limit_test=wanted).test)
-        values: dict[str, Any] = {"accuracy": found.accuracy, "error": found.error, "images": found.num_images}
-        if kind == "affnist":
-            originals = find_originals(None if data_dir is None else user_path(data_dir))
-            values["source"] = "made" if originals is None else "original"
-        return values
-    test = run.dataset(data_dir=data_dir).test
+    model, data_dir = run.model, data_dir or run.config.data_dir
     if callable(wanted):
-        return wanted(run, test)
+        return wanted(run, run.dataset(data_dir=data_dir).test)
+    if kind in ("affnist", "familiar"):
+        name = "affnist" if kind == "affnist" else f"{run.config.data}-familiar"
+        found = evaluate(model, load_dataset(name, data_dir=data_dir, limit_test=wanted).test)
+        values = {"accuracy": found.accuracy, "error": found.error, "images": found.num_images}
+        original = kind == "affnist" and find_originals(None if data_dir is None else user_path(data_dir))
+        return values | ({"source": "original" if original else "made"} if kind == "affnist" else {})
+    test = run.dataset(data_dir=data_dir).test
     if wanted is not None and wanted < len(test):
         test = test.select(torch.arange(wanted) * len(test) // wanted)
     if kind == "latency":
-        return {"milliseconds": _latency(run, test.images[:1])}
+        with inference(model):
+            given = {"model": model, "pixels": as_pixels(model, test.images[:1])}
+            timer = Timer("model(pixels).scores", globals=given, num_threads=torch.get_num_threads())
+            return {"milliseconds": 1e3 * timer.blocked_autorange(min_run_time=1.0).median}
     if kind == "coupling":
-        statistic = routing_statistics(run.model, test.images)
+        statistic = routing_statistics(model, test.images)
         return {"entropy": float(statistic.entropy[-1].mean()), "dead": statistic.dead, "images": len(test)}
     measured: Any = kind
-    return accuracy_curve(run.model, test, measured, steps=PGD_STEPS).to_dict()
-
-
-def _latency(run: Run, image: Shaped[Tensor, "1 C H W"]) -> float:
-    """The median time, milliseconds, in which the network classifies one image."""
-    times = []
-    with inference(run.model):
-        pixels = as_pixels(run.model, image)
-        for _ in range(10 + CALLS):
-            start = time.perf_counter()
-            run.model(pixels).scores.cpu()
-            times.append(time.perf_counter() - start)
-    return 1e3 * statistics.median(times[10:])
+    return accuracy_curve(model, test, measured, steps=20).to_dict()

@@ -13,6 +13,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ from torchcaps.plugins import load_plugin
 from torchcaps.training.progress import duration
 
 Runs = Sequence[RunLog]
-#: The numbers of several runs as one text.
-Shown = Callable[[Sequence[float]], str]
+#: A number of a run, and how those of several runs are shown.
+Shown = tuple[float, Callable[[Sequence[float]], str]]
 NOTHING = "–"
 
 
@@ -47,53 +48,60 @@ def number(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.4g}{deviation}"
 
 
-def digits(count: int) -> Shown:
-    return lambda values: f"{statistics.mean(values):.{count}f}"
+def mean(values: Sequence[float], digits: int = 2) -> str:
+    return f"{statistics.mean(values):.{digits}f}"
+
+
+def time(values: Sequence[float]) -> str:
+    return duration(statistics.mean(values))
 
 
 def span(values: Sequence[float]) -> str:
     return f"{min(values):,}" if min(values) == max(values) else f"{min(values):,}–{max(values):,}"
 
 
-def numbers(run: RunLog) -> dict[str, tuple[float, Shown]]:
-    """What a table shows of a run: numbers by their headings, and how those of several runs are shown."""
-    found, shown = run.summary, dict[str, tuple[float, Shown]]()
+def numbers(run: RunLog) -> Iterator[tuple[str, Shown]]:
+    """What a table shows of a run, by its headings."""
+    found = run.summary
     if found["images"]["test"] == 1:  # of a search, which must not see test images
         last = found["validation"]["last"]
-        shown["validation error, last epoch"] = (100 - 100 * last["accuracy"], percent)
-        shown["validation loss, last epoch"] = (last["loss"], digits(4))
+        yield "validation error, last epoch", (100 - 100 * last["accuracy"], percent)
+        yield "validation loss, last epoch", (last["loss"], partial(mean, digits=4))
     else:
-        shown["test error, last epoch"] = (run.error(), percent)
-        shown["test error, chosen epoch"] = (run.error("best"), percent)
+        yield "test error, last epoch", (run.error(), percent)
+        yield "test error, chosen epoch", (run.error("best"), percent)
     if "stop_at" in run.config:
-        shown["validation accuracy reached"] = (100 * found["validation"]["best"]["accuracy"], percent)
-    shown["epochs"] = (found["epochs"], span)
-    shown["parameters"] = (found["parameters"], span)
-    shown["time"] = (found["seconds"], lambda values: duration(statistics.mean(values)))
-    shown["of an epoch"] = (found["seconds"] / found["epochs"], shown["time"][1])
-    shown["memory, MiB"] = (found["peak_memory_mib"], lambda values: f"{max(values):,.0f}")
+        yield "validation accuracy reached", (100 * found["validation"]["best"]["accuracy"], percent)
+    yield "epochs", (found["epochs"], span)
+    yield "parameters", (found["parameters"], span)
+    yield "time", (found["seconds"], time)
+    yield "of an epoch", (found["seconds"] / found["epochs"], time)
+    yield "memory, MiB", (found["peak_memory_mib"], lambda values: f"{max(values):,.0f}")
     for kind, values in run.measures.items():
-        shown |= measured(kind, values)
-    return shown
+        yield from measured(kind, values)
 
 
-def measured(kind: str, found: Mapping[str, Any]) -> dict[str, tuple[float, Shown]]:
+def measured(kind: str, found: Mapping[str, Any]) -> Iterator[tuple[str, Shown]]:
     """The same of a measure."""
     if kind == "affnist":
-        return {f"affNIST accuracy ({found['source']} images)": (100 * found["accuracy"], percent)}
-    if kind == "familiar":
-        return {"error on familiar views": (100 * found["error"], percent)}
-    if kind == "latency":
-        return {"one image, ms": (found["milliseconds"], digits(2))}
-    if kind == "coupling":
-        return {"entropy of coupling": (found["entropy"], digits(2)), "dead capsules": (found["dead"], digits(2))}
-    if kind not in KINDS:  # one's own
-        return {f"{kind}: {name}": (value, number) for name, value in found.items()}
-    at = dict(zip(found["strengths"], found["accuracy"], strict=True))
-    if kind == "rotation":
-        pairs = {angle: (at[-angle], at[angle]) for angle in (30, 60, 90) if {angle, -angle} <= at.keys()}
-        return {f"accuracy, turned by ±{a}°": (100 * statistics.mean(pair), percent) for a, pair in pairs.items()}
-    return {f"{KINDS[kind][0]}, ε = {each:g}": (100 * at[each], percent) for each in (0.1, 0.2) if each in at}
+        yield f"affNIST accuracy ({found['source']} images)", (100 * found["accuracy"], percent)
+    elif kind == "familiar":
+        yield "error on familiar views", (100 * found["error"], percent)
+    elif kind == "latency":
+        yield "one image, ms", (found["milliseconds"], mean)
+    elif kind == "coupling":
+        yield "entropy of coupling", (found["entropy"], mean)
+        yield "dead capsules", (found["dead"], mean)
+    elif kind not in KINDS:  # one's own
+        yield from ((f"{kind}: {name}", (value, number)) for name, value in found.items())
+    else:
+        at = dict(zip(found["strengths"], found["accuracy"], strict=True))
+        if kind == "rotation":
+            for angle in (each for each in (30, 60, 90) if {each, -each} <= at.keys()):
+                yield f"accuracy, turned by ±{angle}°", (50 * (at[-angle] + at[angle]), percent)
+        else:
+            for each in (size for size in (0.1, 0.2) if size in at):
+                yield f"{KINDS[kind][0]}, ε = {each:g}", (100 * at[each], percent)
 
 
 def difference(runs: Runs, others: Runs, value: Callable[[RunLog], float] = RunLog.error) -> tuple[float, float, float]:
@@ -105,17 +113,17 @@ def difference(runs: Runs, others: Runs, value: Callable[[RunLog], float] = RunL
     pairs = [value(run) - before[run.seed] for run in runs if run.seed in before]
     if len(pairs) < 2:
         return (math.nan,) * 3
-    mean, half = statistics.mean(pairs), t.ppf(0.975, len(pairs) - 1) * statistics.stdev(pairs) / len(pairs) ** 0.5
-    return mean, float(mean - half), float(mean + half)
+    middle, half = statistics.mean(pairs), t.ppf(0.975, len(pairs) - 1) * statistics.stdev(pairs) / len(pairs) ** 0.5
+    return middle, float(middle - half), float(middle + half)
 
 
-def interval(mean: float, low: float, high: float) -> str:
-    return NOTHING if math.isnan(mean) else f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"
+def interval(middle: float, low: float, high: float) -> str:
+    return NOTHING if math.isnan(middle) else f"{middle:+.2f} ({low:+.2f} to {high:+.2f})"
 
 
 def grid(rows: Sequence[Row], logs: Mapping[str, Runs]) -> str:
     """Rows as a table in Markdown; a column for each heading that one of their runs has."""
-    found = {run.name: numbers(run) for row in rows for run in whole(logs[row.name])}
+    found = {run.name: dict(numbers(run)) for row in rows for run in whole(logs[row.name])}
     columns = {heading: shown for each in found.values() for heading, (_, shown) in each.items()}
     lines = [["row", "", "seeds", *columns, "difference, 95 % interval", "published"]]
     lines.append(["---"] * len(lines[0]))
@@ -138,17 +146,12 @@ def show(table: Table, results: Path) -> Iterator[str]:
     yield f"# {table.title}"
     run = [row for row in table.rows if logs[row.name]]
     for group in dict.fromkeys(row.group for row in run):
-        rows = [row for row in run if row.group == group]
         yield from [f"## {group}"] * bool(group)
-        yield grid(rows, logs)
+        yield grid([row for row in run if row.group == group], logs)
     if machines := dict.fromkeys(machine(each) for row in run for each in whole(logs[row.name])):
         yield f"Computed on {'; '.join(machines)}."
-    lines = [
-        table.again(
-            row, logs[row.name][-1].seed + 1 - row.first_seed, logs[row.name][-1].summary.get("precision", "auto")
-        )
-        for row in run
-    ]
+    last = [(row, logs[row.name][-1]) for row in run]
+    lines = [table.again(row, log.seed, log.summary.get("precision", "auto")) for row, log in last]
     yield "\n".join(["Each row again:", "", "```bash", *lines, "```"])
     if missing := [row.name for row in table.rows if not logs[row.name]]:
         yield f"Not run yet: {', '.join(missing)}."

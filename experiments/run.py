@@ -17,36 +17,32 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor, as_completed
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of the package; that of this script is there
 
-from filelock import FileLock, Timeout
-
-from experiments import store
 from experiments.measures import measure
-from experiments.store import RESULTS, RunLog, is_finished, is_run_of, read_runs
+from experiments.store import RESULTS, RunLog, add_run, is_finished, is_run_of, read_runs, settings, summary_of
 from experiments.table import Row, Table
 from experiments.tables import SHIPPED, load_table
-from torchcaps.errors import InputError, reason_of, unknown_name
-from torchcaps.files import locked, read_json
+from torchcaps.errors import InputError, reason_of
+from torchcaps.files import read_json
 from torchcaps.machine import usable_cores
 from torchcaps.plugins import load_plugin, loaded_plugins
-from torchcaps.training import Diverged, Interrupted, load_run, resume, train
+from torchcaps.training import Diverged, Interrupted, Progress, load_run, resume, train
 from torchcaps.training.config import override, read_config
 from torchcaps.training.devices import pick_device
 from torchcaps.training.folder import BEST, METRICS, SUMMARY
-from torchcaps.training.progress import PlainProgress, Progress, choose_progress
+from torchcaps.training.progress import choose_progress
 
 CONFIG = "config.json"
 #: The exit codes of the process of a run.
-DONE, DIVERGES, LOST, BUSY, STOPPED = 0, 3, 4, 75, 143
+DONE, DIVERGES, STOPPED = 0, 3, 143
 REMOVE = "remove it to make it anew, or name another folder with --results"
 GOES_ON = "the same command goes on from its checkpoint"
-OUTCOMES = {DONE: "done", DIVERGES: "diverged", BUSY: "another process works on it"}
-OUTCOMES |= {LOST: f"lost; {GOES_ON}", STOPPED: f"stopped; {GOES_ON}"}
+OUTCOMES = {DONE: "done", DIVERGES: "diverged", STOPPED: f"stopped; {GOES_ON}"}
 #: The processes that this one has started.
 _STARTED: list[subprocess.Popen[bytes]] = []
 
@@ -74,20 +70,15 @@ def plan(
     table: Table, results: Path = RESULTS, *, full: bool = False, rows: Sequence[str] = (), seeds: int | None = None
 ) -> list[Job]:
     """The runs of the small rows, of all, or of some: every row's first seed before any row's second."""
-    by_name = {row.name: row for row in table.rows}
-    for name in rows:
-        if name not in by_name:
-            raise unknown_name(f"row of table {table.name}", name, by_name)
-    chosen = [by_name[name] for name in dict.fromkeys(rows)] or [row for row in table.rows if full or not row.full]
-    counts = {row.name: seeds or row.seeds for row in chosen}
-    turns = range(max(counts.values(), default=0))
-    jobs = [Job(table, row, row.first_seed + n, results) for n in turns for row in chosen if n < counts[row.name]]
+    chosen = [table[name] for name in dict.fromkeys(rows)] or [row for row in table.rows if full or not row.full]
+    turns = range(max((seeds or row.seeds for row in chosen), default=0))
+    jobs = [Job(table, row, row.first_seed + n, results) for n in turns for row in chosen if n < (seeds or row.seeds)]
     runs = read_runs(results)
     for job in jobs:
-        there = [store.restore(runs[job.name].config)] if job.name in runs else []
+        there = [runs[job.name].config] if job.name in runs else []
         if (job.folder / CONFIG).exists():
-            there.append(read_config(job.folder / CONFIG))
-        if not all(is_run_of(config, job.row) for config in there):
+            there.append(settings(read_config(job.folder / CONFIG)))
+        if not all(is_run_of(found, job.row) for found in there):
             raise InputError(f"{results} has a run {job.name} with other settings than the row has now; {REMOVE}")
     return jobs
 
@@ -96,64 +87,41 @@ def plan(
 
 
 def work(job: Job, here: Mapping[str, Any], progress: Progress | None = None) -> int:
-    """Train what is not trained yet, measure and record it; one of :data:`OUTCOMES`.
+    """Train what is not trained yet, measure and record it; the exit code.
 
-    One process at a time works on a run. ``here`` are settings that say where it is computed, not what it is.
+    ``here`` are settings that say where it is computed, not what it is.
     """
     folder, row = job.folder, job.row
+    if job.name in read_runs(job.results) and not (folder / BEST).exists():
+        raise InputError(f"{folder} has no weights to measure for the run {job.name}; {REMOVE}")
     here = {**here, "plugins": loaded_plugins()}
     config = override(row.config(job.seed), here)
-    again = job.table.again(row, job.seed + 1 - row.first_seed, config.precision)
-    common: dict[str, Any] = {"progress": progress, "figures": False, "command": again}
-
-    def record(**fields: Any) -> None:
-        log = RunLog(job.table.name, row.name, job.seed, store.difference(config), **fields)
-        store.add_run(job.results, log, folder / METRICS)
-
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    command = job.table.again(row, job.seed, config.precision)
+    common: dict[str, Any] = {"progress": progress, "figures": False, "command": command}
+    results: dict[str, Any] = {}
     try:
-        with locked(FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0)):
-            log = read_runs(job.results).get(job.name)
-            if log is not None and is_finished(log, row):  # another process has finished it meanwhile
-                return DIVERGES if log.diverged else DONE
-            if log is not None and not (folder / BEST).exists():
-                raise InputError(f"{folder} has no weights to measure for the run {job.name}; {REMOVE}")
-            if not (folder / CONFIG).exists():
-                train(config, folder, **common)
-            elif not (folder / SUMMARY).exists():
-                resume(folder, overrides=here, **common)
-            measures = {}
-            if row.measures:
-                run = load_run(folder, device=pick_device(config.accelerator))
-                measures = {kind: measure(run, kind, wanted, config.data_dir) for kind, wanted in row.measures.items()}
-            config = read_config(folder / CONFIG)
-            record(summary=store.summary_of(read_json(folder / SUMMARY, "summary")), measures=measures)
-            return DONE
+        if not (folder / CONFIG).exists():
+            train(config, folder, **common)
+        elif not (folder / SUMMARY).exists():
+            resume(folder, overrides=here, **common)
+        results["summary"] = summary_of(read_json(folder / SUMMARY, "summary"))
+        if row.measures:
+            run = load_run(folder, device=pick_device(config.accelerator))
+            measures = {kind: measure(run, kind, wanted, config.data_dir) for kind, wanted in row.measures.items()}
+            results["measures"] = measures
     except Diverged as failure:
-        record(diverged=str(failure).partition("; ")[0])
-        return DIVERGES
-    except Timeout:
-        return BUSY
+        results["diverged"] = str(failure).partition("; ")[0]
     except Interrupted:
         return STOPPED
+    config = read_config(folder / CONFIG)
+    add_run(job.results, RunLog(job.table.name, row.name, job.seed, settings(config), **results), folder / METRICS)
+    return DIVERGES if "diverged" in results else DONE
 
 
 def end_with_caller() -> None:
     """Stop this process, with a checkpoint, once its standard input is closed: its caller has ended."""
     os.read(sys.stdin.fileno(), 1)
     signal.raise_signal(signal.SIGTERM)
-
-
-class NamedLines(PlainProgress):
-    """Lines that begin with the name of their run, for runs that print to one place at a time."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-    def message(self, text: str) -> None:
-        """A line, at once."""
-        super().message(f"{self.name}: {text}")
 
 
 # ---- in the process of the user, or in a worker of a cluster
@@ -174,18 +142,18 @@ def run_all(table: Table, jobs: Sequence[Job], given: argparse.Namespace, argume
     runs = read_runs(given.results)
     pending = [job for job in jobs if not is_finished(runs.get(job.name), job.row)]
     environment = {"OMP_NUM_THREADS": str(max(1, usable_cores() // given.jobs))} if given.jobs > 1 else {}
-    executor = connect(given.cluster) if given.cluster else ThreadPoolExecutor(given.jobs)
     command = [sys.executable, __file__, *arguments, "--job"]
-    codes: list[int] = []
-    handlers = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    executor = connect(given.cluster) if given.cluster else ThreadPoolExecutor(given.jobs)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     calls = {executor.submit(call, [*command, job.name], Path.cwd(), environment): job for job in pending}
+    codes: list[int] = []
     try:
         for finished in as_completed(calls):
-            try:
-                codes.append(finished.result())
-            except (Exception, CancelledError) as error:  # the cluster lost it
-                codes.append(LOST)
+            error = finished.exception()
+            if error is not None:  # the cluster lost it
                 print(reason_of(error), file=sys.stderr)
+            codes.append(1 if error is not None else finished.result())
             words = OUTCOMES.get(codes[-1], f"failed, exit code {codes[-1]}; {GOES_ON}")
             print(f"{calls[finished].name}: {words}; {len(pending) - len(codes)} of {len(jobs)} runs left", flush=True)
     finally:  # after a signal the runs write their checkpoints
@@ -195,12 +163,11 @@ def run_all(table: Table, jobs: Sequence[Job], given: argparse.Namespace, argume
             assert process.stdin is not None
             process.stdin.close()
             process.wait()
-        for signalled, handler in handlers.items():
-            signal.signal(signalled, handler)
-    if {*codes} <= {DONE, DIVERGES}:
-        report = table.command("report", "--results", given.results)
-        print(f"All {len(jobs)} runs of {given.table} are done. Their table: {report}")
-    return 0 if {*codes} <= {DONE, DIVERGES, BUSY} else 1
+    if not {*codes} <= {DONE, DIVERGES}:
+        return 1
+    report = table.command("report", "--results", given.results)
+    print(f"All {len(jobs)} runs of {given.table} are done. Their table: {report}")
+    return 0
 
 
 def connect(address: str) -> Executor:
@@ -253,8 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (job,) = (job for job in jobs if job.name == given.job)
         names = ("accelerator", "precision", "data_dir")
         here = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
-        one_at_a_time = given.jobs == 1 and given.cluster is None
-        return work(job, here, choose_progress() if one_at_a_time else NamedLines(job.name))
+        alone = given.jobs == 1 and given.cluster is None  # else lines of several runs would be mixed
+        return work(job, here, choose_progress() if alone else Progress())
     except (InputError, OSError) as error:
         parser.exit(2, f"Error: {error}\n")
 

@@ -16,10 +16,9 @@ from typing import Any
 from filelock import FileLock
 
 from experiments.table import Row, Table
-from torchcaps.datasets.sources.affnist import NUM_TEST
 from torchcaps.files import locked, reading, write_text
 from torchcaps.parts import flat
-from torchcaps.training.config import ELSEWHERE, TrainConfig, override
+from torchcaps.training.config import ELSEWHERE, TrainConfig
 
 RESULTS = Path("experiments/results")
 RUNS, CURVES = "runs.jsonl", "curves.csv"
@@ -29,8 +28,6 @@ _METRICS = """epoch step seconds images_per_second learning_rate train_loss trai
               train_reconstruction_loss train_accuracy validation_loss validation_accuracy"""
 #: What is kept of a run's ``summary.json``, if it has it, and of its ``metrics.csv``.
 SUMMARY, COLUMNS = _KEPT.split(), _METRICS.split()
-#: Settings that say where and how a run is computed, not what it is.
-NOT_COMPARED = ("precision", *ELSEWHERE)
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class RunLog:
     table: str
     row: str
     seed: int
-    config: Mapping[str, Any]  # the preset, and the options that differ from it, by their flat names
+    config: Mapping[str, Any]  # see settings
     summary: Mapping[str, Any] = field(default_factory=dict)  # see summary_of; none where the run diverged
     measures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see measures.py, by kind
     diverged: str = ""  # why the run ended before its end
@@ -63,38 +60,33 @@ def summary_of(summary: Mapping[str, Any]) -> dict[str, Any]:
     return kept | {"commit": commit.removesuffix("-dirty"), "exact": exact}
 
 
-def difference(config: TrainConfig) -> dict[str, Any]:
-    """The preset of a run, and what differs from it; :func:`restore` is the inverse."""
+def settings(config: TrainConfig) -> dict[str, Any]:
+    """A run as its line has it: the preset, and the options that differ from it, by their flat names.
+
+    The seed is left out, and so is where the run was computed, but for the plugins.
+    """
     usual = flat(TrainConfig.from_dict({"preset": config.preset}).fields).items()
-    left_out = {"preset", "model", "recipe", "seed", *NOT_COMPARED} - {"plugins"}
+    left_out = {"preset", "model", "recipe", "seed", "precision", *ELSEWHERE} - {"plugins"}
     changed = {key: value for key, value in flat(config.fields).items() if (key, value) not in usual}
-    return {"preset": config.preset} | {key: value for key, value in changed.items() if key not in left_out}
+    kept = {"preset": config.preset} | {key: value for key, value in changed.items() if key not in left_out}
+    return dict(json.loads(json.dumps(kept)))
 
 
-def restore(values: Mapping[str, Any]) -> TrainConfig:
-    """A run of those options, with seed 0; raise InputError where a part or an option is not known."""
-    changed = {name: value for name, value in values.items() if name != "preset"}
-    return override(TrainConfig.from_dict({"preset": values["preset"]}), changed)
-
-
-def is_run_of(config: TrainConfig, row: Row) -> bool:
-    """Whether a configuration is that of a row, with any seed; where it is computed makes no difference."""
-    wanted, found = row.config(config.seed), flat(config.fields)
-    names = (*NOT_COMPARED, "fitted", *wanted.fitted)  # what was fitted to the number of images is known now
-    return config == override(wanted, {name: found[name] for name in names})
+def is_run_of(found: Mapping[str, Any], row: Row) -> bool:
+    """Whether settings are those of a row; what its images decided is known once the run has begun."""
+    wanted = settings(row.config(0))
+    free = {"plugins", "fitted", *wanted.get("fitted", ())}
+    return all(found.get(name) == wanted.get(name) for name in {*found, *wanted} - free)
 
 
 def is_finished(log: RunLog | None, row: Row) -> bool:
-    """Whether a run diverged, or has all that its row asks for, measured on as many images."""
+    """Whether a run diverged, or has all that its row asks for, measured on as many images, or on all."""
     if log is None or log.diverged:
         return log is not None
     for kind, wanted in row.measures.items():
-        found = log.measures.get(kind)
-        if found is None:
-            return False
-        there = NUM_TEST if kind == "affnist" else log.summary["images"]["test"]
+        found = log.measures.get(kind, {})
         number = found.get("images", found.get("num_images"))
-        if isinstance(wanted, int) and number != min(wanted, there):
+        if not found or (isinstance(wanted, int) and number not in (wanted, log.summary["images"]["test"])):
             return False
     return True
 
@@ -112,20 +104,21 @@ def read_runs(results: Path) -> dict[str, RunLog]:
 def logs_of(table: Table, runs: Mapping[str, RunLog]) -> dict[str, list[RunLog]]:
     """The finished runs of each row, by seed; those that had other settings than their row has now are left out."""
     found: dict[str, list[RunLog]] = {row.name: [] for row in table.rows}
-    for row in table.rows:
-        of_row = [log for log in runs.values() if (log.table, log.row) == (table.name, row.name)]
-        for log in sorted(of_row, key=lambda log: log.seed):
-            if is_finished(log, row) and is_run_of(restore(log.config), row):
-                found[row.name].append(log)
+    rows = {row.name: row for row in table.rows}
+    for log in sorted(runs.values(), key=lambda log: log.seed):
+        row = rows.get(log.row) if log.table == table.name else None
+        if row is not None and is_finished(log, row) and is_run_of(log.config, row):
+            found[row.name].append(log)
     return found
 
 
 def read_curves(results: Path) -> dict[str, list[dict[str, str]]]:
     """The epochs of each run, by its name."""
     found: dict[str, list[dict[str, str]]] = {}
-    with reading(results / CURVES, "list of epochs"), (results / CURVES).open(encoding="utf-8") as file:
-        for line in csv.DictReader(file):
-            found.setdefault(line["run"], []).append(line)
+    if (results / CURVES).exists():
+        with reading(results / CURVES, "list of epochs"), (results / CURVES).open(encoding="utf-8") as file:
+            for line in csv.DictReader(file):
+                found.setdefault(line["run"], []).append(line)
     return found
 
 
@@ -134,21 +127,22 @@ def add_run(results: Path, log: RunLog, metrics: Path) -> None:
 
     One process at a time writes; each file is replaced as a whole, the one that makes a run finished last.
     """
-    curves, epochs = results / CURVES, []
+    epochs = []
     if metrics.exists():  # else it diverged in the first epoch
         with metrics.open(encoding="utf-8") as file:
-            epochs = [",".join([log.name, *(_short(line[each]) for each in COLUMNS)]) for line in csv.DictReader(file)]
+            epochs = [
+                {"run": log.name} | {each: _short(line[each]) for each in COLUMNS} for line in csv.DictReader(file)
+            ]
     results.mkdir(parents=True, exist_ok=True)
     with locked(FileLock(results / ".lock")):
-        lines = curves.read_text(encoding="utf-8").splitlines()[1:] if curves.exists() else []
-        others = [line for line in lines if not line.startswith(f"{log.name},")]
-        write_text(curves, "\n".join([",".join(["run", *COLUMNS]), *others, *epochs, ""]))
+        curves = read_curves(results) | {log.name: epochs}
+        lines = [["run", *COLUMNS], *(epoch.values() for of_run in curves.values() for epoch in of_run)]
+        write_text(results / CURVES, "".join(",".join(line) + "\n" for line in lines))
         runs = read_runs(results) | {log.name: log}
-        write_text(results / RUNS, "".join(line_of(each) for each in runs.values()))
+        write_text(results / RUNS, "".join(_line(each) for each in runs.values()))
 
 
-def line_of(log: RunLog) -> str:
-    """The line of a run."""
+def _line(log: RunLog) -> str:
     values = {name: value for name, value in vars(log).items() if value not in ("", {})}
     return json.dumps(values, ensure_ascii=False, allow_nan=False) + "\n"
 

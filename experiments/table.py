@@ -59,15 +59,22 @@ class Table:
             if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name) or names.count(name) > 1:
                 raise InputError(f"names are lower-case words with hyphens, each row's another one, got {name!r}")
         for row in self.rows:
-            if row.compared_to not in (None, *names):
-                raise unknown_name(f"row of table {self.name}", str(row.compared_to), names)
+            if row.compared_to is not None:
+                self[row.compared_to]
+
+    def __getitem__(self, name: str) -> Row:
+        """The row of a name; raise InputError if there is none."""
+        rows = {row.name: row for row in self.rows}
+        if name not in rows:
+            raise unknown_name(f"row of table {self.name}", name, rows)
+        return rows[name]
 
     def command(self, script: str, *words: object) -> str:
         """The command that calls a script for this table, with the plugins of this process."""
         options = [*map(str, words), *plugin_options(loaded_plugins())]
         return shlex.join(["python", f"experiments/{script}.py", self.source, *options])
 
-    def again(self, row: Row, seeds: int, precision: str) -> str:
-        """The line that makes the first runs of a row again, beside those that there are."""
-        words = ("--row", row.name, "--seeds", seeds, "--precision", precision, "--results", "runs/again")
-        return self.command("run", *words)
+    def again(self, row: Row, last_seed: int, precision: str) -> str:
+        """The line that makes the runs of a row again, up to that seed, beside those that there are."""
+        words = ("--row", row.name, "--seeds", last_seed + 1 - row.first_seed, "--precision", precision)
+        return self.command("run", *words, "--results", "runs/again")

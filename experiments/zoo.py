@@ -7,7 +7,7 @@ say that it is :data:`LEARNING_RATE` for all.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from experiments.table import VIEWPOINTS, Row, Table
@@ -34,17 +34,25 @@ HEADS: dict[str, tuple[str, Mapping[str, Any]]] = {
 #: 8 types of primary capsules, with activations, and a capsule of 16 components for each class.
 BACKBONE: dict[str, Any] = {"stack_channels": (32, 64, 64), "stack_kernels": (5, 3, 3), "stack_strides": (2, 2, 1)}
 BACKBONE |= {"backbone": "stack", "stack_padding": 1, "stack_norm": "batch"}
-PRIMARY: dict[str, Any] = {
-    "primary_types": 8,
-    "primary_dim": 16,
-    "primary_kernel": 3,
-    "primary_stride": 2,
-    "primary_padding": 1,
-}
-PRIMARY |= {"primary_output": "squash", "primary_norm": "batch", "primary_activations": True}
+PRIMARY: dict[str, Any] = {"primary_types": 8, "primary_dim": 16, "primary_kernel": 3, "primary_stride": 2}
+PRIMARY |= {"primary_padding": 1, "primary_output": "squash", "primary_norm": "batch", "primary_activations": True}
 LOSS = {"classification_loss": "score-cross-entropy", "score_scale": 10.0, "learn_score_scale": True}
 LAYER = {"capsule_dim": 16, "transform": "dense", "weight_init": "balanced", "decoder": False}
 CAPSULES: dict[str, Any] = {**BACKBONE, **PRIMARY, **LOSS, **LAYER}
+
+FIVE_CONVOLUTIONS: dict[str, Any] = {"stack_channels": (32, 64, 64, 80, 80), "stack_kernels": (5, 3, 3, 3, 3)}
+FIVE_CONVOLUTIONS |= {"stack_strides": (1, 1, 1, 2, 1), "stack_padding": 0}
+Network = tuple[str, str, Mapping[str, Any]]
+#: Two networks of a size that are trained long: a title, a preset, and what is changed of it.
+LONG: dict[str, Network] = {
+    "efficient-capsnet": ("Efficient-CapsNet, 161,824 parameters and a decoder", "efficient-capsnet-mnist", {}),
+    "cnn": ("a CNN of 161,226 parameters", "cnn-pooled", FIVE_CONVOLUTIONS),
+}
+#: The same of a network with each head: ``cnn-pooled``, or ``compact`` with all its options overridden.
+NETWORKS: dict[str, Network] = LONG | {
+    name: (title, "cnn-pooled", head) if "pooling" in head else (title, "compact", CAPSULES | {**head})
+    for name, (title, head) in HEADS.items()
+}
 
 RECIPE: dict[str, Any] = NOT_TURNED | {"schedule": "one-cycle", "adam": "torch", "validation": "random"}
 VIEWS = {"epochs": 10, "batch_size": 64, "max_shift": 2}
@@ -63,22 +71,23 @@ GROUPS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def head_row(name: str, title: str, head: str, recipe: Mapping[str, Any], rate: float, **fields: Any) -> Row:
-    """A row of a network with a head: ``cnn-pooled``, or ``compact`` with all its options overridden."""
-    changed = HEADS[head][1]
-    preset, network = ("cnn-pooled", changed) if "pooling" in changed else ("compact", CAPSULES | {**changed})
-    plugins = (VIEWPOINTS,) if fields["data"].startswith("viewpoints") else ()
-    return Row(name, title, preset, {**network, **RECIPE, **recipe, "learning_rate": rate}, plugins=plugins, **fields)
+def row_of(name: str, network: str, recipe: Mapping[str, Any], rate: float = LEARNING_RATE, **fields: Any) -> Row:
+    """A row of one of the networks."""
+    title, preset, changes = NETWORKS[network]
+    plugins = (VIEWPOINTS,) if fields.get("data", "").startswith("viewpoints") else ()
+    words = "" if "first_seed" not in fields else f", learning rate {rate:g}"
+    overrides = {**changes, **RECIPE, **recipe, "learning_rate": rate}
+    return Row(name, title + words, preset, overrides, plugins=plugins, **fields)
 
 
 def heads() -> Iterator[Row]:
     """Each head on the images of each group."""
     for prefix, (heading, data, recipe, measures, more) in GROUPS.items():
-        for name, (title, head) in HEADS.items():
+        for name, (_, head) in HEADS.items():
             measured = {**measures, "latency": None} | ({} if "pooling" in head else {"coupling": 1000})
             other = None if name == "uniform" else f"{prefix}-uniform"
             fields = {"data": data, "group": heading, "measures": measured, "compared_to": other, **more}
-            yield head_row(f"{prefix}-{name}", title, name, recipe, LEARNING_RATE, **fields)
+            yield row_of(f"{prefix}-{name}", name, recipe, **fields)
 
 
 PUBLISHED = {
@@ -117,31 +126,17 @@ def published() -> Iterator[Row]:
         yield Row(f"{name}-8", title, name, ON_MNIST | EIGHT_TYPES | recipe, **fields)
 
 
-FIVE_CONVOLUTIONS: dict[str, Any] = {"stack_channels": (32, 64, 64, 80, 80), "stack_kernels": (5, 3, 3, 3, 3)}
-FIVE_CONVOLUTIONS |= {"stack_strides": (1, 1, 1, 2, 1), "stack_padding": 0}
-EFFICIENT = "Efficient-CapsNet, 161,824 parameters and a decoder"
-BEST_EPOCH = "0.26 % (99.74 % accuracy, the best epoch on the test images)"
-#: Title, preset, what is changed of it, and what its source reports, by the names of their rows.
-LONG: dict[str, tuple[str, str, Mapping[str, Any], str]] = {
-    "efficient-capsnet": (EFFICIENT, "efficient-capsnet-mnist", {}, BEST_EPOCH),
-    "cnn": ("a CNN of 161,226 parameters", "cnn-pooled", FIVE_CONVOLUTIONS, ""),
-}
 TURNED: dict[str, Any] = {"adam_eps": 1e-8, "batch_size": 64, "max_shift": 2, "max_rotation": 15, "max_scaling": 0.1}
-
-
-def long_row(name: str, title: str, network: str, recipe: Mapping[str, Any], rate: float, **fields: Any) -> Row:
-    """A row of one of the two networks of a size."""
-    _, preset, changes, _ = LONG[network]
-    overrides = {**changes, **RECIPE, **TURNED, **recipe, "learning_rate": rate}
-    return Row(f"long-{name}", title, preset, overrides, **fields)
+BEST_EPOCH = "0.26 % (99.74 % accuracy, the best epoch on the test images)"
 
 
 def long() -> Iterator[Row]:
     """The two networks, trained long."""
-    heading = "Efficient-CapsNet beside a CNN of its size on MNIST, 30 epochs"
-    for network, (title, _, _, source) in LONG.items():
-        fields = {"group": heading, "compared_to": None if network == "cnn" else "long-cnn", "published": source}
-        yield long_row(network, title, network, {"epochs": 30}, LEARNING_RATE, measures={"latency": None}, **fields)
+    fields: dict[str, Any] = {"group": "Efficient-CapsNet beside a CNN of its size on MNIST, 30 epochs"}
+    fields |= {"measures": {"latency": None}}
+    for name, other, source in (("efficient-capsnet", "long-cnn", BEST_EPOCH), ("cnn", None, "")):
+        recipe = TURNED | {"epochs": 30}
+        yield row_of(f"long-{name}", name, recipe, compared_to=other, published=source, **fields)
 
 
 ZOO = Table(name="zoo", title="The field's routings side by side", rows=(*heads(), *published(), *long()))
@@ -149,26 +144,23 @@ ZOO = Table(name="zoo", title="The field's routings side by side", rows=(*heads(
 # ---- the search of the learning rates, on validation images
 
 SEARCHED = (3e-4, 1e-3, 3e-3)
-#: Of the runs that choose among them; no run of the tables has it.
-SEED = 100
-SEARCHES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "views": ("viewpoints, familiar azimuths", "viewpoints-azimuth", VIEWS),
-    "digits": ("12,000 MNIST digits", "mnist", DIGITS | {"limit_train": 12_000}),
+#: The seed of the runs that choose among them; no run of the tables has it.
+ONCE: dict[str, Any] = {"seeds": 1, "first_seed": 100}
+FEWER, LONGER = {"limit_train": 12_000}, TURNED | {"epochs": 10}
+#: What the names of the rows begin with; heading, data, networks, recipe.
+SEARCHES: dict[str, tuple[str, str, Iterable[str], dict[str, Any]]] = {
+    "views-": ("viewpoints, familiar azimuths", "viewpoints-azimuth", HEADS, VIEWS),
+    "digits-": ("12,000 MNIST digits", "mnist", HEADS, DIGITS | FEWER),
+    "long-": ("12,000 MNIST digits, turned, shifted and scaled, ten epochs", "mnist", LONG, LONGER | FEWER),
 }
-LONGER = "12,000 MNIST digits, turned, shifted and scaled, ten epochs"
 
 
 def searched() -> Iterator[Row]:
-    """Each head, and each network of the long runs, with each learning rate, tested on one image."""
-    once: dict[str, Any] = {"seeds": 1, "first_seed": SEED}
-    for prefix, (heading, data, recipe) in SEARCHES.items():
-        for (name, (title, _)), rate in itertools.product(HEADS.items(), SEARCHED):
-            row, words = f"{prefix}-{name}-{rate * 1e4:.0f}", f"{title}, learning rate {rate:g}"
-            yield head_row(row, words, name, recipe | {"limit_test": 1}, rate, data=data, group=heading, **once)
-    recipe = {"epochs": 10, "limit_train": 12_000, "limit_test": 1}
-    for (network, (title, *_)), rate in itertools.product(LONG.items(), SEARCHED):
-        row, words = f"{network}-{rate * 1e4:.0f}", f"{title}, learning rate {rate:g}"
-        yield long_row(row, words, network, recipe, rate, group=LONGER, **once)
+    """Each network with each learning rate, tested on one image."""
+    for prefix, (heading, data, networks, recipe) in SEARCHES.items():
+        for name, rate in itertools.product(networks, SEARCHED):
+            row = f"{prefix}{name}-{rate * 1e4:.0f}"
+            yield row_of(row, name, recipe | {"limit_test": 1}, rate, data=data, group=heading, **ONCE)
 
 
 SEARCH = Table(name="zoo-search", title="The learning rates of the routings", rows=tuple(searched()))

@@ -103,6 +103,8 @@ def wrong(hint: Any) -> Iterator[Any]:
             yield from ([], 3)
         if each is bool:
             yield from (1, "yes", np.True_)
+        if each is int:
+            yield True
 
 
 def assert_named(called: Callable[..., object], given: dict[str, Any], name: str, value: object, or_: str = "") -> None:

@@ -68,7 +68,6 @@ class Special(Layer):
 
 
 POSES = torch.zeros(2, 3, 4)
-FLOATS = "a floating-point tensor of at least 16 bits"
 
 
 def test_what_fits_passes() -> None:
@@ -88,30 +87,13 @@ def test_what_fits_passes() -> None:
         Layer()(torch.zeros(shape))
 
 
+#: What tests/test_arguments.py does not give to every function and part.
 CASES: list[tuple[dict[str, Any], type[InputError], str]] = [
-    # kinds of tensors
-    ({"poses": [1.0]}, WrongType, f"poses must be {FLOATS}, got list"),
-    ({"poses": POSES.to_sparse()}, WrongType, "poses must be a dense tensor, got torch.sparse_coo"),
-    ({"labels": torch.zeros(2)}, WrongType, "labels must be a tensor of integers, got one of torch.float32"),
-    ({"mask": torch.zeros(2, 3)}, WrongType, "mask must be a tensor of True and False, got one of torch.float32"),
-    # shapes: a letter stands for one size throughout the call
-    ({"poses": POSES[0]}, InputError, "poses must have shape (B, I, K), got (3, 4)"),
+    # a letter stands for one size throughout the call
     ({"weight": torch.zeros(3, 5)}, InputError, "weight must have shape (3, J, D, 4) or (3, J, D), got (3, 5)"),
     ({"weight": torch.zeros(2, 5, 6, 4)}, InputError, "weight must have shape (3, J, D, 4) or (3, J, D), got (2, 5, "),
-    ({"labels": torch.zeros(3).long()}, InputError, "labels must have shape (2,), got (3,)"),
-    ({"labels": torch.zeros(2).long().to("meta")}, InputError, "poses and labels must be on one device, got cpu and m"),
-    # numbers
     ({"number": 10**5000}, InputError, "number must be 1 to 9, got a value of type int that is too long to be shown"),
-    ({"number": True}, WrongType, "number must be 1 to 9, got True"),
-    ({"number": 2.0}, WrongType, "number must be a whole number, 1 to 9, got 2.0"),
-    ({"number": "2"}, WrongType, "number must be 1 to 9, got '2'"),
-    ({"share": NAN}, InputError, "share must be at least 0 and below 1, got nan"),
-    # choices and flags
-    ({"axis": "x"}, InputError, "axis must be one of outputs, inputs, got 'x'"),
-    ({"flag": POSES}, WrongType, "flag must be True or False, got a tensor"),
-    # sequences and unions
     ({"sizes": "12"}, WrongType, "sizes must be a sequence, got '12'"),
-    ({"sizes": [1, 0]}, InputError, "sizes must be 1 to 9, got 0"),
     ({"sizes": [1] * (MOST_ENTRIES + 1)}, InputError, f"sizes must have at most {MOST_ENTRIES} entries, got 101"),
     ({"pair": (1, 2, 3)}, InputError, "pair must have 2 entries, got (1, 2, 3)"),
     ({"module": 3}, WrongType, "module must be a text, got 3"),
@@ -123,7 +105,6 @@ def test_what_does_not_fit_is_named() -> None:
         with pytest.raises(error, match=f"^function: {re.escape(said)}") as caught:
             function(**({"poses": POSES} | given))
         assert caught.type is error
-        assert len(str(caught.value)) < 250
 
 
 def test_errors_are_those_of_python() -> None:
@@ -152,8 +133,6 @@ def test_methods_are_named_by_the_class_of_their_object() -> None:
     assert_raises(InputError, Layer, 0, say="Layer: channels must be 1 to 9, got 0")
     assert_raises(InputError, Special, channels=0, say="Special: channels must be 1 to 9, got 0")
     layer = Special(3)
-    said = "Special: maps must have shape (B, 3, ...), got (2, 4, 5)"
-    assert_raises(InputError, layer, torch.zeros(2, 4, 5), say=said)
     assert_raises(InputError, layer, torch.zeros(2), say="Special: maps must have shape (B, 3, ...), got (2,)")
     said = "Special.other: poses must have shape (B, 3), got (2, 2): channels is 3"
     assert_raises(InputError, layer.other, torch.zeros(2, 2), say=said)

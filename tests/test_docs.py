@@ -5,15 +5,16 @@ And so do the examples in docstrings, and those for contributors.
 
 import doctest
 import importlib
-import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from support import registered_for_now
+from support import assert_close, registered_for_now
+from torchcaps import create_model
+from torchcaps.datasets import DataRequest, list_datasets
+from torchcaps.plugins import import_file
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -31,12 +32,13 @@ WITH_CODE = [name for name, text in TEXTS.items() if BLOCK.search(text)]
 assert {"README.md", "docs/routing.md", "docs/own-network.md", "docs/own-routing.md"} <= set(WITH_CODE)
 
 
-def run_blocks(text: str, name: str) -> None:
-    """Run the Python blocks of a page from top to bottom, in one namespace; tracebacks have the lines of the page."""
+def run_blocks(text: str, name: str) -> dict[str, object]:
+    """Run the Python blocks of a page; the names they make. Tracebacks have the lines of the page."""
     namespace: dict[str, object] = {}
     for block in BLOCK.finditer(text):
         lines_before = text[: block.start(1)].count("\n")
         exec(compile("\n" * lines_before + block.group(1), name, "exec"), namespace)
+    return namespace
 
 
 @pytest.mark.parametrize("page", WITH_CODE)
@@ -54,30 +56,15 @@ def test_the_examples_in_docstrings_run(tmp_path: Path, monkeypatch: pytest.Monk
         assert doctest.testmod(importlib.import_module(name), globs={}).failed == 0, name
 
 
-# what the page says of its examples: they are listed, built, loaded
-REGISTERED = """
-from torchcaps.datasets import list_datasets
-
-assert "my-variant" in torchcaps.list_presets()
-assert torchcaps.create_model("my-variant").class_capsules.routing.num_iterations == 2
-assert torch.allclose(routed.coupling.sum(2), torch.ones(2, 32))
-assert "my-data" in [info.spec for info in list_datasets()]
-assert load_dataset("my-data").class_names == ("empty", "square")
-(info,) = (info for info in list_datasets() if info.name == "my-data")
-splits = info.load(DataRequest())
-assert (len(splits.train), len(splits.test)) == (info.num_train, info.num_test)
-assert splits.train.in_shape == info.in_shape
-print("registered")
-"""
-
-
-def test_the_examples_for_contributors_run(tmp_path: Path) -> None:
-    """In a process of their own: what they register must not be there for the other tests."""
-    blocks = BLOCK.findall(CONTRIBUTING.read_text(encoding="utf-8"))
-    assert len(blocks) == 3
-    script = "\n".join([*blocks, REGISTERED])
-    run = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert run.stdout == "registered\n", run.stderr[-3000:]
+def test_the_examples_for_contributors_are_listed_built_and_loaded() -> None:
+    with registered_for_now():
+        names = run_blocks(CONTRIBUTING.read_text(encoding="utf-8"), str(CONTRIBUTING))
+        assert_close(names["routed"].coupling.sum(2), torch.ones(2, 32))
+        assert create_model("my-variant").class_capsules.routing.num_iterations == 2
+        (info,) = (info for info in list_datasets() if info.name == "my-data")
+        splits = info.load(DataRequest())
+        assert (len(splits.train), len(splits.test)) == (info.num_train, info.num_test)
+        assert splits.train.in_shape == info.in_shape
 
 
 def test_links_within_the_repository_lead_somewhere() -> None:
@@ -97,11 +84,7 @@ def test_the_gallery_shows_its_pictures_and_they_are_small() -> None:
 
 
 def test_tables_are_those_of_the_code() -> None:
-    spec = importlib.util.spec_from_file_location("tables", DOCS / "tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    tables = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tables)
+    tables = import_file(DOCS / "tables.py")
     for name in tables.TABLES:
         text = TEXTS[f"docs/{name}.md"]
         assert tables.TABLES[name]() in text, "python docs/tables.py writes the tables again"

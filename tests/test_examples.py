@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import json
 import re
 import statistics
@@ -19,6 +17,7 @@ from support import registered_for_now
 from tiny_runs import write_bars
 from torchcaps.datasets import load_dataset
 from torchcaps.parts import flat
+from torchcaps.plugins import import_file
 from torchcaps.training import read_config
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -27,35 +26,18 @@ SMALL = [word for field in TINY for word in ("--set", field)]
 
 
 def example(name: str) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look themselves up
-    spec.loader.exec_module(module)
-    return module
+    return import_file(EXAMPLES / f"{name}.py")
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     """What an example registers is known to its own test only."""
+    before = set(sys.modules)
     with registered_for_now():
         yield
-    for path in EXAMPLES.glob("*.py"):
-        sys.modules.pop(path.stem, None)
-
-
-SCRIPTS = [path.stem for path in sorted(EXAMPLES.glob("*.py")) if "def main(" in path.read_text(encoding="utf-8")]
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_help_says_what_an_example_shows(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    module = example(name)
-    with pytest.raises(SystemExit) as caught:
-        module.main(["--help"])
-    assert caught.value.code == 0
-    assert (module.__doc__ or "no description").strip() in capsys.readouterr().out
-    assert f"python examples/{name}.py" in (module.__doc__ or "")
+    for name in set(sys.modules) - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "").parent == EXAMPLES:
+            del sys.modules[name]
 
 
 RUNS: dict[str, tuple[str, list[str]]] = {
@@ -127,11 +109,10 @@ def test_sequences(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypat
 
 def test_compare_routing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = f"npz:{write_bars(tmp_path / 'bars.npz')}", tmp_path / "runs"
-    words = ["--epochs", "2", "--seeds", "0", "1", "--iterations", "0", "1", "2"]
+    words = ["--epochs", "2", "--seeds", "0", "1", "--iterations", "0", "2"]
     example("compare_routing").main(["--data", data, "--out", str(out), *words, *SMALL])
     printed = capsys.readouterr().out
-    names = {"no routing": (0, "outputs")}
-    names |= {f"{n} over {axis}": (n, axis) for n in (1, 2) for axis in ("outputs", "inputs")}
+    names = {"no routing": (0, "outputs"), "2 over outputs": (2, "outputs"), "2 over inputs": (2, "inputs")}
     for name, wanted in names.items():
         percent = []
         for seed in (0, 1):
@@ -146,11 +127,8 @@ def test_compare_routing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 REFUSED = (
-    ("compare_routing", "--preset sabor2017", 'did you mean "sabour2017"?'),
     ("compare_routing", "--preset baseline-cnn", 'there is no field of baseline-cnn "num_iterations"'),
-    ("compare_routing", "--iterations 1 -1", "num_iterations must be 0 to 1000, got -1"),
     ("compare_routing", "--set conv_channels", "write FIELD=VALUE instead of 'conv_channels'"),
-    ("compare_routing", "--data digit", 'did you mean "digits"?'),
     ("own_images", "nowhere", "there is no folder"),
 )
 

@@ -60,16 +60,9 @@ PACKAGES: dict[str, set[str]] = {
     "models": EVERYWHERE | {"huggingface_hub", "safetensors", "jinja2"},
     "datasets": EVERYWHERE | {"numpy", "PIL", "sklearn", "scipy", "pooch", "requests", "aeon"},
 }
-# Only inside the function that needs them: slow to import, or optional.
+# Loaded only where they are needed: slow to import, or optional.
 HEAVY = ("torch", "numpy", "PIL", "matplotlib", "sklearn", "lightning", "lightning_fabric", "rich", "torchmetrics")
-HEAVY += ("pooch", "onnx", "onnxruntime")
-LATE = {*HEAVY[3:], "scipy", "requests", "tensorboard", "huggingface_hub", "jinja2", "onnxscript", "timm", "uvicorn"}
-LATE_NOT_IN = {  # loaded late themselves: by a run, or by who imports them
-    "sklearn.py",
-    "training/devices.py",
-    "training/loop.py",
-    "training/progress.py",
-}
+HEAVY += ("pooch", "onnx", "onnxruntime", "scipy", "requests", "huggingface_hub", "jinja2", "onnxscript", "timm")
 # What is read, looked at and predicted of an ONNX file without torch.
 TORCH_FREE = (
     "torchcaps, torchcaps.models, torchcaps.datasets, torchcaps.training, torchcaps.analysis, torchcaps.errors, "
@@ -79,29 +72,18 @@ TORCH_FREE = (
     "torchcaps.export.onnx_model"
 )
 
-AT_ONCE, LATER, FOR_TYPES = "at once", "in a function", "for annotations"
 
-
-def imports(tree: ast.AST, package: str) -> Iterator[tuple[str, str]]:
-    """Dotted names that a module imports, and when: as soon as it is imported itself, later, or never."""
-    outer = list(ast.walk(tree))
-    functions = [node for node in outer if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    when = {id(node): LATER for function in functions for node in ast.walk(function)}
-    when |= {id(node): FOR_TYPES for block in outer if is_type_checking(block) for node in ast.walk(block)}
-    for node in outer:
-        moment = when.get(id(node), AT_ONCE)
+def imports(tree: ast.AST, package: str) -> Iterator[str]:
+    """Dotted names that a module imports."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, moment) for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             parents = package.split(".")
             start = ".".join(parents[: len(parents) - node.level + 1]) if node.level else ""
             module = ".".join(filter(None, (start, node.module)))
             for alias in node.names:
-                yield (f"{module}.{alias.name}" if module in ("torchcaps", package) else module), moment
-
-
-def is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+                yield f"{module}.{alias.name}" if module in ("torchcaps", package) else module
 
 
 def part_of(path: Path) -> str:
@@ -113,17 +95,14 @@ def wrong_imports(path: Path, text: str) -> list[str]:
     """What a file, given relative to the package, imports against the rules."""
     part, wrong = part_of(path), []
     package = ".".join(("torchcaps", *path.parts[:-1]))
-    for name, moment in imports(ast.parse(text), package):
+    for name in imports(ast.parse(text), package):
         top = name.split(".")[0]
         if top == "torchcaps":
             target = name.split(".")[1] if "." in name else "__init__"
             if target != part and target not in MAY_IMPORT[part]:
                 wrong.append(f"{path}: {part} must not import {name}")
-        elif top not in sys.stdlib_module_names:
-            if part in PACKAGES and top not in PACKAGES[part]:
-                wrong.append(f"{path}: {part} must not import {name}")
-            if moment == AT_ONCE and top in LATE and path.as_posix() not in LATE_NOT_IN:
-                wrong.append(f"{path}: imports {name} at once instead of in the function that needs it")
+        elif top not in sys.stdlib_module_names and top not in PACKAGES.get(part, {top}):
+            wrong.append(f"{path}: {part} must not import {name}")
     return wrong
 
 
@@ -135,7 +114,6 @@ def test_imports_point_one_way() -> None:
     assert {part_of(path) for path in FILES} == set(MAY_IMPORT), "a new part of the package: give it its place"
     for path, text in (
         ("ops/squash.py", "from ..nn import Decoder"),
-        ("analysis/figures.py", "import matplotlib.pyplot as plt"),
         ("plugins.py", "import torch"),
     ):
         assert wrong_imports(Path(path), text), text
@@ -156,6 +134,8 @@ def test_only_what_is_used_is_loaded() -> None:
     )
     assert at_first == set()
     assert a_function == {"torch", "numpy"}
-    unwanted = {"matplotlib", "sklearn", "lightning", "lightning_fabric", "rich", "torchmetrics", "pooch", "PIL"}
-    assert not networks & unwanted
-    assert not loaded_by(f"import {TORCH_FREE}")[0] - {"numpy", "PIL"}
+    assert networks <= {"torch", "numpy", "huggingface_hub", "jinja2"}
+    modules = {".".join(("torchcaps", *path.with_suffix("").parts)) for path in FILES} - {"torchcaps.sklearn"}
+    (of_all,) = loaded_by(f"import {', '.join(name.removesuffix('.__init__') for name in modules)}")
+    assert of_all <= {"torch", "numpy", "PIL", "lightning_fabric"}, "import it in the function that needs it"
+    assert loaded_by(f"import {TORCH_FREE}")[0] <= {"numpy", "PIL"}

@@ -39,18 +39,8 @@ from torchcaps.ranges import MOST_ENTRIES, Iterations, PositiveFactor, Range, Si
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.recipe import Recipe
 
-SIZES: dict[str, Any] = {
-    "in_channels": 2,
-    "in_capsules": 6,
-    "in_types": 3,
-    "in_dim": 16,
-    "out_capsules": 4,
-    "num_capsules": 4,
-    "capsule_dim": 16,
-    "in_shape": (1, 28, 28),
-    "out_shape": (1, 28, 28),
-    "num_classes": 5,
-}
+SIZES: dict[str, Any] = {"in_channels": 2, "in_capsules": 6, "in_types": 3, "in_dim": 16, "out_capsules": 4}
+SIZES |= {"num_capsules": 4, "capsule_dim": 16, "in_shape": (1, 28, 28), "out_shape": (1, 28, 28), "num_classes": 5}
 """What the data tell, of any part."""
 EVERY = [part_of(cls) for cls in all_parts()]
 DEEP = complete(
@@ -173,7 +163,6 @@ def test_what_no_part_is() -> None:
             ({"leaky": True}, 'routing must have a "name", one of dynamic'),
             ({"name": 3}, 'routing must have a "name", one of dynamic'),
             (3, "routing must be a name, or a mapping of its name and options, got 3"),
-            ({"name": "dynamic", "num_iterations": -1}, "num_iterations must be 0 to 1000, got -1"),
         ),
     ):
         with pytest.raises(InputError, match=re.escape(said)):
@@ -208,7 +197,6 @@ def test_a_part_of_ones_own_is_like_any_other(own: type) -> None:
     assert describe(build("routing", tree)) == tree
     assert own_parts("network", USUAL) == []
     assert own_parts("network", changed(DEEP, routing="other")) == ["routing other"]
-    assert_raises(InputError, own, temperature=0, say="Other: temperature must be above 0 and at most 1e+38, got 0")
 
 
 def test_names_that_are_taken_or_mean_something_else(own: type) -> None:
@@ -246,11 +234,9 @@ def test_a_name_reaches_every_part_that_has_it_and_nothing_else() -> None:
     before = json.dumps(DEEP)
     tree = changed(DEEP, num_iterations=1, squash_eps=1e-3, conv_init="glorot")
     assert [layer["routing"]["num_iterations"] for layer in tree["layers"]] == [1, 1, 1]
-    assert (
-        {layer["routing"]["squash_eps"] for layer in tree["layers"]}
-        == {tree["primary_capsules"]["squash_eps"]}
-        == {1e-3}
-    )
+    assert {
+        part["squash_eps"] for part in (*(layer["routing"] for layer in tree["layers"]), tree["primary_capsules"])
+    } == {1e-3}
     assert flat(tree)["conv_init"] == tree["backbone"]["conv_init"] == "glorot"
     old, new = flat(DEEP), flat(tree)
     assert {name for name in old if old[name] != new[name]} == {"num_iterations", "squash_eps", "conv_init"}
@@ -316,9 +302,7 @@ def test_what_does_not_fit_is_refused_wherever_it_stands() -> None:
     """Single values: tests/test_arguments.py."""
     many = [{"name": "dense"}] * (MOST_ENTRIES + 1)
     for values, said in (
-        ({"leaky": 1}, "leaky must be True or False, got 1"),
         ({"decoder_hidden": [1] * 1_000_000}, "decoder_hidden must have at most 100 entries, got 1000000"),
-        ({"backbone": 3}, "backbone must be a name, or a mapping of its name and options, got 3"),
         ({"layers": "dense"}, "layers must be a sequence, got 'dense'"),
         ({"layers": [3]}, "layer must be a name, or a mapping of its name and options, got 3"),
         ({"layers": many}, f"layers must have at most {MOST_ENTRIES} entries, got 101"),

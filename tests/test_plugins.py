@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import subprocess
 import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from support import assert_raises, registered_for_now, small
 from tiny_runs import write_bars
 from torchcaps import create_model, load_plugin
+from torchcaps.cli import main
 from torchcaps.errors import InputError
+from torchcaps.explorer import open_explorer
 from torchcaps.parts import build
+from torchcaps.training import load_run
 
 ROUTING = '''
 """Every vote that agrees with the mean counts more."""
@@ -92,44 +96,18 @@ OWN = {
 }
 """What config.json holds of them."""
 
-DRIVER = """
-import contextlib, io, json, multiprocessing, sys
-import torchcaps.cli
-import torchcaps.explorer
-import torchcaps.training.loop
-
-def run(arguments):
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = exec(arguments[0]) or 0 if len(arguments) == 1 else torchcaps.cli.main(arguments)
-    sys.__stdout__.write(json.dumps([code, out.getvalue(), err.getvalue()]) + chr(10))
-    sys.__stdout__.flush()
-
-for arguments in json.load(sys.stdin):
-    if "fork" in multiprocessing.get_all_start_methods():
-        process = multiprocessing.get_context("fork").Process(target=run, args=[arguments])
-        process.start()
-        process.join()
-    else:
-        run(arguments)
-"""
-"""Runs commands, each in a process of its own where the system can fork; one word is a program in Python."""
-
 TRAIN = ["--epochs=1", "--accelerator=cpu", "--no-figures", "--max-shift=1", "--batch-size=16", "--validation-size=12"]
 TRAIN += ["--primary-types=2", "--capsule-dim=4", "--decoder-hidden=16"]
 
 
-def run(folder: Path, *commands: list[str], path: Path | None = None) -> list[tuple[int, str, str]]:
-    """Exit code, output and errors of each command, called in a folder, in a new process."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-    if path is not None:
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), environment.get("PYTHONPATH"))))
-    call = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "timeout": 600}
-    done = subprocess.run([sys.executable, "-c", DRIVER], input=json.dumps(commands), check=False, **call)
-    assert done.returncode == 0, done.stderr
-    results: list[Any] = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(results) == len(commands), done.stderr
-    return [tuple(result) for result in results]
+def run(folder: Path, *commands: list[str]) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of each command, called in a folder; none knows the plugins of another one."""
+    results = []
+    for words in commands:
+        out, err = io.StringIO(), io.StringIO()
+        with registered_for_now(), chdir(folder), redirect_stdout(out), redirect_stderr(err):
+            results.append((main(words), out.getvalue(), err.getvalue()))
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +116,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plugins")
     (folder / "my_routing.py").write_text(ROUTING.strip() + "\n")
     write_bars(folder / "bars.npz")
-    from PIL import Image
-
     Image.fromarray(np.load(folder / "bars.npz")["x"][0]).save(folder / "bar.png")
     train = ["train", "--plugin=my_routing.py", "--routing=mine", "--temperature=0.5", "--data=npz:bars.npz"]
     ((code, out, err),) = run(folder, [*train, *TRAIN, "--conv-channels=8", "--schedule=constant", "--out=run"])
@@ -171,8 +147,11 @@ def test_what_is_wrong_with_a_plugin_is_said_in_a_sentence(tmp_path: Path, monke
 
 
 @pytest.mark.slow
-def test_every_kind_of_part_from_an_installed_package_by_its_entry_point(folder: Path, tmp_path: Path) -> None:
+def test_every_kind_of_part_from_an_installed_package_by_its_entry_point(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site = tmp_path / "site"
+    monkeypatch.syspath_prepend(site)
     (site / "my_parts-1.0.dist-info").mkdir(parents=True)
     (site / "my_parts.py").write_text(PARTS_OF_A_PACKAGE)
     (site / "my_parts-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: my_parts\nVersion: 1.0\n")
@@ -185,7 +164,6 @@ def test_every_kind_of_part_from_an_installed_package_by_its_entry_point(folder:
         ["train", "--plugin", "my-prts"],
         ["train", "--plugin=my-parts", "--backbone", "wides"],
         ["evaluate", "run"],
-        path=site,
     )
     assert trained[0] == evaluated[0] == 0, trained[2] + evaluated[2]
     assert missing[0] == mistyped[0] == unnamed[0] == 2
@@ -256,14 +234,6 @@ def test_every_command_takes_it_or_says_why_not(folder: Path) -> None:
     config = json.loads((folder / "run" / "config.json").read_text())
     assert config["plugins"] == ["my_routing.py"]
     assert config["model"]["layers"][0]["routing"] == {"name": "mine", "temperature": 0.5}
-    explore = (
-        "from torchcaps.plugins import load_plugin; load_plugin('my_routing.py')\n"
-        "from pathlib import Path; import numpy as np\n"
-        "from torchcaps.training import load_run; from torchcaps.explorer import open_explorer\n"
-        "explorer = open_explorer(load_run(Path('run')), None, None)\n"
-        "view = explorer.look(np.load('bars.npz')['x'][0][None])\n"
-        "assert len(view.routing['maps']) >= 1"
-    )
     mine, needed = ["--plugin", "my_routing.py"], "The run was made with plugins; add --plugin my_routing.py."
     cases: list[tuple[list[str], int, str]] = [
         (["evaluate", "run", "--accelerator", "cpu", *mine], 0, "ccuracy"),
@@ -273,18 +243,10 @@ def test_every_command_takes_it_or_says_why_not(folder: Path) -> None:
         (["perturb", "run", "--figure", "perturbed.png", *mine], 0, ""),
         (["export", "run", "--out", "model.onnx", *mine], 0, ""),
         (["predict", "model.onnx", "bar.png"], 0, "bar.png"),  # a graph needs no code
-        ([explore], 0, ""),
         (["train", "--resume", "run", "--epochs", "2", *mine], 0, ""),
         (["evaluate", "run"], 2, needed),
         (["train", "--resume", "run"], 2, needed),
-        (["train", "--plugin", "nowhere.py"], 2, "plugin nowhere.py: there is no such file"),
-        (["train", *mine, "--routing", "mien"], 2, 'did you mean "mine"?'),
-        (["train", *mine, "--routing", "mine", "--temperature", "0"], 2, "temperature must be above 0"),
-        (
-            ["train", *mine, "--temperature", "2"],
-            2,
-            "--temperature is an option of --routing mine, which is not chosen",
-        ),
+        (["train", *mine, "--temperature", "2"], 2, "--temperature is an option of --routing mine, which is not"),
         (["presets", "all-mine"], 2, "One of your own is loaded by --plugin FILE."),
     ]
     for name, (code, words) in WRONG.items():
@@ -302,6 +264,10 @@ def test_every_command_takes_it_or_says_why_not(folder: Path) -> None:
     for name in WRONG:
         assert (folder / name).exists() == (name == "routing-nan")  # this one can be resumed once it is mended
     assert json.loads((folder / "run" / "summary.json").read_text())["epochs"] == 2
+    with registered_for_now():
+        load_plugin(folder / "my_routing.py")
+        view = open_explorer(load_run(folder / "run"), None, None).look(np.load(folder / "bars.npz")["x"][0][None])
+        assert view.routing["maps"]
 
 
 @pytest.mark.slow
@@ -321,5 +287,6 @@ def test_plugins_import_their_neighbours_and_each_other(folder: Path) -> None:
         (folder / f"{name}_plugin.py").write_text(text)
     load = "from torchcaps import load_plugin\nfor name in {!r}: load_plugin(name + '_plugin.py')\n"
     orders = (["first", "second"], ["second", "first"], ["first"], ["second"])
-    for result in run(folder, [code], *([load.format(order)] for order in orders)):
-        assert result[0] == 0, result
+    for program in (code, *map(load.format, orders)):
+        done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr

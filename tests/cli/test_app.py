@@ -78,13 +78,6 @@ def test_all_commands_are_listed(cli: Cli) -> None:
     assert cli("--version").out == f"torchcaps, version {__version__}\n"
 
 
-def test_the_short_help_has_the_options_of_the_examples(cli: Cli) -> None:
-    out = cli("train", "-h").out
-    for option in ("--data", "--epochs", "--batch-size", "--learning-rate", "--image-size", "--seed", "--resume"):
-        assert f"\n  {option} " in out
-    assert " --help shows all):" in out
-
-
 def test_names_are_completed() -> None:
     shell = ShellComplete(app, {}, "torchcaps", "_TORCHCAPS_COMPLETE")
     for name in ("first-digits-1", "first-digits-2"):

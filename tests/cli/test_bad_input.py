@@ -17,14 +17,13 @@ import pytest
 Cli = Callable[..., Any]
 
 # Words on the command line => what the error must say. RUN is a run, CNN a saved network that knows no data, DIGIT an
-# image, TINY the options of a small run, LARGE a number beyond int64, ␀ the NUL character, broken/FILE/HOW a copy of
-# the run in which a file is damaged.
+# image, TINY the options of a small run, ␀ the NUL character, broken/FILE/HOW a copy of the run in which a file is
+# damaged.
 TABLE = r"""
 trian => "trian" | "train"
 share --repo you/net => RUN
 share RUN => --repo
 share RUN/best --repo someone/net => is a saved network without its training
-train --epoch 2 => --epoch | --epochs
 train sabour2017 mnist => mnist
 train sabour2071 => "sabour2071" | "sabour2017"
 train TINY --data mnits => "mnits" | "mnist"
@@ -36,7 +35,6 @@ train --routing dynamc => there is no routing "dynamc"; did you mean "dynamic"? 
 train --epochs => --epochs
 train --epochs 0 => --epochs | 1 to 1000000000
 train --decoder-hidden 512;1024 => --decoder-hidden | 512;1024
-train --seed 4294967296 => --seed | 4294967295
 train TINY --conv-channels 65536 --primary-types 65536 => parameters | MiB
 train TINY --devices 4096 => devices | cores | 4096
 train TINY --batch-size 201 => 201 | 200
@@ -46,11 +44,9 @@ train TINY --data-dir . => digits | --data-dir
 train TINY --init-from CNN => cnn | do not fit
 train TINY --data npz:no.npz => no.npz
 train TINY --data folder:damaged => 2 of 22 images cannot be taken
-train --data mnist --data-dir nowhere => nowhere
 train --data mnist --data-dir "" => empty
 train TINY --out "" => --out | empty
 train TINY --out RUN => --resume | --out
-train TINY --out DIGIT => digit.png
 train TINY --out DIGIT/run => digit.png
 train --resume "" => --resume | empty
 train --resume RUN --out new => --resume | --out
@@ -60,10 +56,7 @@ train --resume RUN --num-iterations 1 => num_iterations
 train --resume broken/last.ckpt/half --epochs 3 => last.ckpt
 train tf-notebook --config RUN/config.json => first | tf-notebook | --config
 train --config nowhere.json => nowhere.json
-train --config a␀b => NUL
 train --config RUN => folder
-evaluate RUN --splt test => --splt | --split
-evaluate RUN --data digit => "digit" | "digits"
 evaluate RUN --data npz:colour.npz => (1, 28, 28)
 evaluate RUN --precision auto => 'auto' is not one of '32', 'bf16'
 evaluate RUN --figure "" => --figure | empty
@@ -73,8 +66,6 @@ evaluate CNN => --data
 evaluate nowhere => nowhere
 evaluate no-run => config.json
 evaluate broken/config.json/unclosed => config.json | is damaged
-evaluate broken/config.json/misspelt => config.json | "num_iteration" | "num_iterations"
-evaluate broken/best/model.safetensors/half => model.safetensors
 evaluate broken/best/model.safetensors/bit => model.safetensors | changed since they were written
 evaluate broken/best/classes.json/gone => classes.json
 evaluate broken/last.ckpt/gone --which last => last.ckpt
@@ -85,10 +76,8 @@ predict gone.onnx DIGIT => there is no file gone.onnx
 predict RUN nowhere.png => nowhere.png
 predict RUN half.png => half.png
 predict RUN DIGIT --out x.csv --json => --json shows what --out writes
-predict RUN text.png => text.png
 predict RUN DIGIT --fit stretch => --fit is for images that are not prepared; leave it out, or add --prepare none
 predict RUN DIGIT --max-megapixels 0 => --max-megapixels | at most 178
-predict broken/best/classes.json/empty DIGIT => classes.json
 reconstruct RUN --figure x.bmp => x.bmp | .png
 reconstruct CNN --data digits => BaselineCNN | sabour2017
 perturb DIGIT => is a file; this command needs a run folder
@@ -98,7 +87,6 @@ perturb RUN --capsule 2 --follow label => --follow | --capsule
 perturb RUN --image DIGIT --follow label => --follow | digit.png
 perturb RUN --image DIGIT --index 1 => --index | --image
 perturb RUN --fit pad => --fit | --image
-perturb RUN --range x => --range | 'x'
 perturb RUN --index 1 --index 2 => --component
 perturb RUN --component 1 --index 0 --index 100 => --index | 100 | digits
 routing CNN --image DIGIT => BaselineCNN
@@ -107,26 +95,19 @@ routing RUN --image DIGIT --count 9 => --count | --image
 routing RUN --invert => --invert | --image
 routing RUN --prepare none => --prepare is for a file given with --image
 routing RUN --input-capsule 0 --input-capsule 72 => --input-capsule | below 72 | got 72
-routing RUN --figure RUN => --figure | is a folder
 curves => RUN
 curves circle RUN => does not exist
 curves RUN --figure DIGIT/x.png => x.png
 curves RUN --figure a␀.png => NUL
 curves broken/metrics.csv/gone => metrics.csv
 curves broken/metrics.csv/binary => metrics.csv
-curves broken/metrics.csv/endless => metrics.csv | damaged | limit
-presets tf-notbook => "tf-notbook" | "tf-notebook"
 presets --figure x.png => --figure | sabour2017
-presets compact --figure x.bmp => x.bmp | .png
-datasets mnits => "mnits" | "mnist"
 datasets --sample 3 => --sample
 datasets digits --figure x.png => --figure | --sample
-datasets digits --sample 3 --figure .. => --figure | is a folder
 datasets mnist --data-dir nowhere => data_dir is nowhere, which is no folder
 datasets mnist --data-dir RUN --json => train-
 export RUN --half => --half is for --format folder; leave it out
 export RUN --format torch --out model.onnx => the file must end in .pt2, got model.onnx
-export RUN --format onxx => 'onxx' is not one of 'onnx', 'torch', 'folder'
 export RUN --format folder --other-seed nowhere => there is no configuration nowhere/config.json
 export RUN --format folder --out DIGIT => there is something at
 export RUN/best --format folder --out new => is a saved network without its training
@@ -135,38 +116,44 @@ explore RUN RUN => each run may be given once
 explore RUN --train digits => --train trains a network of its own; leave RUN or --train out
 explore --train digits --data mnist => --data does not go with --train; leave it out
 explore --train digit => there is no data set "digit"; did you mean "digits"?
-explore nothing => there is no run folder nothing
-explore RUN --data mnits => there is no data set "mnits"; did you mean "mnist"?
-explore RUN --which worst => 'worst' is not one of 'best', 'last'
 robustness RUN RUN => given once
 robustness RUN --kind noise => --kind | noise
-robustness RUN --figure / => --figure | is a folder
 robustness RUN --kind fgsm --angles 10 => --angles is for rotations | --kind | leave it out
 robustness RUN --kind rotation --epsilons 0.1 => --epsilons is for attacks | leave it out
-robustness RUN --kind rotation --kind fgsm --steps 2 => --steps is for PGD | leave it out
 detect RUN --against no-such-data => no data set "no-such-data"
 detect RUN --against npz:colour.npz => npz:colour.npz has images of 3 channels, but the network takes 1
 detect CNN --data digits --measure reconstruction => needs a decoder
+check code.py --shape 4,12,8 => code.py must be FILE:CLASS or package.module:CLASS
+check gone.py:Layer --shape 4,12,8 => there is no file gone.py
+check gone.layers:Layer --shape 4,12,8 => gone.layers cannot be loaded: ModuleNotFoundError: No module named 'gone'
+check code.py:Layr --shape 4,12,8 => there is no class or function in code.py "Layr"; did you mean "Layer"?
+check code.py:Asks --shape 4,12,8 => code.py:Asks, called without arguments, raises TypeError:
+check code.py:text --shape 4,12,8 => code.py:text, called without arguments, raises TypeError:
+check code.py:Layer --shape 4,12 => shape must be (B, I, K) or (B, C, H, W), B at least 2, got (4, 12)
+check code.py:Layer --shape 4,1,28,28 --mask => a mask is for poses (B, I, K), (4, 1, 28, 28)
+check code.py:Layer --shape 4,12,9 => a Linear, called with (4, 12, 9), raises RuntimeError:
+check code.py:Layer => --shape
+check code.py:Layer --shape four => --shape
 """
 ROWS: dict[str, list[tuple[str, list[str]]]] = defaultdict(list)
 for line in TABLE.strip().splitlines():
     words, _, says = line.partition(" => ")
     ROWS[words.split()[0]].append((words, says.split(" | ")))
 
-FILES = {
-    "no.npz": b"PK not really",
-    "text.png": b"seven",
-}
+CODE = b"""
+from torch import nn
+Layer, text = lambda: nn.Linear(8, 5), "no module"
+class Asks(nn.Linear):
+    pass
+"""
+FILES = {"no.npz": b"PK not really", "code.py": CODE}
 DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
     "half": lambda c: c[: len(c) // 2],
     "bit": lambda c: c[:-100] + bytes([c[-100] ^ 1]) + c[-99:],
     "gone": lambda c: None,
-    "empty": lambda c: b"{}",
     "binary": lambda c: b"\x00\xff\n",
     "unclosed": lambda c: c.replace(b"}", b""),
-    "misspelt": lambda c: c.replace(b"num_iterations", b"num_iteration", 1),
     "renamed": lambda c: c.replace(b'"best_epoch"', b'"b"'),
-    "endless": lambda c: c.replace(b"\n1,", b"\n" + b"1" * 200_000 + b","),
 }
 
 
@@ -200,7 +187,7 @@ def typed(
             contents = DAMAGE[found[2]](file.read_bytes())
             file.unlink() if contents is None else file.write_bytes(contents)
             row = row.replace(found[0], "broken")
-        places = {"RUN": run_folder, "CNN": cnn_folder, "DIGIT": digit_file, "LARGE": "9" * 30, "␀": "\0"}
+        places = {"RUN": run_folder, "CNN": cnn_folder, "DIGIT": digit_file, "␀": "\0"}
         for name, place in places.items():
             row = row.replace(name, str(place))
         return shlex.split(row.replace("TINY", shlex.join(tiny)))
@@ -212,15 +199,6 @@ def contents_of(folder: Path) -> dict[str, bytes | None]:
     return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-def assert_one_sentence(err: str) -> None:
-    assert err.startswith("Error: ")
-    assert err.endswith("\n")
-    assert err.count("\n") == 1 or "cannot be taken; mend or remove them" in err, "more than a line"
-    assert len(err) < 1500
-    assert "Traceback" not in err
-    assert "InputError" not in err
-
-
 @pytest.mark.parametrize("command", ROWS)
 def test_one_sentence_and_nothing_left_behind(
     cli: Cli, typed: Callable[[str], list[str]], run_folder: Path, tmp_path: Path, command: str
@@ -230,7 +208,10 @@ def test_one_sentence_and_nothing_left_behind(
         before = contents_of(tmp_path), contents_of(run_folder)
         result = cli(*arguments)
         assert (result.code, result.out) == (2, ""), (row, result)
-        assert_one_sentence(result.err)
+        assert (
+            re.fullmatch(r"Error: .{1,1500}\n", result.err) or "cannot be taken; mend or remove them" in result.err
+        ), row
+        assert "InputError" not in result.err
         missing = [fragment for fragment in fragments if fragment not in result.err]
         assert not missing, (row, missing, result.err)
         assert (contents_of(tmp_path), contents_of(run_folder)) == before, row

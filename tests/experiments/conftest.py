@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments.store import RESULTS, RunLog, add_run, difference
+from experiments.store import RESULTS, RunLog, add_run, settings
 from experiments.table import Row, Table
 
 SMALL = {"limit_train": 100, "limit_test": 40, "validation_size": 40, "batch_size": 50, "epochs": 2, "max_shift": 0}
@@ -64,7 +64,7 @@ def record() -> Record:
             "versions": {"torchcaps": "9.9", "torch": "3.1", "python": "3.14"},
         }
         found = {} if diverged else values | summary
-        log = RunLog("tiny", row.name, seed, difference(row.config(seed)), found, measures or {}, diverged)
+        log = RunLog("tiny", row.name, seed, settings(row.config(seed)), found, measures or {}, diverged)
         add_run(RESULTS, log, Path("there is none"))
         return log
 

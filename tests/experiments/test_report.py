@@ -10,7 +10,7 @@ import pytest
 
 from experiments.report import main, show
 from experiments.store import RESULTS
-from experiments.table import Row, Table
+from experiments.table import Table
 from torchcaps.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -23,10 +23,6 @@ LAST, CHOSEN = "test error, last epoch", "test error, chosen epoch"
 
 def page_of(table: Table, results: Path = RESULTS) -> str:
     return "\n\n".join(show(table, results))
-
-
-def with_rows(table: Table, *rows: Row) -> Table:
-    return dataclasses.replace(table, rows=rows)
 
 
 def cells(page: str, row: str) -> dict[str, str]:
@@ -75,7 +71,7 @@ def test_measures_have_columns_one_s_own_too(tiny: Table, record) -> None:
     _, measured, _ = tiny.rows
     own = dataclasses.replace(measured, name="own", measures={"colour": lambda run, test: {"share": 0.5}})
     moved = dataclasses.replace(measured, name="moved", measures={"affnist": None})
-    table = with_rows(tiny, measured, own, moved)
+    table = dataclasses.replace(tiny, rows=(measured, own, moved))
     record(measured, measures=MEASURES)
     for seed, share in enumerate((0.25, 0.75)):
         record(own, seed, measures={"colour": {"share": share}})
@@ -100,17 +96,13 @@ def test_rows_of_a_group_are_together_and_pairs_of_seeds_are_compared(tiny: Tabl
         record(b, seed, last=other, measures=measured)
     record(b, 3, last=90.0, measures=measured)  # a has no such seed
     record(c)
-    page = page_of(with_rows(tiny, a, b, c))
+    page = page_of(dataclasses.replace(tiny, rows=(a, b, c)))
     places = [page.index(each) for each in ("## Dogs", "| `a`", "| `b`", "## Cats", "| `c`")]
     assert places == sorted(places)
     # differences 1, 0, 2: mean 1, deviation 1; Student's t of two degrees of freedom is 4.303
     found = cells(page, "b")
     assert found["difference, 95 % interval"] == "+1.00 (-1.48 to +3.48)"
-    assert [found[name] for name in ("one image, ms", "entropy of coupling", "dead capsules")] == [
-        "1.50",
-        "0.25",
-        "0.10",
-    ]
+    assert (found["one image, ms"], found["entropy of coupling"], found["dead capsules"]) == ("1.50", "0.25", "0.10")
 
 
 def test_a_search_shows_validation_images_only(tiny: Table, record) -> None:

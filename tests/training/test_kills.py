@@ -1,6 +1,6 @@
 """Runs on the embedded digits that are killed at random moments, and end as if nobody had touched them.
 
-A release asks for more kills than every commit does: ``TORCHCAPS_KILLS=60 pytest tests/training/test_kills.py``.
+A release asks for more kills than every commit does: ``TORCHCAPS_KILLS=60 pytest -s tests/training/test_kills.py``.
 """
 
 from __future__ import annotations
@@ -102,3 +102,4 @@ def test_runs_that_are_killed_again_and_again_end_as_others(whole: tuple[Path, f
             look_at(out)
         finish(start("--resume", out) if (out / "config.json").exists() else start(*OPTIONS, "--out", out))
         assert is_same(out, wanted)
+    print(f"{number} runs, killed {kills} times in all, are the same as the one that nobody stopped")
