@@ -367,21 +367,19 @@ class PlacedVotes(Votes):
 
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
         total = self.votes.weighted_sum(coupling)
-        places = self._of_those_there().to(total.dtype)
-        return total + (
-            places.sum(-2, keepdim=True) if coupling is None else coupling.to(total.dtype).transpose(1, 2) @ places
-        )
+        return total + self._added(total.dtype).weighted_sum(coupling)
 
     def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
         agreement = self.votes.agreement(parents)
-        return agreement + self.places.to(agreement.dtype) @ parents.to(agreement.dtype).transpose(1, 2)
+        return agreement + self._added(agreement.dtype).agreement(parents)
 
     def build(self) -> Float[Tensor, "B I J D"]:
         votes = self.votes.build()
-        return votes + self._of_those_there().to(votes.dtype).unsqueeze(-2)
+        return votes + self._added(votes.dtype).build()
 
-    def _of_those_there(self) -> Float[Tensor, "*B I D"]:
-        return self.places if self.mask is None else self.places.where(self.mask.unsqueeze(2), 0)
+    def _added(self, dtype: torch.dtype) -> Votes:
+        places = self.places.to(dtype).expand(self.poses.shape[0], -1, -1)
+        return IdentityVotes(places, self.size.out_capsules).masked(self.mask)
 
 
 def by_type(windows: Float[Tensor, "BL T *more"], positions: int) -> Float[Tensor, "B TL *more"]:

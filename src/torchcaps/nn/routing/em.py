@@ -112,9 +112,6 @@ class EMRouting(MixtureRouting):
         final_lambda: The inverse temperature that EM's iterations grow towards.
         cost_scale: Factor on EM's costs, 1 in the paper; 100 times output capsules over input capsules if none is
             given, so that costs do not grow with the number of input capsules.
-
-    Source: Hinton, Sabour, Frosst 2018, "Matrix capsules with EM routing" (ICLR 2018); Gritzman 2019
-    (arXiv:1907.00652).
     """
 
     def __init__(

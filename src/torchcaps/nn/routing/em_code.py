@@ -119,8 +119,6 @@ class EMCodeRouting(MixtureRouting):
         final_beta: The inverse temperature that the iterations of EM's code grow towards.
         min_variance: Added to the variances of EM's code.
         on_map: Whether the layer is one on a map: EM's code starts its biases otherwise there.
-
-    Source: the code of Hinton, Sabour, Frosst 2018, google-research/google-research, ``capsule_em``.
     """
 
     def __init__(

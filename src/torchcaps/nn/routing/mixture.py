@@ -41,12 +41,13 @@ class Given(NamedTuple):
         number = built.shape[1] if votes.mask is None else votes.mask.sum(1, keepdim=True).clamp_min(1).to(built)
         return cls(built, activations, votes.log_compete, number, rounds)
 
-    def note(self, logits: Tensor, log_coupling: Tensor, means: Tensor, capsules: Tensor, *more: Tensor) -> None:
-        """Add the numbers of an iteration; ``more`` are densities and the logits of the activations."""
+    def note(
+        self, logits: Tensor, log_coupling: Tensor, means: Tensor, capsules: Tensor, densities: Tensor, active: Tensor
+    ) -> None:
+        """Add the numbers of an iteration; ``active`` are the logits of the activations."""
         if self.rounds is not None:
-            agreement, active = more
-            coupling = log_coupling.exp()
-            self.rounds.append(RoutingRound(logits, coupling, means, capsules, agreement, active.sigmoid()))
+            numbers = logits, log_coupling.exp(), means, capsules, densities, active.sigmoid()
+            self.rounds.append(RoutingRound(*numbers))
 
 
 def activated(

@@ -60,8 +60,6 @@ class SelfAttentionRouting(Routing):
 
     Args:
         attention_bias: Learn what is added to the coupling of self-attention, from zero.
-
-    Source: Mazzia, Salvetti, Chiaberge 2021 (arXiv:2101.12491).
     """
 
     def __init__(self, *, attention_bias: bool = True) -> None:

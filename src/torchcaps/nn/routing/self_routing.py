@@ -66,8 +66,6 @@ class SelfRouting(Routing):
 
     w is (I, J, K) and b (I, J), and the coupling is uniform at the start. Without activations, those of the input
     capsules are the lengths of their poses.
-
-    Source: Hahn, Pyeon, Kim 2019, "Self-routing capsule networks", section 3 (NeurIPS 2019).
     """
 
     def bind(self, size: LayerSize) -> None:

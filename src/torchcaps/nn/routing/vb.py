@@ -123,8 +123,6 @@ class VBRouting(MixtureRouting):
 
     The logits of the activations and the poses are normalised over the batch, without scale and shift, as in the
     source; a batch of one image in training takes the running statistics.
-
-    Source: De Sousa Ribeiro, Leontidis, Kollias 2020 (arXiv:1905.11455).
     """
 
     def bind(self, size: LayerSize) -> None:
