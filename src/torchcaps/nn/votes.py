@@ -248,8 +248,8 @@ class IdentityVotes(Votes):
         with full_precision(self.poses.device):
             return self._transform(in_full_precision(self.poses).unsqueeze(2)).to(self.poses.dtype)
 
-    def _transform(self, poses: Float[Tensor, "*B J K"]) -> Float[Tensor, "*B J D"]:
-        """T_j u of poses for each output capsule; J may be 1, for all of them."""
+    def _transform(self, poses: Float[Tensor, "*B N K"]) -> Float[Tensor, "*B J D"]:
+        """T_j u of poses for each output capsule; of one pose for all, N = 1, too."""
         return poses.expand(*poses.shape[:-2], self.size.out_capsules, -1)
 
     def _transpose(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B J K"]:
@@ -264,7 +264,7 @@ class SharedVotes(IdentityVotes):
         super().__init__(poses, *weight.shape[:2])
         self.weight = weight
 
-    def _transform(self, poses: Float[Tensor, "*B J K"]) -> Float[Tensor, "*B J D"]:
+    def _transform(self, poses: Float[Tensor, "*B N K"]) -> Float[Tensor, "*B J D"]:
         return torch.einsum("jdk,...jk->...jd", in_full_precision(self.weight), poses)
 
     def _transpose(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B J K"]:
@@ -280,7 +280,7 @@ class FactoredVotes(IdentityVotes):
         super().__init__(poses, len(scale), len(weight))
         self.scale, self.weight = scale, weight
 
-    def _transform(self, poses: Float[Tensor, "*B J K"]) -> Float[Tensor, "*B J D"]:
+    def _transform(self, poses: Float[Tensor, "*B N K"]) -> Float[Tensor, "*B J D"]:
         return (poses * self.scale.to(poses)) @ self.weight.to(poses).mT
 
     def _transpose(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B J K"]:
