@@ -97,12 +97,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="aeon:JapaneseVowels", help="default: %(default)s")
     parser.add_argument("--epochs", type=int, default=20, help="default: %(default)s")
+    parser.add_argument("--validation-size", type=int, default=45, help="training cases kept back (default: 45)")
     parser.add_argument("--seeds", type=int, default=5, help="of the test (default: %(default)s)")
     parser.add_argument("--search-seeds", type=int, default=1, help="of each trial (default: %(default)s)")
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS, help="default: all")
     given = parser.parse_args(arguments)
 
-    data = load_dataset(given.data, validation_size=45, seed=0)
+    data = load_dataset(given.data, validation_size=given.validation_size, seed=0)
     for name in given.networks:
         make = NETWORKS[name]
         trials = {}

@@ -18,6 +18,9 @@ from torchcaps.nn import (
     DynamicRouting,
     EMCodeRouting,
     EMRouting,
+    HeinsenMatrixRouting,
+    HeinsenVectorRouting,
+    HVCRouting,
     InvertedAttentionRouting,
     Routing,
     SelfAttentionRouting,
@@ -115,7 +118,11 @@ ROUTINGS: dict[str, tuple[Callable[[], Routing], set[str]]] = {
     "em-code": (EMCodeRouting, ROTATED),
     "em-code on a map": (lambda: EMCodeRouting(2, on_map=True), ROTATED),
     "vb": (lambda: VBRouting().eval(), ROTATED),  # in training, images of a batch are normalised together
+    "heinsen-matrix": (HeinsenMatrixRouting, ROTATED),
+    "heinsen-vector": (HeinsenVectorRouting, {"input order", "output order", *ROTATED}),  # it draws β of each
+    "hvc": (lambda: HVCRouting().eval(), {"lengths", "coupling", *ROTATED}),
 }
 """Every routing module, with the properties of ``check_routing`` that it does not have."""
-TRANSFORMS = {"dense": (6, 5), "shared": (6, 5), "elementwise": (5, 5), "matrix": (9, 9), "identity": (5, 5)}
+TRANSFORMS = {"dense": (6, 5), "shared": (6, 5), "factored": (6, 5), "elementwise": (5, 5), "matrix": (9, 9)}
+TRANSFORMS |= {"identity": (5, 5)}
 """Every transform, with sizes K and D that it can have."""

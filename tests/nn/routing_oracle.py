@@ -18,6 +18,15 @@ def softmax(logits: Array) -> Array:
     return np.exp(logits - logsumexp(logits, axis=1, keepdims=True))
 
 
+def log_density(V: Array, mean: Array, variance: Array) -> Array:
+    I, J, _ = V.shape
+    found = np.zeros((I, J))
+    for i in range(I):
+        for j in range(J):
+            found[i, j] = -0.5 * (np.log(2 * math.pi * variance[j]) + (V[i, j] - mean[j]) ** 2 / variance[j]).sum()
+    return found
+
+
 def dynamic(
     V: Array, iterations: int, over: str, bias: Array, prior: Array, leaky: bool, eps: float
 ) -> tuple[Array, Array]:
@@ -85,12 +94,7 @@ def em(
     mu, variance, logit = np.zeros((J, D)), np.zeros((J, D)), np.zeros(J)
     for t in range(iterations):
         if t > 0:
-            log_p = np.zeros((I, J))
-            for i in range(I):
-                for j in range(J):
-                    log_p[i, j] = -0.5 * np.log(2 * math.pi * variance[j]).sum()
-                    log_p[i, j] -= ((V[i, j] - mu[j]) ** 2 / (2 * variance[j])).sum()
-            r = softmax(np.log(expit(logit)) + log_p)
+            r = softmax(np.log(expit(logit)) + log_density(V, mu, variance))
         for j in range(J):
             R = (r[:, j] * a).sum()
             mu[j] = sum(r[i, j] * a[i] * V[i, j] for i in range(I)) / R
@@ -108,13 +112,7 @@ def em_code(
     center, variance, logit = np.zeros((J, D)), np.zeros((J, D)), np.zeros(J)
     for t in range(iterations):
         if t > 0:
-            prior = np.zeros((I, J))
-            for i in range(I):
-                for j in range(J):
-                    sigma = (D * math.log(2 * math.pi) + np.log(variance[j]).sum()) / 2
-                    distance = ((V[i, j] - center[j]) ** 2 / (2 * variance[j])).sum()
-                    prior[i, j] = math.log(expit(logit[j])) - sigma - distance
-            posterior = softmax(prior)
+            posterior = softmax(np.log(expit(logit)) + log_density(V, center, variance))
         for j in range(J):
             share = posterior[:, j] * a
             mass = share.sum() + 1e-5
@@ -148,3 +146,49 @@ def vb(V: Array, a: Array, beta_u: Array, beta_a: Array, iterations: int) -> tup
         logpi = digamma(1 + mass) - digamma((1 + mass).sum())
     entropy = 0.5 * D * math.log(2 * math.pi * math.e) - 0.5 * logdet
     return m, beta_a - (np.exp(logpi) * entropy + beta_u), R
+
+
+def heinsen_matrix(V: Array, a: Array, use: Array, ignore: Array, iterations: int, eps: float) -> tuple[Array, ...]:
+    """The source's GenerativeMatrixRouting."""
+    I, J, D = V.shape
+    R = np.full((I, J), 1 / J)
+    score, mu, variance = np.zeros(J), np.zeros((J, D)), np.zeros((J, D))
+    for t in range(iterations):
+        if t > 0:
+            R = softmax(np.log(expit(score)) + log_density(V, mu, variance))
+        for j in range(J):
+            used = a * R[:, j]
+            score[j] = (use[:, j] * used).sum() - (ignore[:, j] * (a - used)).sum()
+            share = used / (used.sum() + eps)
+            mu[j] = sum(share[i] * V[i, j] for i in range(I))
+            variance[j] = sum(share[i] * (V[i, j] - mu[j]) ** 2 for i in range(I)) + eps
+    return mu, expit(score), R
+
+
+def heinsen_vector(u: Array, own: dict[str, Array], F1: Array, F2: Array, iterations: int) -> tuple[Array, ...]:
+    """The source's EfficientVectorRouting of one sequence without padding, u (I, K); ``own`` (I, ...) are parameters.
+
+    Its factors are F1 (J, K) and F2 (K, D).
+    """
+    (I, K), J, D = u.shape, len(F1), F2.shape[1]
+    x = u / math.sqrt(I)
+    f = np.array([expit(own["data_weight"][i] @ x[i] + own["data_bias"][i]) for i in range(I)])
+    R = np.full((I, J), 1 / J)
+    for t in range(iterations):
+        if t > 0:
+            S = np.zeros((I, J))
+            for j in range(J):
+                predicted = v[j] @ own["predict"] * own["predict_scale"][j] + own["predict_bias"][j]
+                for i in range(I):
+                    S[i, j] = np.log(expit(u[i] @ predicted * own["match_scale"][i, j] + own["match_bias"][i, j]))
+            R = softmax(S)
+        v = np.zeros((J, D))
+        for j in range(J):
+            credited = np.zeros(K)
+            for i in range(I):
+                credit = own["beta"][0, i, j] * f[i] * R[i, j] - own["beta"][1, i, j] * (f[i] - f[i] * R[i, j])
+                credited += credit * x[i]
+                v[j] += credit * own["vote_bias"][j]
+            v[j] += (credited * F1[j]) @ F2
+            v[j] = (v[j] - v[j].mean()) / np.sqrt(v[j].var() + 1e-5)
+    return v, expit(v @ own["score"] + own["score_bias"]), R

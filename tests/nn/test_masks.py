@@ -8,13 +8,21 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import torchcaps
 from routing_cases import random
 from support import assert_close, assert_finite, assert_raises, assert_same, with_gradients
 from torchcaps.errors import InputError
-from torchcaps.nn import BuiltVotes, Capsules, ConvCapsules, DenseCapsules, Routed
+from torchcaps.nn import (
+    BuiltVotes,
+    Capsules,
+    ConvCapsules,
+    DenseCapsules,
+    Routed,
+    SequenceBackbone,
+    SequenceCapsules,
+)
 
 B, I, J, D = 4, 7, 3, 4
 MASK = torch.tensor([[1, 0, 1, 1, 0, 0, 1], [1] * 7, [0] * 7, [0, 0, 0, 0, 1, 0, 0]], dtype=torch.bool)
@@ -161,12 +169,16 @@ def test_layers_on_maps_hand_masks_on(compete_over: str) -> None:
     assert not got.poses[~got.mask].any()
 
 
-def test_any_number_of_capsules_is_an_axis_of_an_exported_graph() -> None:
-    layer = DenseCapsules(None, D, J, D, transform="shared").eval()
-    axes = {"capsules": {0: torch.export.Dim("batch"), 1: torch.export.Dim("number", min=2)}}
-    program = torch.export.export(layer, (torch.rand(2, 5, D),), dynamic_shapes=axes)
-    poses = torch.rand(3, 11, D)
-    assert_close(program.module()(poses).poses, layer(poses).poses, 1e-6)
+@pytest.mark.parametrize("routing", ["dynamic", "em", "vb", "heinsen-matrix", "heinsen-vector"])
+def test_images_and_the_length_of_sequences_are_axes_of_an_exported_graph(routing: str) -> None:
+    classes = DenseCapsules(None, D, J, D, transform="factored", routing=routing)
+    network = nn.Sequential(SequenceBackbone(2), SequenceCapsules(64, primary_dim=D), classes).eval()
+    axes = {0: torch.export.Dim("batch"), 3: torch.export.Dim("length", min=2)}
+    with torch.no_grad():
+        program = torch.export.export(network, (torch.rand(2, 2, 1, 5),), dynamic_shapes=(axes,))
+        sequences = torch.rand(3, 2, 1, 11)
+        sequences[1, :, :, 4:] = torch.nan
+        assert_close(program.module()(sequences).scores(), network(sequences).scores(), 1e-6)
 
 
 def test_weights_of_each_capsule_need_their_number() -> None:

@@ -28,6 +28,7 @@ from torchcaps.nn import (
     DynamicRouting,
     EMCodeRouting,
     EMRouting,
+    GroupedRouting,
     InvertedAttentionRouting,
     LayerSize,
     Routed,
@@ -38,7 +39,7 @@ from torchcaps.nn import (
     Votes,
 )
 from torchcaps.nn.routing import vb
-from torchcaps.parts import PARTS
+from torchcaps.parts import PARTS, part_of
 from torchcaps.testing import check_routing
 
 # ---- the functions
@@ -108,14 +109,8 @@ def given(routed: Routed) -> list[Tensor]:
 
 
 def test_every_algorithm_is_here() -> None:
-    elsewhere = {
-        "b2i",
-        "heinsen-matrix",
-        "heinsen-vector",
-        "hvc",
-        "grouped",
-    }  # test_interests.py, test_newer_routings.py
-    assert {"dynamic", *elsewhere, *ALGORITHMS} == set(PARTS["routing"])
+    here = {part_of(type(make()))[1] for make, _ in ROUTINGS.values()}
+    assert {*here, "grouped", "b2i"} == set(PARTS["routing"])  # the latter in test_interests.py
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -234,10 +229,12 @@ def of_parameters(routing: Any, votes: Tensor, activations: Tensor, poses: Tenso
             return torchcaps.em_routing(votes, activations, u, a, n, **kept)
         case EMCodeRouting():
             return torchcaps.em_routing_code(votes, activations, u, a, n, **kept)
-        case _:
+        case VBRouting():
             capsules, logits, coupling = torchcaps.vb_routing(votes, activations, u, a, **kept)
             scale = 1 / (1 + routing.pose_norm.eps) ** 0.5  # of a normalisation that has seen nothing
             return Routed(scale * capsules, (scale * logits).sigmoid(), coupling)
+        case _:  # without a function
+            return routing(BuiltVotes(votes, poses), activations, **kept)
 
 
 @pytest.mark.parametrize("name", [name for name in ROUTINGS if name != "em-code on a map"])  # which counts less mass
@@ -253,7 +250,7 @@ def test_over_any_transform_it_is_the_function_of_the_built_votes(name: str, mon
         lengths = layer(capsules._replace(activations=Capsules(capsules.poses).scores()))
         assert_close(layer(capsules.poses).poses, lengths.poses, 1e-10)
         rounds, last = layer.routing.rounds(*layer.votes(capsules)), layer.route(capsules, return_coupling=True)
-        if not name.startswith(("self", "inverted")):
+        if not name.startswith(("self", "inverted", "heinsen-vector")):
             assert len(rounds) == layer.routing.num_iterations
         if name != "vb":  # whose poses are normalised afterwards
             assert_close(rounds[-1].capsules, last.poses, 1e-10)
@@ -330,6 +327,90 @@ def test_vb_normalises_over_the_batch_and_takes_one_image_too() -> None:
     before = layer.routing.pose_norm.running_var.clone()
     assert layer(torch.randn(1, 6, 4)).activations.isfinite().all()
     assert torch.equal(layer.routing.pose_norm.running_var, before)
+
+
+# ---- those without a function
+
+MASK = torch.tensor([[1] * 7, [1, 0, 1, 1, 0, 0, 1], [0] * 7], dtype=torch.bool)
+OF_INPUTS = {"data_weight", "data_bias", "match_scale", "match_bias", "beta", "beta_use", "beta_ignore", "bias"}
+"""Parameters that belong to input capsules, or that these share."""
+
+
+def moved(in_capsules: int | None, routing: Any, transform: str) -> DenseCapsules:
+    """A layer of 5, 4 and 6 components and outputs whose parameters are all moved from where they start."""
+    layer = DenseCapsules(in_capsules, 5, 4, 6, transform=transform, routing=routing).double().eval()
+    for parameter in layer.parameters():
+        parameter.data += 0.5 * torch.randn_like(parameter)
+    return layer
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 3])
+@pytest.mark.parametrize("in_capsules", [7, None])
+@pytest.mark.parametrize("routing", ["heinsen-matrix", "heinsen-vector"])
+def test_heinsens_routings_are_those_of_his_equations(routing: str, in_capsules: int | None, iterations: int) -> None:
+    """Also of a row that is padded, where the source of the latter divides by the padded length."""
+    transform = "factored" if routing == "heinsen-vector" else "dense" if in_capsules else "shared"
+    layer = moved(in_capsules, {"name": routing, "num_iterations": iterations}, transform)
+    poses, activations = torch.randn(3, 7, 5).double(), torch.rand(3, 7).double()
+    capsules = Capsules(poses.where(MASK[..., None], torch.nan), activations, mask=MASK)
+    routed = layer.route(capsules, return_coupling=True)
+    own = {name: each.detach() for name, each in layer.routing.named_parameters()}
+    if "beta_weight" in own:
+        own["beta"] = own["beta"] + poses.unsqueeze(1) @ own["beta_weight"]  # (B, 2, I, J)
+    for row in (0, 1):
+        there, cut = MASK[row], {name: each.numpy() for name, each in own.items()}
+        for name in own.keys() & OF_INPUTS:
+            axis = 1 if name == "beta" else 0
+            each = own[name][row] if own[name].ndim == 4 else own[name]
+            cut[name] = each.expand(*each.shape[:axis], 7, *each.shape[axis + 1 :]).numpy().compress(there, axis)
+        if routing == "heinsen-vector":
+            factors = layer.transform.scale.numpy(force=True), layer.transform.weight.mT.numpy(force=True)
+            wanted = oracle.heinsen_vector(poses[row, there].numpy(), cut, *factors, iterations)
+        else:
+            V = layer.transform(poses).build()[row, there].numpy(force=True) + cut["bias"]
+            given = V, activations[row, there].numpy(), cut["beta_use"], cut["beta_ignore"]
+            wanted = oracle.heinsen_matrix(*given, iterations, 1e-5)
+        for got, number in zip((routed.poses, routed.activations, routed.coupling[:, there]), wanted, strict=True):
+            np.testing.assert_allclose(got[row].numpy(force=True), number, rtol=1e-9, atol=1e-12)
+    assert not any(each[2].any() for each in routed), "a row without capsules is zero"
+
+
+def test_hvc_is_the_normalised_sum_of_the_votes() -> None:
+    layer, poses = moved(7, "hvc", "dense").train(), torch.randn(3, 7, 5).double()
+    s = torch.einsum("ijdk,bik->bjd", layer.transform.weight, poses)
+    mean, variance = s.mean((0, 1)), s.var((0, 1), correction=0)  # as the source: over all axes but the last
+    assert_close(layer(poses).poses, ((s - mean) / (variance + 1e-3).sqrt() + layer.routing.bias).relu(), 1e-9)
+    assert_close(layer.routing.norm.running_mean, mean / 10, 1e-9)
+    assert layer.eval()(poses).poses.max() > 1, "lengths are logits"
+
+
+@pytest.mark.parametrize(("routing", "transform"), [("dynamic", "dense"), ("dynamic", "shared"), ("em", "dense")])
+def test_groups_are_routed_by_themselves_and_summed(routing: str, transform: str) -> None:
+    layer = moved(8, {"name": "grouped", "num_groups": 4, "group_routing": routing}, transform)
+    mask = torch.ones(3, 8, dtype=torch.bool)
+    mask[1, :3] = False  # a group and a half
+    capsules = Capsules(torch.randn(3, 8, 5).double(), torch.rand(3, 8).double(), mask=mask)
+    routed = layer.route(capsules, return_coupling=True)
+    votes, found = layer.transform(capsules.poses).build(), []
+    for n, group in enumerate(layer.routing.groups):
+        part = slice(2 * n, 2 * n + 2)
+        own = BuiltVotes(votes[:, part], capsules.poses[:, part]).masked(mask[:, part])
+        found.append(group(own, capsules.activations[:, part], return_coupling=True))
+    assert_close(routed.poses, sum(each.poses for each in found), 1e-9)
+    assert_close(routed.coupling, torch.cat([each.coupling for each in found], 1), 1e-9)
+    if routed.activations is not None:
+        assert_close(routed.activations, sum(each.activations for each in found) / 4, 1e-9)
+
+
+def test_groups_on_maps_and_sizes_that_do_not_fit() -> None:
+    of_seven = ("sizes of one", "masks")  # whose numbers of capsules are no two equal groups
+    check_routing(GroupedRouting(), in_capsules=8, skip=(*of_seven, "input order", "lengths"))
+    for compete_over in ("types", "types-and-positions"):
+        on_map = ConvCapsules(2, 4, 3, 4, layer_kernel=2, compete_over=compete_over, routing="grouped")
+        assert_finite([on_map(Capsules(torch.rand(2, 24, 4), grid=(2, 3, 4))).poses])
+    assert_raises(InputError, DenseCapsules, 7, 5, 4, 6, routing="grouped", say="num_groups must divide the 7 input")
+    said = "GroupedRouting has weights for each input capsule"
+    assert_raises(InputError, DenseCapsules, None, 5, 4, 6, routing="grouped", transform="shared", say=said)
 
 
 # ---- one's own

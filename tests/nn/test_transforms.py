@@ -22,6 +22,9 @@ from torchcaps.nn.votes import MapCompetition, MapVotes, PlacedVotes
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.parts import PARTS, build
 
+FACTORS = 1 + torch.rand(7, 6, generator=torch.Generator().manual_seed(0)).double()
+"""Of ``factored`` matrices of seven output capsules at most."""
+
 
 def matrix_votes(poses: Tensor, weight: Tensor) -> Tensor:
     """M_i W_ij, by its definition."""
@@ -29,9 +32,14 @@ def matrix_votes(poses: Tensor, weight: Tensor) -> Tensor:
     return torch.einsum("biac,ijcd->bijad", poses.unflatten(2, (P, P)), weight).flatten(3)
 
 
+def shared_votes(poses: Tensor, weight: Tensor) -> Tensor:
+    return torch.einsum("jdk,bik->bijd", weight, poses)
+
+
 KINDS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int, int]] = {
     "dense": (lambda poses, weight: torch.einsum("ijdk,bik->bijd", weight, poses), 6, 5),
-    "shared": (lambda poses, weight: torch.einsum("jdk,bik->bijd", weight, poses), 6, 5),
+    "shared": (shared_votes, 6, 5),
+    "factored": (lambda poses, weight: shared_votes(poses, FACTORS[:, None] * weight), 6, 5),
     "common": (lambda poses, weight: torch.einsum("dk,bik->bid", weight, poses).unsqueeze(2), 6, 5),
     "elementwise": (lambda poses, weight: torch.einsum("ijd,bid->bijd", weight, poses), 5, 5),
     "matrix": (matrix_votes, 9, 9),
@@ -47,6 +55,8 @@ def bound(kind: str, I: int = 63, J: int = 7, dtype: torch.dtype = torch.float64
     options = {"weight_init": "normal", "weight_std": 0.5} if kind in KINDS else {}
     transform = build("transform", {"name": kind, **options})
     transform.bind(LayerSize(I, K, J, D), 1.0)
+    if kind == "factored":
+        transform.scale.data = FACTORS[:J]
     return transform.to(dtype), torch.randn(BATCH, I, K, dtype=dtype)
 
 
@@ -67,7 +77,8 @@ def make_votes(kind: str, dtype: torch.dtype = torch.float64, I: int = 63, J: in
     transform, poses = bound(kind, I, J, dtype)
     if kind == "identity":
         return transform(poses), poses.double()[:, :, None].expand(-1, -1, J, -1)
-    return transform(poses), KINDS[kind][0](poses.double(), transform.weight.double()).expand(-1, -1, J, -1)
+    wanted = KINDS[kind][0](poses.double(), transform.weight.double())[:, :, :J]
+    return transform(poses), wanted.expand(-1, -1, J, -1)
 
 
 def test_votes_are_those_of_einsum() -> None:
@@ -124,7 +135,7 @@ def test_derivatives_are_those_of_finite_differences(kind: str) -> None:
 
 def test_weights_start_as_they_are_told_to() -> None:
     for kind, (_, K, D) in KINDS.items():
-        K, D = (60, 50) if kind == "common" else (K, D)  # of a single small matrix the deviation varies
+        K, D = (60, 50) if kind in ("common", "factored") else (K, D)  # of a single small matrix the deviation varies
         products = {"elementwise": 1, "matrix": math.isqrt(K)}.get(kind, K)
         for options, wanted in (
             ({"weight_init": "normal", "weight_std": 0.2}, 0.2),
@@ -148,7 +159,9 @@ def test_weights_stay_what_they_are(kind: str) -> None:
     for each in (other, copy.deepcopy(transform), pickle.loads(pickle.dumps(transform))):
         assert_close(each(poses).build(), wanted, 0)
         assert each.weight.stride() == transform.weight.stride()
-        assert kind in ("shared", "common") or each.weight.stride(0) == 1, "input capsules innermost, for the sums"
+        assert kind in ("shared", "factored", "common") or each.weight.stride(0) == 1, (
+            "input capsules innermost, for the sums"
+        )
 
 
 class Largest(TorchDispatchMode):

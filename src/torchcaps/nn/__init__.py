@@ -8,22 +8,20 @@ from torchcaps.nn.head import CapsuleHead
 from torchcaps.nn.interests import interest_scores, interests_of_history, label_aware_attention
 from torchcaps.nn.layers import CapsuleLayer, ConvCapsules, DenseCapsules
 from torchcaps.nn.primary import PrimaryCapsules, SequenceCapsules
-from torchcaps.nn.routing import (
-    B2IRouting,
-    DynamicRouting,
-    EMCodeRouting,
-    EMRouting,
-    GroupedRouting,
-    HeinsenMatrixRouting,
-    HeinsenVectorRouting,
-    HVCRouting,
-    InvertedAttentionRouting,
-    Routing,
-    SelfAttentionRouting,
-    SelfRouting,
-    VBRouting,
-)
-from torchcaps.nn.transforms import Common, Dense, Elementwise, Identity, Matrix, Shared, Transform
+from torchcaps.nn.routing.b2i import B2IRouting
+from torchcaps.nn.routing.base import Routing
+from torchcaps.nn.routing.dynamic import DynamicRouting
+from torchcaps.nn.routing.em import EMRouting
+from torchcaps.nn.routing.em_code import EMCodeRouting
+from torchcaps.nn.routing.grouped import GroupedRouting
+from torchcaps.nn.routing.heinsen_matrix import HeinsenMatrixRouting
+from torchcaps.nn.routing.heinsen_vector import HeinsenVectorRouting
+from torchcaps.nn.routing.hvc import HVCRouting
+from torchcaps.nn.routing.inverted_attention import InvertedAttentionRouting
+from torchcaps.nn.routing.self_attention import SelfAttentionRouting
+from torchcaps.nn.routing.self_routing import SelfRouting
+from torchcaps.nn.routing.vb import VBRouting
+from torchcaps.nn.transforms import Common, Dense, Elementwise, Factored, Identity, Matrix, Shared, Transform
 from torchcaps.nn.votes import BuiltVotes, DenseVotes, Votes
 
 __all__ = [
@@ -45,6 +43,7 @@ __all__ = [
     "EMCodeRouting",
     "EMRouting",
     "Elementwise",
+    "Factored",
     "GroupedRouting",
     "HVCRouting",
     "HeinsenMatrixRouting",

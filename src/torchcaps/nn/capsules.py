@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -13,6 +12,8 @@ from torchcaps.ops.squash import safe_norm
 
 Grid = tuple[int, int, int]
 """Types, height and width of the capsules of a map."""
+Activations = Float[Tensor, "B I"] | None
+"""How active input capsules are, 0..1; None where the length of a pose says so."""
 
 
 class LayerSize(NamedTuple):
@@ -71,11 +72,6 @@ class Routed(NamedTuple):
     """How certain each is, 0..1; None where the length of a pose says so."""
     coupling: Float[Tensor, "B I J"] | None = None
     """Coupling c_ij that made them, where it was asked for and there is one."""
-
-    def to(self, dtype: torch.dtype, *, coupling: bool) -> Routed:
-        """The same in another dtype; without the coupling unless it is asked for."""
-        kept = (self.poses, self.activations, self.coupling if coupling else None)
-        return Routed(*(None if each is None else each.to(dtype) for each in kept))  # type: ignore[arg-type]
 
     def within(self, mask: Bool[Tensor, "B I"] | None) -> Routed:
         """The same with a coupling of zero for input capsules that are not there, and zeros where none is there."""

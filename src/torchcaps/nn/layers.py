@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from torchcaps.checks import check, checked
 from torchcaps.errors import InputError
-from torchcaps.nn.capsules import Capsules, Grid, LayerSize, Routed
+from torchcaps.nn.capsules import Activations, Capsules, Grid, LayerSize, Routed
 from torchcaps.nn.convolutions import normalise
-from torchcaps.nn.routing import Routing
+from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.transforms import Transform
 from torchcaps.nn.votes import MapCompetition, MapVotes, PlacedVotes, Votes, by_type
 from torchcaps.parts import Choice, Spec, build, register
@@ -53,12 +53,16 @@ class CapsuleLayer(nn.Module, ABC):
         for given, kind, what in ((self.transform, Transform, "transform"), (self.routing, Routing, "routing")):
             check(f"{type(self).__name__}: {what}", given, kind)
         of = size if weights_of is None else size._replace(in_capsules=weights_of)
+        if self.routing.size is not None and next(self.routing.parameters(), None) is not None:
+            name = type(self.routing).__name__
+            raise InputError(f"{name}: a routing with parameters belongs to one layer; make one for each")
+        self.routing.size = size
         competing = size if competitors is None else size._replace(out_capsules=competitors)
         self.transform.bind(of, self.routing.balanced_std(competing))
         self.routing.bind(size)
 
     @abstractmethod
-    def votes(self, capsules: Capsules) -> tuple[Votes, Float[Tensor, "B I"] | None]:
+    def votes(self, capsules: Capsules) -> tuple[Votes, Activations]:
         """What the routing is given: the votes, and the activations of the capsules that vote."""
 
     def route(self, capsules: Capsules | Float[Tensor, "B I K"], *, return_coupling: bool = False) -> Routed:
@@ -158,7 +162,7 @@ class DenseCapsules(CapsuleLayer):
         routed = self.route(capsules)
         return Capsules(routed.poses, routed.activations)
 
-    def votes(self, capsules: Capsules | Float[Tensor, "B I K"]) -> tuple[Votes, Float[Tensor, "B I"] | None]:
+    def votes(self, capsules: Capsules | Float[Tensor, "B I K"]) -> tuple[Votes, Activations]:
         """What the routing is given."""
         capsules = Capsules.of(capsules)
         votes, places = self._votes(capsules.poses, capsules.mask), self._places(capsules.poses.device)
@@ -273,7 +277,7 @@ class ConvCapsules(CapsuleLayer):
         return Capsules(by_type(poses, positions), activations, grid, mask)
 
     @checked
-    def votes(self, capsules: Capsules) -> tuple[Votes, Float[Tensor, "BL I"] | None]:
+    def votes(self, capsules: Capsules) -> tuple[Votes, Activations]:
         """What the routing is given: the votes of the capsules of each of the B·L windows."""
         grid, mask = capsules.grid, capsules.mask
         self.out_grid(grid)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import LayerSize
-from torchcaps.nn.votes import DenseVotes, IdentityVotes, MatrixVotes, SharedVotes, Votes
+from torchcaps.nn.votes import DenseVotes, FactoredVotes, IdentityVotes, MatrixVotes, SharedVotes, Votes
 from torchcaps.parts import register
 from torchcaps.ranges import PositiveFactor
 
@@ -136,6 +136,28 @@ class Common(WeightTransform):
         return IdentityVotes(nn.functional.linear(poses, self.weight), self.out_capsules)
 
 
+@register("transform", "factored")
+class Factored(WeightTransform):
+    """A matrix for each output capsule, made of two factors: votes F (f_j∘u_i), F (D, K) for all j, f_j (K).
+
+    These are K·(J + D) numbers where ``"shared"`` has J·D·K. The f_j start at one: at first, the votes of an input
+    capsule are the same for all output capsules.
+
+    Source: Heinsen 2022, "An Algorithm for Routing Vectors in Sequences" (arXiv:2211.11754), and its code.
+    """
+
+    def bind(self, size: LayerSize, std: float) -> None:
+        super().bind(size, std)
+        self.scale = nn.Parameter(torch.ones(size.out_capsules, size.in_dim))
+
+    def _empty(self, size: LayerSize) -> Float[Tensor, "D K"]:
+        return torch.empty(size.out_dim, size.in_dim)
+
+    @checked
+    def forward(self, poses: Float[Tensor, "B {self.size.in_capsules} {self.size.in_dim}"]) -> Votes:
+        return FactoredVotes(poses, self.scale, self.weight)
+
+
 @register("transform", "elementwise")
 class Elementwise(WeightTransform):
     """A vector for each pair of an input and an output capsule: votes w_ij∘u_i, w (I, J, D), D = K.
@@ -147,7 +169,7 @@ class Elementwise(WeightTransform):
         _require_equal("Elementwise", size)
         return torch.empty(size.out_capsules, size.out_dim, size.inputs(self)).permute(2, 0, 1)
 
-    def _products(self, size: LayerSize) -> int:  # noqa: ARG002  as all transforms
+    def _products(self, size: LayerSize) -> int:
         return 1
 
 
@@ -178,7 +200,7 @@ class Matrix(WeightTransform):
 class Identity(Transform):
     """No transform: each input capsule votes with its own pose, D = K. It has no weights."""
 
-    def bind(self, size: LayerSize, std: float) -> None:  # noqa: ARG002  there is nothing to draw
+    def bind(self, size: LayerSize, std: float) -> None:
         _require_equal("Identity", size)
         self.out_capsules = size.out_capsules
 

@@ -7,6 +7,7 @@ themselves only if it must have each of them.
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from abc import ABC, abstractmethod
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from torchcaps.errors import InputError
-from torchcaps.nn.capsules import LayerSize
+from torchcaps.nn.capsules import LayerSize, Routed
 from torchcaps.ops.contractions import agreement, compute_votes, weighted_sum
 from torchcaps.ops.mixtures import dense_votes, matrix_votes
 from torchcaps.ops.precision import full_dtype, full_precision, in_full_precision
@@ -135,10 +136,12 @@ class Votes(ABC):
             return self.competition.log_softmax(logits)
         return log_softmax(logits)
 
-
-def dtype_of(votes: Votes | Tensor) -> torch.dtype:
-    """The dtype that a routing's results have: that of votes in a tensor, or else of their poses."""
-    return votes.dtype if isinstance(votes, Tensor) else votes.poses.dtype
+    def finish(self, routed: Routed, *, coupling: bool) -> Routed:
+        """What a routing returns: ``routed`` in the dtype of the poses, zero where no capsule is; coupling if asked."""
+        kept = routed if coupling else routed._replace(coupling=None)
+        poses, *others = (None if each is None else each.to(self.poses.dtype) for each in kept)
+        assert poses is not None
+        return Routed(poses, *others).within(self.mask)
 
 
 def log_softmax(logits: Float[Tensor, "B I J"]) -> Float[Tensor, "B I J"]:
@@ -165,7 +168,11 @@ class BuiltVotes(Votes):
     @classmethod
     def of(cls, given: Votes | Float[Tensor, "B I J D"], mask: Bool[Tensor, "B I"] | None = None) -> Votes:
         """Votes from votes, or from a tensor, which is computed with in full precision; of a mask's capsules alone."""
-        return (given if isinstance(given, Votes) else cls(in_full_precision(given))).masked(mask)
+        if isinstance(given, Votes):
+            return given.masked(mask)
+        built = cls(given)
+        built.votes = in_full_precision(given)
+        return built.masked(mask)
 
     def _masked_votes(self, mask: Bool[Tensor, "B I"]) -> Tensor:
         return self.votes.where(mask[..., None, None], 0)
@@ -188,8 +195,6 @@ class DenseVotes(Votes):
         weight: W_ij (I, J, D, K), or w_ij (I, J, D) with D = K.
     """
 
-    _columns: Tensor | None = None
-
     def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D ..."]) -> None:
         super().__init__(poses, LayerSize(weight.shape[0], poses.shape[2], *weight.shape[1:3]))
         self.weight = weight
@@ -203,52 +208,83 @@ class DenseVotes(Votes):
     def build(self) -> Float[Tensor, "B I J D"]:
         if self.weight.ndim == 3 or is_traced():
             return compute_votes(self.poses, self.weight)
-        columns = self.columns()
-        votes = dense_votes(self.poses.to(columns.dtype), columns, self.size.out_capsules)
+        votes = dense_votes(self.poses.to(self.columns.dtype), self.columns, self.size.out_capsules)
         return votes.to(torch.promote_types(self.poses.dtype, self.weight.dtype))
 
+    @functools.cached_property
     def columns(self) -> Float[Tensor, "I K JD"]:
         """The matrices laid out so that each capsule's votes are one product."""
-        if self._columns is None:
-            dtype = full_dtype(torch.promote_types(self.poses.dtype, self.weight.dtype))
-            self._columns = self.weight.to(dtype).permute(0, 3, 1, 2).flatten(2).contiguous()
-        return self._columns
+        dtype = full_dtype(torch.promote_types(self.poses.dtype, self.weight.dtype))
+        return self.weight.to(dtype).permute(0, 3, 1, 2).flatten(2).contiguous()
 
     def __getitem__(self, images: slice) -> Votes:
         if self.weight.ndim == 4:
-            self.columns()  # laid out once, for the votes of all images
+            _ = self.columns  # laid out once, for the votes of all images
         return super().__getitem__(images)
 
 
-class SharedVotes(Votes):
-    """Votes W_j u_i: all input capsules share the matrix of an output capsule."""
+class IdentityVotes(Votes):
+    """Votes u_i, the same for all output capsules; a subclass does something for each of these, to all input capsules.
 
-    def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "J D K"]) -> None:
-        J, D, K = weight.shape
-        super().__init__(poses, LayerSize(poses.shape[1], K, J, D))
-        self.weight = weight
+    What is done to sums of poses, and not to each pose, is done J times instead of I·J times.
+    """
+
+    def __init__(self, poses: Float[Tensor, "B I K"], out_capsules: int, out_dim: int | None = None) -> None:
+        _, I, K = poses.shape
+        super().__init__(poses, LayerSize(I, K, out_capsules, out_dim or K))
 
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
-        """See :class:`Votes`. W_j Σ_i c_ij u_i: the poses are summed first."""
         with full_precision(self.poses.device):
-            poses, weight = in_full_precision(self.poses), in_full_precision(self.weight)
-            if coupling is None:
-                total = torch.einsum("jdk,bk->bjd", weight, poses.sum(1))
-            else:
-                total = torch.einsum("jdk,bjk->bjd", weight, coupling.to(poses).mT @ poses)
-        return total.to(self.poses.dtype)
+            poses = in_full_precision(self.poses)
+            total = poses.sum(1, keepdim=True) if coupling is None else coupling.to(poses).mT @ poses
+            return self._transform(total).to(self.poses.dtype)
 
     def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
-        """See :class:`Votes`. ⟨u_i, W_jᵀ x_j⟩: the output capsules are brought back first."""
         with full_precision(self.poses.device):
-            poses, weight = in_full_precision(self.poses), in_full_precision(self.weight)
-            agreement = poses @ torch.einsum("jdk,bjd->bkj", weight, parents.to(poses))
-        return agreement.to(self.poses.dtype)
+            poses = in_full_precision(self.poses)
+            return (poses @ self._transpose(parents.to(poses)).mT).to(self.poses.dtype)
 
     def build(self) -> Float[Tensor, "B I J D"]:
         with full_precision(self.poses.device):
-            poses, weight = in_full_precision(self.poses), in_full_precision(self.weight)
-            return torch.einsum("jdk,bik->bijd", weight, poses).to(self.poses.dtype)
+            return self._transform(in_full_precision(self.poses).unsqueeze(2)).to(self.poses.dtype)
+
+    def _transform(self, poses: Float[Tensor, "*B N K"]) -> Float[Tensor, "*B J D"]:
+        """T_j u of poses for each output capsule; of one pose for all, N = 1, too."""
+        return poses.expand(*poses.shape[:-2], self.size.out_capsules, -1)
+
+    def _transpose(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B J K"]:
+        """T_jᵀ x, so that ⟨T_j u, x⟩ = ⟨u, T_jᵀ x⟩."""
+        return parents
+
+
+class SharedVotes(IdentityVotes):
+    """Votes W_j u_i: all input capsules share the matrix of an output capsule."""
+
+    def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "J D K"]) -> None:
+        super().__init__(poses, *weight.shape[:2])
+        self.weight = weight
+
+    def _transform(self, poses: Float[Tensor, "*B N K"]) -> Float[Tensor, "*B J D"]:
+        return torch.einsum("jdk,...jk->...jd", in_full_precision(self.weight), poses)
+
+    def _transpose(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B J K"]:
+        return torch.einsum("jdk,bjd->bjk", in_full_precision(self.weight), parents)
+
+
+class FactoredVotes(IdentityVotes):
+    """Votes F (f_j∘u_i): the matrix of an output capsule is a matrix of all, whose columns it scales."""
+
+    def __init__(
+        self, poses: Float[Tensor, "B I K"], scale: Float[Tensor, "J K"], weight: Float[Tensor, "D K"]
+    ) -> None:
+        super().__init__(poses, len(scale), len(weight))
+        self.scale, self.weight = scale, weight
+
+    def _transform(self, poses: Float[Tensor, "*B N K"]) -> Float[Tensor, "*B J D"]:
+        return (poses * self.scale.to(poses)) @ self.weight.to(poses).mT
+
+    def _transpose(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B J K"]:
+        return parents @ self.weight.to(parents) * self.scale.to(parents)
 
 
 class MatrixVotes(Votes):
@@ -286,25 +322,6 @@ class MatrixVotes(Votes):
 
     def _joined(self, rows: Float[Tensor, "BP *capsules P"]) -> Float[Tensor, "B *capsules D"]:
         return rows.unflatten(0, (-1, self.side)).movedim(1, -2).flatten(-2)
-
-
-class IdentityVotes(Votes):
-    """Votes u_i, the same for all output capsules: nothing is transformed."""
-
-    def __init__(self, poses: Float[Tensor, "B I K"], out_capsules: int) -> None:
-        _, I, K = poses.shape
-        super().__init__(poses, LayerSize(I, K, out_capsules, K))
-
-    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
-        if coupling is None:
-            return self.poses.sum(1, keepdim=True).expand(-1, self.size.out_capsules, -1)
-        return coupling.to(self.poses.dtype).transpose(1, 2) @ self.poses
-
-    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
-        return self.poses @ parents.to(self.poses.dtype).transpose(1, 2)
-
-    def build(self) -> Float[Tensor, "B I J D"]:
-        return self.poses.unsqueeze(2).expand(-1, -1, self.size.out_capsules, -1)
 
 
 class MapVotes(Votes):
@@ -350,21 +367,19 @@ class PlacedVotes(Votes):
 
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
         total = self.votes.weighted_sum(coupling)
-        places = self._of_those_there().to(total.dtype)
-        return total + (
-            places.sum(-2, keepdim=True) if coupling is None else coupling.to(total.dtype).transpose(1, 2) @ places
-        )
+        return total + self._added(total.dtype).weighted_sum(coupling)
 
     def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
         agreement = self.votes.agreement(parents)
-        return agreement + self.places.to(agreement.dtype) @ parents.to(agreement.dtype).transpose(1, 2)
+        return agreement + self._added(agreement.dtype).agreement(parents)
 
     def build(self) -> Float[Tensor, "B I J D"]:
         votes = self.votes.build()
-        return votes + self._of_those_there().to(votes.dtype).unsqueeze(-2)
+        return votes + self._added(votes.dtype).build()
 
-    def _of_those_there(self) -> Float[Tensor, "*B I D"]:
-        return self.places if self.mask is None else self.places.where(self.mask.unsqueeze(2), 0)
+    def _added(self, dtype: torch.dtype) -> Votes:
+        places = self.places.to(dtype).expand(self.poses.shape[0], -1, -1)
+        return IdentityVotes(places, self.size.out_capsules).masked(self.mask)
 
 
 def by_type(windows: Float[Tensor, "BL T *more"], positions: int) -> Float[Tensor, "B TL *more"]:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.nn.capsules import LayerSize, Routed, RoutingRound
+from torchcaps.nn.capsules import Activations, LayerSize, Routed, RoutingRound
 from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.routing.dynamic import dynamic_routing, routing_rounds
 from torchcaps.nn.votes import Votes
@@ -53,17 +53,10 @@ class B2IRouting(Routing):
 
     def bind(self, size: LayerSize) -> None:
         """Make the queries (J, D), where they are wanted."""
-        self.require_unbound()
         if self.start_from == "queries":
             self.queries = nn.Parameter(torch.randn(size.out_capsules, size.out_dim))
 
-    def forward(
-        self,
-        votes: Votes,
-        activations: Float[Tensor, "B I"] | None = None,  # noqa: ARG002  lengths say it
-        *,
-        return_coupling: bool = False,
-    ) -> Routed:
+    def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Activations are not used: the length of a pose says the same."""
         return dynamic_routing(
             votes,
@@ -74,13 +67,13 @@ class B2IRouting(Routing):
             return_coupling=return_coupling,
         )
 
-    def rounds(self, votes: Votes, activations: Float[Tensor, "B I"] | None = None) -> list[RoutingRound]:  # noqa: ARG002
+    def rounds(self, votes: Votes, activations: Activations = None) -> list[RoutingRound]:
         """Every number of each iteration; see :func:`torchcaps.routing_rounds`."""
         return routing_rounds(votes, self.num_iterations, prior=self.prior(votes), eps=self.interest_eps)
 
     def prior(self, votes: Votes) -> Float[Tensor, "B I J"]:
         """The routing logits at the start."""
-        B, I, J = len(votes.poses), votes.size.in_capsules, votes.size.out_capsules
+        (B, I, _), J = votes.poses.shape, votes.size.out_capsules
         if self.queries is not None:
             return in_full_precision(votes.agreement(self.queries.expand(B, -1, -1)))
         generator = None if self.training else torch.Generator(votes.poses.device).manual_seed(0)

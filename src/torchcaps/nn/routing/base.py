@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import InputError
-from torchcaps.nn.capsules import LayerSize, Routed, RoutingRound
+from torchcaps.nn.capsules import Activations, LayerSize, Routed, RoutingRound
 from torchcaps.nn.votes import SoftmaxOver, Votes
 from torchcaps.ops.precision import full_precision, in_full_precision
 from torchcaps.ops.squash import safe_norm
@@ -30,19 +30,14 @@ class Routing(nn.Module, ABC):
     """Whether a competitor that is no capsule takes a share of the coupling."""
     num_iterations: int = 1
     """How many times the coupling is computed."""
+    size: LayerSize | None = None
+    """I, K, J, D of the layer that it belongs to."""
 
     def bind(self, size: LayerSize) -> None:
         """Make the parameters for the sizes I, K, J, D; a layer calls this once."""
 
-    def require_unbound(self) -> None:
-        """Raise InputError if the routing has parameters already: they were made for another layer."""
-        if next(self.parameters(), None) is not None:
-            raise InputError(
-                f"{type(self).__name__}: a routing with parameters belongs to one layer; make one for each"
-            )
-
     @staticmethod
-    def activations_of(votes: Votes, activations: Float[Tensor, "B I"] | None) -> Float[Tensor, "B I"]:
+    def activations_of(votes: Votes, activations: Activations) -> Float[Tensor, "B I"]:
         """How active the input capsules are, in full precision; the lengths of their poses where nothing says so."""
         return in_full_precision(votes.active(safe_norm(votes.poses) if activations is None else activations))
 
@@ -59,9 +54,7 @@ class Routing(nn.Module, ABC):
         return competitors / math.sqrt(I * D)
 
     @abstractmethod
-    def forward(
-        self, votes: Votes, activations: Float[Tensor, "B I"] | None = None, *, return_coupling: bool = False
-    ) -> Routed:
+    def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route.
 
         Args:
@@ -73,7 +66,7 @@ class Routing(nn.Module, ABC):
             Output capsules, and the coupling if it was asked for and there is one.
         """
 
-    def rounds(self, votes: Votes, activations: Float[Tensor, "B I"] | None = None) -> list[RoutingRound]:
+    def rounds(self, votes: Votes, activations: Activations = None) -> list[RoutingRound]:
         """Every number of each iteration, for pictures and statistics; the arguments are those of :meth:`forward`.
 
         Of an algorithm that does not say more, this is one iteration: its coupling, and logits whose softmax the

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
-from torchcaps.nn.capsules import LayerSize, Routed, RoutingRound
+from torchcaps.nn.capsules import Activations, LayerSize, Routed, RoutingRound
 from torchcaps.nn.routing.base import Routing
-from torchcaps.nn.votes import BuiltVotes, DenseVotes, SoftmaxOver, Votes, dtype_of
+from torchcaps.nn.votes import BuiltVotes, DenseVotes, SoftmaxOver, Votes
 from torchcaps.ops.contractions import compute_votes
 from torchcaps.ops.fused import Options, route_recompute
 from torchcaps.ops.precision import full_precision, in_full_precision
@@ -82,19 +82,15 @@ def dynamic_routing(
     code. b starts at zero in the paper's experiments; a learned prior is mentioned in its section 2.
     """
     given = BuiltVotes.of(votes, mask)
-    routed = _loop(given, num_iterations, softmax_over, stop_gradient, bias, prior, leaky, eps)
-    return routed.within(given.mask).to(dtype_of(votes), coupling=return_coupling)
+    options = Options(num_iterations, softmax_over == "inputs", stop_gradient, leaky, eps)
+    return given.finish(_loop(given, options, bias, prior), coupling=return_coupling)
 
 
 def _loop(
     votes: Votes,
-    num_iterations: int,
-    softmax_over: SoftmaxOver,
-    stop_gradient: bool,
+    options: Options,
     bias: Float[Tensor, "J D"] | None,
     prior: Prior | None,
-    leaky: bool,
-    eps: float,
     rounds: list[RoutingRound] | None = None,
 ) -> Routed:
     """The equations of :func:`dynamic_routing`; ``rounds`` is filled with every number, where it is given."""
@@ -106,15 +102,16 @@ def _loop(
     with full_precision(votes.poses.device):
         logits = votes.zeros()  # b_ij
         logits = logits if prior is None else logits + prior.to(logits.dtype)
-        if num_iterations == 0:
+        if options.num_iterations == 0:
             return Routed(weighted_sum(None), coupling=torch.ones_like(logits))
-        for iteration in range(1, num_iterations + 1):
-            coupling = votes.compete(logits, softmax_over, leaky=leaky)  # c_ij = softmax b_ij
-            if stop_gradient:  # what made the coupling gets no gradient, so only the last weighted sum does
+        axis: SoftmaxOver = "inputs" if options.over_inputs else "outputs"
+        for iteration in range(1, options.num_iterations + 1):
+            coupling = votes.compete(logits, axis, leaky=options.leaky)  # c_ij = softmax b_ij
+            if options.stop_gradient:  # what made the coupling gets no gradient, so only the last weighted sum does
                 coupling = coupling.detach()
             s = weighted_sum(coupling)
-            capsules = squash(s, eps=eps)  # v_j
-            if iteration == num_iterations and rounds is None:
+            capsules = squash(s, eps=options.eps)  # v_j
+            if iteration == options.num_iterations and rounds is None:
                 break
             agreement = in_full_precision(votes.agreement(capsules))  # ⟨û_j|i, v_j⟩
             if rounds is not None:
@@ -159,7 +156,8 @@ def routing_rounds(
     Source: Sabour, Frosst, Hinton 2017, procedure 1 (arXiv:1710.09829).
     """
     rounds: list[RoutingRound] = []
-    _loop(BuiltVotes.of(votes, mask), num_iterations, softmax_over, False, bias, prior, leaky, eps, rounds)
+    options = Options(num_iterations, softmax_over == "inputs", stop_gradient=False, leaky=leaky, eps=eps)
+    _loop(BuiltVotes.of(votes, mask), options, bias, prior, rounds)
     return rounds
 
 
@@ -199,11 +197,10 @@ def route(  # noqa: D417  the other arguments are dynamic_routing's
     if backend == "recompute" and by_loop:
         raise InputError('route: backend="recompute" has no prior and no mask over inputs; take backend="reference"')
     poses = poses if mask is None else poses.where(mask.unsqueeze(2), 0)
-    if backend == "reference" or by_loop or is_exporting():
-        same: dict[str, Any] = {"softmax_over": softmax_over, "stop_gradient": stop_gradient, "bias": bias, "eps": eps}
-        same |= {"prior": prior, "leaky": leaky, "mask": mask, "return_coupling": return_coupling}
-        return dynamic_routing(compute_votes(poses, weight), num_iterations, **same)
     options = Options(num_iterations, softmax_over == "inputs", stop_gradient, leaky, eps)
+    if backend == "reference" or by_loop or is_exporting():
+        votes = BuiltVotes.of(compute_votes(poses, weight), mask)
+        return votes.finish(_loop(votes, options, bias, prior), coupling=return_coupling)
     capsules, coupling = route_recompute(poses, weight, bias, options, return_coupling)
     return Routed(capsules, coupling=coupling).within(mask)
 
@@ -252,7 +249,6 @@ class DynamicRouting(Routing):
 
     def bind(self, size: LayerSize) -> None:
         """Make the bias (J, D) and the prior (I, J), where they are wanted."""
-        self.require_unbound()
         _, _, J, D = size
         if self.capsule_bias:
             self.bias = nn.Parameter(torch.full((J, D), 0.1))
@@ -274,13 +270,7 @@ class DynamicRouting(Routing):
             return (I / D) ** (1 / (6 - 2.0 ** (3 - self.num_iterations)))
         return super().balanced_std(size)
 
-    def forward(
-        self,
-        votes: Votes,
-        activations: Float[Tensor, "B I"] | None = None,  # noqa: ARG002  lengths say it
-        *,
-        return_coupling: bool = False,
-    ) -> Routed:
+    def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Activations are not used: the length of a pose says the same."""
         options = self._options() | {"stop_gradient": self.stop_gradient, "return_coupling": return_coupling}
         if (
@@ -293,7 +283,7 @@ class DynamicRouting(Routing):
             return route(votes.poses, votes.weight, self.num_iterations, **options)
         return dynamic_routing(votes, self.num_iterations, **options)
 
-    def rounds(self, votes: Votes, activations: Float[Tensor, "B I"] | None = None) -> list[RoutingRound]:  # noqa: ARG002
+    def rounds(self, votes: Votes, activations: Activations = None) -> list[RoutingRound]:
         """Every number of each iteration; see :func:`torchcaps.routing_rounds`."""
         return routing_rounds(votes, self.num_iterations, **self._options())
 

@@ -5,9 +5,6 @@ The algorithm of its authors' code, which is another one, is in :mod:`~torchcaps
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -66,19 +63,23 @@ def em_routing(
     Source: Hinton, Sabour, Frosst 2018, "Matrix capsules with EM routing", procedure 1 (ICLR 2018); the floor of the
     variance is that of Gritzman 2019, "Avoiding implementation pitfalls of matrix capsules" (arXiv:1907.00652).
     """
-    settings = {"num_iterations": num_iterations, "final_lambda": final_lambda, "cost_scale": cost_scale}
-    return route_mixture(_fit, votes, activations, (beta_u, beta_a), settings, mask, return_coupling)
+
+    def fit(given: Given) -> Gaussians:
+        return _fit(given, beta_u, beta_a, num_iterations, final_lambda, cost_scale)
+
+    return route_mixture(fit, votes, activations, mask, return_coupling)
 
 
 def _fit(
     given: Given,
-    learned: tuple[Float[Tensor, "J"], Float[Tensor, "J"]],
+    beta_u: Float[Tensor, "J"],
+    beta_a: Float[Tensor, "J"],
     num_iterations: int,
     final_lambda: float,
     cost_scale: float | None,
 ) -> Gaussians:
     """The equations of :func:`em_routing`."""
-    beta_u, beta_a = learned
+    beta_u, beta_a = beta_u.to(given.votes), beta_a.to(given.votes)
     log_posterior = given.votes.new_zeros(given.votes.shape[:3])  # of zeros: the uniform start
     (J, D), votes = given.votes.shape[2:], by_output(given.votes)
     scale = 100 * J / given.number if cost_scale is None else cost_scale
@@ -111,9 +112,6 @@ class EMRouting(MixtureRouting):
         final_lambda: The inverse temperature that EM's iterations grow towards.
         cost_scale: Factor on EM's costs, 1 in the paper; 100 times output capsules over input capsules if none is
             given, so that costs do not grow with the number of input capsules.
-
-    Source: Hinton, Sabour, Frosst 2018, "Matrix capsules with EM routing" (ICLR 2018); Gritzman 2019
-    (arXiv:1907.00652).
     """
 
     def __init__(
@@ -123,16 +121,13 @@ class EMRouting(MixtureRouting):
         final_lambda: PositiveFactor = 0.01,
         cost_scale: PositiveFactor | None = None,
     ) -> None:
-        super().__init__(num_iterations, _fit)
+        super().__init__(num_iterations)
         self.final_lambda, self.cost_scale = final_lambda, cost_scale
 
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | {"final_lambda": self.final_lambda, "cost_scale": self.cost_scale}
+    def fit(self, given: Given) -> Gaussians:
+        settings = self.num_iterations, self.final_lambda, self.cost_scale
+        return _fit(given, self.beta_u, self.beta_a.to(given.votes) / self.final_lambda, *settings)
 
-    def learned(self, dtype: torch.dtype) -> tuple[Float[Tensor, "J"], Float[Tensor, "J"]]:
-        beta_u, beta_a = super().learned(dtype)
-        return beta_u, beta_a / self.final_lambda
-
-    def balanced_std(self, size: LayerSize) -> float:  # noqa: ARG002  as all routings
+    def balanced_std(self, size: LayerSize) -> float:
         """See :class:`Routing`; votes whose components vary by about one cost about nothing at the start."""
         return 1.0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -67,20 +65,24 @@ def em_routing_code(
     Source: the code of Hinton, Sabour, Frosst 2018, ``capsule_em/em_layers.py``, ``update_em_routing``, in
     google-research/google-research.
     """
-    settings = {"num_iterations": num_iterations, "final_beta": final_beta, "min_variance": min_variance}
-    return route_mixture(_fit, votes, activations, (sigma_bias, activation_bias), settings, mask, return_coupling)
+
+    def fit(given: Given) -> Gaussians:
+        return _fit(given, sigma_bias, activation_bias, num_iterations, final_beta, min_variance, MASS_EPS)
+
+    return route_mixture(fit, votes, activations, mask, return_coupling)
 
 
 def _fit(
     given: Given,
-    learned: tuple[Float[Tensor, "J"], Float[Tensor, "J"]],
+    sigma_bias: Float[Tensor, "J"],
+    activation_bias: Float[Tensor, "J"],
     num_iterations: int,
     final_beta: float,
     min_variance: float,
-    mass_eps: float = MASS_EPS,
+    mass_eps: float,
 ) -> Gaussians:
     """The equations of :func:`em_routing_code`."""
-    sigma_bias, activation_bias = learned
+    sigma_bias, activation_bias = sigma_bias.to(given.votes), activation_bias.to(given.votes)
     B, I, J, D = given.votes.shape
     centres, log_posterior = given.votes.new_zeros(B, J, D), given.votes.new_zeros(B, I, J)
     log_coupling = log_softmax(log_posterior)  # 1/J on maps too
@@ -117,8 +119,6 @@ class EMCodeRouting(MixtureRouting):
         final_beta: The inverse temperature that the iterations of EM's code grow towards.
         min_variance: Added to the variances of EM's code.
         on_map: Whether the layer is one on a map: EM's code starts its biases otherwise there.
-
-    Source: the code of Hinton, Sabour, Frosst 2018, google-research/google-research, ``capsule_em``.
     """
 
     def __init__(
@@ -129,10 +129,10 @@ class EMCodeRouting(MixtureRouting):
         min_variance: PositiveFactor = 0.0005,
         on_map: bool = False,
     ) -> None:
-        super().__init__(num_iterations, _fit)
+        super().__init__(num_iterations)
         self.final_beta, self.min_variance, self.on_map = final_beta, min_variance, on_map
         self.start = (0.5, 0.5) if on_map else (2.0, 1.0)
 
-    def settings(self) -> dict[str, Any]:
-        own = {"final_beta": self.final_beta, "min_variance": self.min_variance}
-        return super().settings() | own | {"mass_eps": 1e-7 if self.on_map else MASS_EPS}
+    def fit(self, given: Given) -> Gaussians:
+        settings = self.num_iterations, self.final_beta, self.min_variance, 1e-7 if self.on_map else MASS_EPS
+        return _fit(given, self.beta_u, self.beta_a, *settings)

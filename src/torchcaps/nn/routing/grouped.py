@@ -6,11 +6,10 @@ import copy
 from typing import Annotated, cast
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from torchcaps.errors import InputError
-from torchcaps.nn.capsules import LayerSize, Routed
+from torchcaps.nn.capsules import Activations, LayerSize, Routed
 from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.votes import BuiltVotes, DenseVotes, MapCompetition, Votes
 from torchcaps.parts import Choice, Spec, build, register
@@ -49,7 +48,6 @@ class GroupedRouting(Routing):
 
     def bind(self, size: LayerSize) -> None:
         """Make the routing of each group."""
-        self.require_unbound()
         if (I := size.inputs(self)) % self.num_groups:
             raise InputError(f"num_groups must divide the {I} input capsules, got {self.num_groups}")
         self.groups = nn.ModuleList(copy.deepcopy(self.group_routing) for _ in range(self.num_groups))
@@ -63,9 +61,7 @@ class GroupedRouting(Routing):
     def _of_group(self, size: LayerSize) -> LayerSize:
         return size._replace(in_capsules=size.in_capsules // self.num_groups)
 
-    def forward(
-        self, votes: Votes, activations: Float[Tensor, "B I"] | None = None, *, return_coupling: bool = False
-    ) -> Routed:
+    def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Votes of matrices for each pair are not built."""
         if not isinstance(votes, DenseVotes):
             competition, mask = votes.competition, votes.mask

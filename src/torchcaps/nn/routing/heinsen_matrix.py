@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from torchcaps.nn.capsules import LayerSize
 from torchcaps.nn.routing.mixture import Gaussians, Given, MixtureRouting
 from torchcaps.ops.mixtures import by_output, log_densities, squared_deviations, weighted
 from torchcaps.parts import register
 from torchcaps.ranges import AtLeastOneIteration, Epsilon
-
-
-def _fit(given: Given, learned: tuple[Tensor, Tensor, Tensor], num_iterations: int, eps: float) -> Gaussians:
-    """The equations of :class:`HeinsenMatrixRouting`."""
-    beta_use, beta_ignore, bias = learned
-    active = given.activations.unsqueeze(2)  # (B, I, 1)
-    votes = by_output(given.votes + bias)
-    log_posterior = votes.new_zeros(given.votes.shape[:3])  # of zeros: the uniform start
-    for t in range(num_iterations):
-        log_coupling = given.log_compete(log_posterior)
-        used = active * log_coupling.exp()
-        logits = (beta_use * used - beta_ignore * (active - used)).sum(1)
-        shares = used / (used.sum(1, keepdim=True) + eps)
-        means = weighted(shares, votes)
-        if t == num_iterations - 1 and given.rounds is None:
-            break
-        squares = squared_deviations(votes, means)
-        variances = weighted(shares, squares) + eps
-        densities = log_densities(squares, variances, variances.log())
-        given.note(log_posterior, log_coupling, means, means, densities, logits)
-        log_posterior = F.logsigmoid(logits).unsqueeze(1) + densities
-    return means, logits, log_coupling.exp()
 
 
 @register("routing", "heinsen-matrix")
@@ -63,18 +38,32 @@ class HeinsenMatrixRouting(MixtureRouting):
     """
 
     def __init__(self, num_iterations: AtLeastOneIteration = 3, *, variance_eps: Epsilon = 1e-5) -> None:
-        super().__init__(num_iterations, _fit)
+        super().__init__(num_iterations)
         self.variance_eps = variance_eps
 
     def bind(self, size: LayerSize) -> None:
         """Make both β and the bias."""
-        self.require_unbound()
         I, _, J, D = size
         self.beta_use, self.beta_ignore = (nn.Parameter(torch.zeros(max(I, 1), J)) for _ in range(2))
         self.bias = nn.Parameter(torch.zeros(max(I, 1), J, D))
 
-    def learned(self, dtype: torch.dtype) -> tuple[Float[Tensor, "..."], ...]:
-        return tuple(each.to(dtype) for each in (self.beta_use, self.beta_ignore, self.bias))
-
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | {"eps": self.variance_eps}
+    def fit(self, given: Given) -> Gaussians:
+        learned = self.beta_use, self.beta_ignore, self.bias
+        beta_use, beta_ignore, bias = (each.to(given.votes) for each in learned)
+        active = given.activations.unsqueeze(2)  # (B, I, 1)
+        votes = by_output(given.votes + bias)
+        log_posterior = votes.new_zeros(given.votes.shape[:3])  # of zeros: the uniform start
+        for t in range(self.num_iterations):
+            log_coupling = given.log_compete(log_posterior)
+            used = active * log_coupling.exp()
+            logits = (beta_use * used - beta_ignore * (active - used)).sum(1)
+            shares = used / (used.sum(1, keepdim=True) + self.variance_eps)
+            means = weighted(shares, votes)
+            if t == self.num_iterations - 1 and given.rounds is None:
+                break
+            squares = squared_deviations(votes, means)
+            variances = weighted(shares, squares) + self.variance_eps
+            densities = log_densities(squares, variances, variances.log())
+            given.note(log_posterior, log_coupling, means, means, densities, logits)
+            log_posterior = F.logsigmoid(logits).unsqueeze(1) + densities
+        return means, logits, log_coupling.exp()

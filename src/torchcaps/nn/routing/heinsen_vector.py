@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.nn.capsules import LayerSize, Routed
+from torchcaps.nn.capsules import Activations, LayerSize, Routed
 from torchcaps.nn.routing.base import ScoredRouting
 from torchcaps.nn.votes import Votes
 from torchcaps.ops.precision import full_precision, in_full_precision
@@ -39,7 +39,7 @@ class HeinsenVectorRouting(ScoredRouting):
         num_iterations: Routing iterations: how many times the coupling is computed; 1 is uniform coupling.
 
     Source: Heinsen 2022, "An Algorithm for Routing Vectors in Sequences" (arXiv:2211.11754), and its code, whose votes
-    are those of the transform ``"shared"`` with matrices made of two factors, W_j = F₂ᵀ diag(F₁_j).
+    are those of the transform ``"factored"``.
     """
 
     def __init__(self, num_iterations: AtLeastOneIteration = 2) -> None:
@@ -48,7 +48,6 @@ class HeinsenVectorRouting(ScoredRouting):
 
     def bind(self, size: LayerSize) -> None:
         """Make the parameters, which start as in the source."""
-        self.require_unbound()
         I, K, J, D = size
         rows, std = max(I, 1), K**-0.5
         self.data_weight, self.data_bias = nn.Parameter(2 * std * torch.randn(rows, K)), nn.Parameter(torch.zeros(rows))
@@ -65,13 +64,7 @@ class HeinsenVectorRouting(ScoredRouting):
         """See :class:`Routing`; that of the source, before its sums are divided by √I."""
         return 2 / math.sqrt(size.in_dim)
 
-    def forward(
-        self,
-        votes: Votes,
-        activations: Float[Tensor, "B I"] | None = None,  # noqa: ARG002  f_i says it
-        *,
-        return_coupling: bool = False,
-    ) -> Routed:
+    def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Activations of the input capsules are not used: f_i stands for them."""
         with full_precision(votes.poses.device):
             poses = in_full_precision(votes.poses)
@@ -91,8 +84,7 @@ class HeinsenVectorRouting(ScoredRouting):
                 if iteration < self.num_iterations:
                     predicted = total @ own["predict"] * own["predict_scale"] + own["predict_bias"]  # (B, J, K)
                     logits = F.logsigmoid(poses @ predicted.mT * own["match_scale"] + own["match_bias"])
-        routed = Routed(total, coupling=coupling).to(votes.poses.dtype, coupling=return_coupling)
-        return self.scored(routed, votes)
+        return self.scored(votes.finish(Routed(total, coupling=coupling), coupling=return_coupling), votes)
 
 
 def _normalised(poses: Float[Tensor, "B J D"]) -> Float[Tensor, "B J D"]:

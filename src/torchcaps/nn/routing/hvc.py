@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-from torchcaps.nn.capsules import LayerSize, Routed
+from torchcaps.nn.capsules import Activations, LayerSize, Routed
 from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.routing.vb import batch_normalised
 from torchcaps.nn.votes import Votes
@@ -32,20 +31,12 @@ class HVCRouting(Routing):
 
     def bind(self, size: LayerSize) -> None:
         """Make the normalisation and its bias."""
-        self.require_unbound()
         self.norm = nn.BatchNorm1d(size.out_dim, eps=1e-3, affine=False).train(self.training)
         self.bias = nn.Parameter(torch.zeros(size.out_dim))
 
-    def forward(
-        self,
-        votes: Votes,
-        activations: Float[Tensor, "B I"] | None = None,  # noqa: ARG002  lengths say it
-        *,
-        return_coupling: bool = False,
-    ) -> Routed:
+    def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Sum; see :class:`Routing`. Activations are not used. The coupling is one."""
         with full_precision(votes.poses.device):
             total = in_full_precision(votes.weighted_sum(None))
             poses = (batch_normalised(total.mT, self.norm).mT + self.bias.to(total.dtype)).relu()
-            routed = Routed(poses, coupling=votes.zeros() + 1 if return_coupling else None)
-        return routed.within(votes.mask).to(votes.poses.dtype, coupling=return_coupling)
+        return votes.finish(Routed(poses, coupling=votes.zeros() + 1), coupling=return_coupling)

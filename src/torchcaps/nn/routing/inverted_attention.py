@@ -10,9 +10,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from torchcaps.checks import checked
-from torchcaps.nn.capsules import LayerSize, Routed
+from torchcaps.nn.capsules import Activations, LayerSize, Routed
 from torchcaps.nn.routing.base import ScoredRouting
-from torchcaps.nn.votes import BuiltVotes, Votes, dtype_of
+from torchcaps.nn.votes import BuiltVotes, Votes
 from torchcaps.ops.precision import full_precision, in_full_precision
 from torchcaps.parts import register
 from torchcaps.ranges import AtLeastOneIteration, Epsilon
@@ -64,7 +64,7 @@ def inverted_attention_routing(
             poses = F.layer_norm(in_full_precision(given.weighted_sum(coupling)), (D,), weight, bias, eps)
         if return_coupling and coupling is None:
             coupling = given.zeros() + 1 / J
-    return Routed(poses, coupling=coupling).within(given.mask).to(dtype_of(votes), coupling=return_coupling)
+    return given.finish(Routed(poses, coupling=coupling), coupling=return_coupling)
 
 
 @register("routing", "inverted-attention")
@@ -86,18 +86,11 @@ class InvertedAttentionRouting(ScoredRouting):
 
     def bind(self, size: LayerSize) -> None:
         """Make the parameters of the normalisation."""
-        self.require_unbound()
         D = size.out_dim
         self.norm_weight, self.norm_bias = nn.Parameter(torch.ones(D)), nn.Parameter(torch.zeros(D))
         super().bind(size)
 
-    def forward(
-        self,
-        votes: Votes,
-        activations: Float[Tensor, "B I"] | None = None,  # noqa: ARG002  the algorithm has none
-        *,
-        return_coupling: bool = False,
-    ) -> Routed:
+    def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Activations of the input capsules are not used."""
         routed = inverted_attention_routing(
             votes,

@@ -9,9 +9,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from torchcaps.checks import checked
-from torchcaps.nn.capsules import LayerSize, Routed
+from torchcaps.nn.capsules import Activations, LayerSize, Routed
 from torchcaps.nn.routing.base import Routing
-from torchcaps.nn.votes import BuiltVotes, Votes, dtype_of
+from torchcaps.nn.votes import BuiltVotes, Votes
 from torchcaps.ops.precision import full_precision, in_full_precision
 from torchcaps.ops.squash import exponential_squash
 from torchcaps.parts import register
@@ -51,7 +51,7 @@ def self_attention_routing(
         if bias is not None:
             coupling = coupling + bias.to(coupling.dtype)
         poses = exponential_squash(in_full_precision(given.weighted_sum(coupling)))
-    return Routed(poses, coupling=coupling).within(given.mask).to(dtype_of(votes), coupling=return_coupling)
+    return given.finish(Routed(poses, coupling=coupling), coupling=return_coupling)
 
 
 @register("routing", "self-attention")
@@ -60,8 +60,6 @@ class SelfAttentionRouting(Routing):
 
     Args:
         attention_bias: Learn what is added to the coupling of self-attention, from zero.
-
-    Source: Mazzia, Salvetti, Chiaberge 2021 (arXiv:2101.12491).
     """
 
     def __init__(self, *, attention_bias: bool = True) -> None:
@@ -71,16 +69,9 @@ class SelfAttentionRouting(Routing):
 
     def bind(self, size: LayerSize) -> None:
         """Make the bias (I, J), where it is wanted."""
-        self.require_unbound()
         if self.attention_bias:
             self.bias = nn.Parameter(torch.zeros(size.inputs(self), size.out_capsules))
 
-    def forward(
-        self,
-        votes: Votes,
-        activations: Float[Tensor, "B I"] | None = None,  # noqa: ARG002  lengths say it
-        *,
-        return_coupling: bool = False,
-    ) -> Routed:
+    def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Activations are not used: the length of a pose says the same."""
         return self_attention_routing(votes, bias=self.bias, return_coupling=return_coupling)

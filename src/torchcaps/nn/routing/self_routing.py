@@ -9,9 +9,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from torchcaps.checks import checked
-from torchcaps.nn.capsules import LayerSize, Routed
+from torchcaps.nn.capsules import Activations, LayerSize, Routed
 from torchcaps.nn.routing.base import Routing
-from torchcaps.nn.votes import BuiltVotes, Votes, dtype_of
+from torchcaps.nn.votes import BuiltVotes, Votes
 from torchcaps.ops.mixtures import share_out
 from torchcaps.ops.precision import full_dtype, full_precision, in_full_precision
 from torchcaps.parts import register
@@ -57,7 +57,7 @@ def self_routing(
         total = active.sum(1, keepdim=True)
         poses = in_full_precision(given.weighted_sum(shares))
         routed = Routed(poses, mass / total.where(total > 0, 1.0), log_coupling.exp())
-    return routed.within(given.mask).to(dtype_of(votes), coupling=return_coupling)
+    return given.finish(routed, coupling=return_coupling)
 
 
 @register("routing", "self")
@@ -66,13 +66,10 @@ class SelfRouting(Routing):
 
     w is (I, J, K) and b (I, J), and the coupling is uniform at the start. Without activations, those of the input
     capsules are the lengths of their poses.
-
-    Source: Hahn, Pyeon, Kim 2019, "Self-routing capsule networks", section 3 (NeurIPS 2019).
     """
 
     def bind(self, size: LayerSize) -> None:
         """Make the parameters of the logits."""
-        self.require_unbound()
         I, K, J = size.inputs(self), size.in_dim, size.out_capsules
         self.weight, self.bias = nn.Parameter(torch.zeros(I, J, K)), nn.Parameter(torch.zeros(I, J))
 
@@ -80,9 +77,7 @@ class SelfRouting(Routing):
         """See :class:`Routing`; output poses are means, so that votes are as long as poses."""
         return 1 / math.sqrt(size.out_dim)
 
-    def forward(
-        self, votes: Votes, activations: Float[Tensor, "B I"] | None = None, *, return_coupling: bool = False
-    ) -> Routed:
+    def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`."""
         with full_precision(votes.poses.device):
             poses = in_full_precision(votes.poses)

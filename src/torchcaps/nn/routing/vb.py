@@ -64,17 +64,16 @@ def vb_routing(
     Source: De Sousa Ribeiro, Leontidis, Kollias 2020, "Capsule routing via variational Bayes", algorithm 1
     (arXiv:1905.11455).
     """
-    settings = {"num_iterations": num_iterations}
-    return route_mixture(_fit, votes, activations, (beta_u, beta_a), settings, mask, return_coupling, torch.clone)
+
+    def fit(given: Given) -> Gaussians:
+        return _fit(given, beta_u, beta_a, num_iterations)
+
+    return route_mixture(fit, votes, activations, mask, return_coupling, lambda poses, logits: (poses, logits))
 
 
-def _fit(
-    given: Given,
-    learned: tuple[Float[Tensor, "J"], Float[Tensor, "J"]],
-    num_iterations: int,
-) -> Gaussians:
+def _fit(given: Given, beta_u: Float[Tensor, "J"], beta_a: Float[Tensor, "J"], num_iterations: int) -> Gaussians:
     """The equations of :func:`vb_routing`."""
-    beta_u, beta_a = learned
+    beta_u, beta_a = beta_u.to(given.votes), beta_a.to(given.votes)
     D, votes = given.votes.shape[3], by_output(given.votes)
     log_posterior = votes.new_zeros(given.votes.shape[:3])
     log_coupling = log_softmax(log_posterior)  # 1/J on maps too
@@ -124,12 +123,7 @@ class VBRouting(MixtureRouting):
 
     The logits of the activations and the poses are normalised over the batch, without scale and shift, as in the
     source; a batch of one image in training takes the running statistics.
-
-    Source: De Sousa Ribeiro, Leontidis, Kollias 2020 (arXiv:1905.11455).
     """
-
-    def __init__(self, num_iterations: AtLeastOneIteration = 3) -> None:
-        super().__init__(num_iterations, _fit)
 
     def bind(self, size: LayerSize) -> None:
         super().bind(size)
@@ -144,6 +138,9 @@ class VBRouting(MixtureRouting):
         nothing is learned in the first hundred steps.
         """
         return 1 / (2 * math.sqrt(max(size.in_capsules, 1) * size.out_dim))
+
+    def fit(self, given: Given) -> Gaussians:
+        return _fit(given, self.beta_u, self.beta_a, self.num_iterations)
 
     def finish(
         self, poses: Float[Tensor, "B J D"], logits: Float[Tensor, "B J"]
