@@ -58,7 +58,7 @@ def fit_votes(fit: Callable[[Given], Gaussians], votes: Votes, activations: Floa
     I, _, J, D = votes.size
     dtype = full_dtype(votes.poses.dtype)
     multiple = 1 if votes.competition is None else votes.competition.rows_per_image
-    rows = blocks(len(votes.poses), I * J * D * dtype.itemsize, votes.poses.device, multiple)
+    rows = blocks(votes.poses.shape[0], I * J * D * dtype.itemsize, votes.poses.device, multiple)
     given = activations.to(dtype)
     items = [(votes, given)] if len(rows) == 1 else [(votes[images], given[images]) for images in rows]
 
