@@ -91,7 +91,7 @@ def test_files_that_are_none_of_ours(tmp_path: Path, describe: Make, monkeypatch
     other = write_mean(tmp_path / "other.onnx", metadata, output="scores")
     assert_raises(InputError, OnnxModel, other, say="it takes ['images'] and gives ['scores']")
     for changed, said in (
-        ({"class_names": ("a", "b")}, "gives lengths (2,), by its graph (1, 18, 20) and (4,)"),
+        ({"class_names": ("a", "b")}, "gives 2 lengths, by its graph (1, 18, 20) and (4,)"),
         ({"in_shape": (3, 18, 20)}, "takes images (3, 18, 20)"),
     ):
         write_mean(other, describe(**changed).to_metadata())

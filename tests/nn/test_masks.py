@@ -161,14 +161,6 @@ def test_layers_on_maps_hand_masks_on(compete_over: str) -> None:
     assert not got.poses[~got.mask].any()
 
 
-def test_any_number_of_capsules_is_an_axis_of_an_exported_graph() -> None:
-    layer = DenseCapsules(None, D, J, D, transform="shared").eval()
-    axes = {"capsules": {0: torch.export.Dim("batch"), 1: torch.export.Dim("number", min=2)}}
-    program = torch.export.export(layer, (torch.rand(2, 5, D),), dynamic_shapes=axes)
-    poses = torch.rand(3, 11, D)
-    assert_close(program.module()(poses).poses, layer(poses).poses, 1e-6)
-
-
 def test_weights_of_each_capsule_need_their_number() -> None:
     for transform in ("dense", "elementwise", "matrix"):
         assert_raises(InputError, DenseCapsules, None, 4, J, 4, transform=transform, say="in_capsules must be a number")

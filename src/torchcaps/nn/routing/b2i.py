@@ -34,8 +34,9 @@ class B2IRouting(Routing):
 
     Under one matrix for all pairs (the transform ``"common"``) the votes of an item are the same for all interests, so
     that equal logits would keep the interests equal. Noise is drawn anew for each row in training, and is the same at
-    each call in evaluation: its n-th row belongs to the n-th item that the mask says is there. A graph that is exported
-    with noise takes 4,096 items at most. With noise, gradients flow through the last weighted sum only, as in the source.
+    each call in evaluation: its n-th row belongs to the n-th item that the mask says is there. An exported graph
+    with noise takes 4,096 items at most. With noise, gradients flow through the last weighted sum only, as in the
+    source.
 
     Args:
         num_iterations: Routing iterations: how many times the coupling is computed.
