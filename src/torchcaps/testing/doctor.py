@@ -7,6 +7,7 @@ its softmaxes run over is seen by watching the operations that torch computes.
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -180,6 +181,12 @@ class Patient:
             meant = "(B, J) or (B, J, D)" if self.of_images else "(B, J, D)"
             raise InputError(f"{called} must return {meant} first, got {tuple(result.shape)}")
         return result
+
+    @functools.cached_property
+    def after_others(self) -> tuple[Tensor, Tensor]:
+        """The result for other inputs, and, from the same copy, that for the inputs again."""
+        module = copy.deepcopy(self.module)
+        return self.call(self.inputs(seed=1), module=module, seed=1), self.call(self.poses, module=module)
 
     def watched(self, module: nn.Module | None = None) -> list[Softmax]:
         """The softmaxes of a call."""
@@ -358,9 +365,7 @@ def _mixes_images(patient: Patient) -> Iterator[str]:
     "make the logits anew in every call",
 )
 def _keeps_state(patient: Patient) -> Iterator[str]:
-    module = copy.deepcopy(patient.module)
-    patient.call(patient.inputs(seed=1), module=module, seed=1)
-    off = change(patient.call(patient.poses, module=module), patient.result)
+    off = change(patient.after_others[1], patient.result)
     if off > CHANGED:
         yield f"after a call with other inputs, the result differs by {off:.2g} of the largest"
 
@@ -511,7 +516,7 @@ def _padding_changes_result(patient: Patient) -> Iterator[str]:
     "look at how weights and logits start; with weights that all pairs share, logits must start from noise or queries",
 )
 def _dead_capsules(patient: Patient) -> Iterator[str]:
-    results = torch.cat([patient.result, *(patient.call(patient.inputs(seed=seed)) for seed in (5, 6))])
+    results = torch.cat([patient.result, patient.after_others[0]])
     capsules = results.movedim(1, 0).reshape(patient.out_capsules, len(results), -1)  # (J, B, D)
     varies = (capsules - capsules[:, :1]).flatten(1).any(1)
     where = f"of {len(varies)} capsules, for all of {len(results)} inputs"
