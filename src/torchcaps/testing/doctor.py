@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchcaps.checks import checked
 from torchcaps.errors import InputError, reason_of
 from torchcaps.nn import CapsuleLayer, Capsules
-from torchcaps.testing.properties import place_of
+from torchcaps.testing.properties import change, gradients_of, place_of
 
 Severity: TypeAlias = Literal["error", "warning", "note"]
 
@@ -290,11 +290,6 @@ def first_tensor(returned: object) -> Tensor | None:
     return next((found for found in map(first_tensor, parts) if found is not None), None)
 
 
-def change(new: Tensor, old: Tensor) -> float:
-    """The largest difference, beside the largest number."""
-    return float((new - old).detach().abs().max().nan_to_num(math.inf) / old.detach().abs().max().clamp_min(1e-30))
-
-
 def move(tensor: Tensor, by: float) -> None:
     """Add random numbers, such a part of the tensor's own size, or of one where it is zero."""
     random = torch.Generator().manual_seed(3)
@@ -476,12 +471,7 @@ def _with_gradients(patient: Patient, inputs: Tensor) -> dict[str, Tensor]:
     named = {INPUT: inputs, **{name: each for name, each in module.named_parameters() if each.requires_grad}}
     with torch.enable_grad():
         result = patient.call(inputs, module=module)
-        weights = torch.randn(result.shape, generator=torch.Generator().manual_seed(8)).to(result)
-        total = (result * weights).sum()
-    if not total.requires_grad:
-        return {RESULT: result} | {name: torch.zeros_like(each) for name, each in named.items()}
-    gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True, materialize_grads=True)
-    return {RESULT: result.detach()} | dict(zip(named, gradients, strict=True))
+        return {RESULT: result.detach()} | gradients_of(result, named)
 
 
 @finds(
