@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,8 +14,8 @@ from torchcaps.export.graphs import quiet, to_onnx
 from torchcaps.nn import Capsules, DenseCapsules
 from torchcaps.parts import PARTS, options
 
-for package in ("onnx", "onnxruntime", "onnxscript"):
-    pytest.importorskip(package, reason="the extra torchcaps[export] is not installed")
+for package in ("onnx", "onnxscript", "onnxruntime"):
+    onnxruntime = pytest.importorskip(package, reason="the extra torchcaps[export] is not installed")
 
 J, D = 3, 4
 OURS = [
