@@ -14,8 +14,6 @@ from support import assert_raises
 from torchcaps import InputError, squash
 from torchcaps.errors import WrongType
 from torchcaps.nn import (
-    Capsules,
-    DenseCapsules,
     DenseVotes,
     DynamicRouting,
     LayerSize,
@@ -23,10 +21,10 @@ from torchcaps.nn import (
     Routing,
     Votes,
 )
-from torchcaps.testing import check_capsule_layer, check_routing
+from torchcaps.testing import check_routing
 from torchcaps.testing.properties import _CHECKS
 
-_ROUTING, _LAYER = list(_CHECKS), [name for name, each in _CHECKS.items() if each.layers]
+_ROUTING = list(_CHECKS)
 
 
 class Plain(Routing):
@@ -131,8 +129,6 @@ def test_activations_are_scores() -> None:
     assert found["lengths"] == "activations of 1 at most"
     assert found["used parameters"] == "1 parameters"
     assert "activations lie in " in failure(check_routing, Certain(2.0))
-    layer = DenseCapsules(7, 6, 5, 4, routing=Certain())
-    assert check_capsule_layer(layer)["lengths"].startswith("activations of ")
 
 
 # ---- what is wrong fails, and says so
@@ -281,37 +277,6 @@ def test_a_factor_that_starts_at_zero_hides_nothing() -> None:
     assert said.startswith("Leak fails “batch independence” with its parameters moved at random: ")
 
 
-# ---- layers
-
-
-def test_the_librarys_layer_passes() -> None:
-    """Its routings: tests/nn/test_routing.py."""
-    layer = DenseCapsules(7, 6, 5, 4, routing=DynamicRouting(capsule_bias=True, learn_prior=True))
-    found = check_capsule_layer(layer)
-    assert list(found) == list(_LAYER)
-    assert found["used parameters"] == "3 parameters"
-    assert all(parameter.grad is None for parameter in layer.parameters())
-    stack = nn.Sequential(DenseCapsules(6, 4, 5, 3), DenseCapsules(5, 3, 2, 8))
-    assert check_capsule_layer(stack, in_capsules=6, in_dim=4)["shapes"] == "capsules (1, 2, 8) for a batch of one"
-
-
-def test_a_wrong_layer_fails() -> None:
-    def layer(name: str, forward: Callable[..., Any]) -> nn.Module:
-        return type(name, (DenseCapsules,), {"forward": forward})(7, 6, 5, 4)
-
-    usual = DenseCapsules.forward
-    for module, name, says in (
-        (layer("Batched", lambda self, u: usual(self, u - u.mean(0))), "batch independence", "each image alone and in"),
-        (layer("Halved", lambda self, u: usual(self, u).poses[:, :2]), "shapes", r"\(3, 2, 4\) instead of \(3, 5, 4\)"),
-        (layer("Unrouted", lambda self, u: Capsules(self.transform(u).build().sum(1))), "lengths", "more than one"),
-        (DenseCapsules(7, 6, 5, 4, routing=NAIVE_SQUASH()), "finite numbers", "NaN"),
-        (DenseCapsules(7, 6, 5, 4, routing=Learned()), "used parameters", "no gradient reaches the parameter routing"),
-    ):
-        said = failure(check_capsule_layer, module, skip=set(_LAYER) - {name})
-        assert said.startswith(f"{type(module).__name__} fails “{name}”: ")
-        assert re.search(says, said), said
-
-
 # ---- what it is asked
 
 
@@ -319,8 +284,3 @@ def test_wrong_questions() -> None:
     assert_raises(InputError, check_routing, Plain(), skip=["gradient"], say='did you mean "gradients"?')
     assert_raises(InputError, check_routing, Plain(), in_capsules=1, say="in_capsules must be 2 to 65536, got 1")
     assert_raises(WrongType, check_routing, Plain, say="routing must be a Routing")
-    assert_raises(WrongType, check_capsule_layer, DenseCapsules, say="layer must be a Module")
-    stack = nn.Sequential(DenseCapsules(6, 4, 5, 3))
-    assert_raises(InputError, check_capsule_layer, stack, in_capsules=6, say="a Sequential does not say its in_dim")
-    layer = DenseCapsules(6, 4, 5, 3)
-    assert_raises(InputError, check_capsule_layer, layer, skip=["rotation"], say='there is no check "rotation"')

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from hub_stub import hub_stub
-from torchcaps.export import graphs
+from torchcaps.export import OnnxModel, graphs
 from torchcaps.training import load_run
 
 Cli = Callable[..., Any]
@@ -33,6 +34,23 @@ def test_a_torch_program(cli: Cli, run_folder: Path, tmp_path: Path, monkeypatch
     assert (result.code, result.out) == (2, "")
     assert "x.pt2 was not written: its lengths would differ by " in result.err
     assert {path.name for path in tmp_path.iterdir()} == {"copy"}
+
+
+def test_a_run_on_sequences(cli: Cli) -> None:
+    pytest.importorskip("onnxruntime", reason="the extra torchcaps[export] is not installed")
+    numbers = np.random.default_rng(0)
+    x, lengths = numbers.normal(size=(40, 3, 9)), numbers.integers(2, 10, 40)
+    np.savez("a.npz", x=x, y=np.arange(40) % 4, lengths=lengths)
+    train = ("--data", "npz:a.npz", "--epochs", "1", "--sequence-channels", "4", "--out", "run", "--no-figures")
+    assert cli("train", "sequences", *train).code == 0
+    result = cli("export", "run")
+    assert (result.code, result.err) == (0, "")
+    exported, network = OnnxModel("run/model.onnx"), load_run("run").model
+    rows = torch.full((2, 3, 1, 9), torch.nan)
+    rows[..., :5] = torch.randn(2, 3, 1, 5)
+    with torch.no_grad():
+        wanted = network(rows).scores
+    torch.testing.assert_close(torch.from_numpy(exported(rows[..., :5].numpy()).scores), wanted, atol=1e-5, rtol=0)
 
 
 def test_a_folder_to_pass_on(cli: Cli, run_folder: Path, digit_file: Path, tmp_path: Path) -> None:

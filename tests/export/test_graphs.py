@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from own_parts import register
-from support import assert_raises
+from support import assert_raises, small
+from torchcaps import create_model
 from torchcaps.errors import InputError
 from torchcaps.export import Agreement, OnnxModel, export_onnx, export_program, graphs
 from torchcaps.models import Network
@@ -75,7 +76,7 @@ def test_an_onnx_file_gives_what_the_network_gives(
     assert OnnxModel(path).description == describe(
         preset="sabour2017" if has_decoder else "baseline-cnn", objects=model.objects
     )
-    assert (agreement.images, agreement.batch_sizes) == (5, (1, 5))
+    assert agreement.images == 5
     assert 0 <= agreement.lengths < 1e-6
     assert (agreement.reconstruction is not None) == has_decoder
     assert f"largest difference of a score {agreement.lengths:.1e}" in str(agreement)
@@ -113,7 +114,7 @@ def test_a_program_gives_what_the_network_gives(
     model = make_network(**KINDS[kind])
     path, extra = tmp_path / "model.pt2", {graphs.DESCRIPTION: ""}
     agreement = export_program(model, path, describe())
-    assert (agreement.images, agreement.batch_sizes) == (32, (1, 32))
+    assert agreement.images == 32
     program = torch.export.load(path, extra_files=extra)
     assert json.loads(extra[graphs.DESCRIPTION]) == json.loads(json.dumps(vars(describe())))
     assert json.loads(extra[graphs.DESCRIPTION])["class_names"] == list(describe().class_names)
@@ -123,6 +124,26 @@ def test_a_program_gives_what_the_network_gives(
             np.testing.assert_allclose(got.detach(), wanted, atol=1e-6)
     assert "torchcaps" not in str(program.graph), "operators of torch only"
     assert b".py" not in path.read_bytes()
+
+
+def test_sequences_of_any_length(describe: Make, tmp_path: Path) -> None:
+    """A file for rows of up to 20 places gives of shorter ones what the network gives of padded ones."""
+    shape, path = (1, 1, 20), tmp_path / "model.onnx"
+    model = create_model("sequences", shape, 4, **small("sequences")).eval()
+    sequences = torch.randn(6, *shape)
+    for row, length in enumerate((20, 1, 7, 13, 2, 20)):
+        sequences[row, ..., length:] = torch.nan
+    export_onnx(model, path, describe(in_shape=shape), sequences)
+    exported = OnnxModel(path)
+    export_program(model, tmp_path / "model.pt2", describe(in_shape=shape), sequences)
+    program = torch.export.load(tmp_path / "model.pt2")
+    for batch, length in ((6, 20), (1, 1), (3, 13), (2, 2)):
+        given = sequences[:batch, ..., :length]
+        wanted = outputs(model, torch.cat([given, given.new_full((batch, 1, 1, 20 - length), torch.nan)], 3))[0]
+        np.testing.assert_allclose(exported(given.numpy()).scores, wanted, atol=1e-6)
+        np.testing.assert_allclose(program.module()(given)[0].detach(), wanted, atol=1e-6)
+    said = "images must have shape (N, 1, 1, 1 to 20) with N at least 1, got (1, 1, 1, 21)"
+    assert_raises(InputError, exported, np.zeros((1, 1, 1, 21), np.float32), say=said)
 
 
 WRITERS = {"onnx": (export_onnx, "model.onnx"), "torch": (export_program, "model.pt2")}

@@ -90,12 +90,12 @@ def test_files_that_are_none_of_ours(tmp_path: Path, describe: Make, monkeypatch
     assert_raises(InputError, OnnxModel, other, say=f"{other} was not written by torchcaps export: it has no entry")
     other = write_mean(tmp_path / "other.onnx", metadata, output="scores")
     assert_raises(InputError, OnnxModel, other, say="it takes ['images'] and gives ['scores']")
-    for changed, said in (
-        ({"class_names": ("a", "b")}, "gives lengths (2,), by its graph (1, 18, 20) and (4,)"),
-        ({"in_shape": (3, 18, 20)}, "takes images (3, 18, 20)"),
+    for shape, changed, said in (
+        ((1, 1, 18, 20), {"class_names": ("a", "b")}, "cannot be used: its graph does not give finite lengths"),
+        ((1, 3, 18, 20), {"in_shape": (3, 18, 20)}, "cannot be run: "),
     ):
-        write_mean(other, describe(**changed).to_metadata())
-        assert_raises(InputError, OnnxModel, other, say=said)
+        model = OnnxModel(write_mean(other, describe(**changed).to_metadata()))
+        assert_raises(InputError, model, np.zeros(shape, np.uint8), say=f"{other} {said}")
 
 
 def whole_numbers(name: str, values: list[int]) -> Any:

@@ -37,9 +37,10 @@ def export(
     """Write a trained network so that it runs elsewhere; without RUN, the network that comes with torchcaps.
 
     RUN is a run folder, a folder written by save_pretrained, or a repository of the hub such as someone/capsnet.
-    A file takes any number of images (B, C, H, W) with pixels 0 to 1 and gives `lengths` and, where the network has a
-    decoder, `reconstruction`. Its output is compared with the network's on test images, one at a time and many
-    together; a file that differs by more than 1e-4 is not left behind. `torchcaps predict` takes an .onnx file.
+    A file takes any number of images (B, C, H, W) with pixels 0 to 1, or of sequences (B, C, 1, l) of any length up to
+    the longest in training, and gives `lengths` and, where the network has a decoder, `reconstruction`. Its output is
+    compared with the network's on test images, one at a time and many together; a file that differs by more than 1e-4
+    is not left behind. `torchcaps predict` takes an .onnx file.
     Reading a torch.export program can execute code: load one only from people you trust.
     """
     if format != "folder" and (half or other_seed):

@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from torchcaps._version import __version__
 from torchcaps.errors import InputError, shown
 from torchcaps.image_spec import ImageSpec
 
-PREFIX = "torchcaps."
-"""What the names of all entries begin with."""
-LATER = ("preparation", "calibration", "task")
-"""Entries that files of earlier versions have not."""
+ENTRY = "torchcaps"
+"""The name of a file's entry."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description(ImageSpec):
-    """What must be known to use an exported network: it stands in the file, each field as JSON under its own name."""
+    """What must be known to use an exported network: it stands in the file as JSON."""
 
     preset: str | None = None
     """The preset that the network started from, if known."""
@@ -33,27 +31,25 @@ class Description(ImageSpec):
                 raise InputError(f"{name} cannot be {shown(getattr(self, name))}")
 
     def to_metadata(self) -> dict[str, str]:
-        """Entries for a file's metadata."""
-        return {PREFIX + name: json.dumps(value, ensure_ascii=False) for name, value in self.to_dict().items()}
+        """An entry for a file's metadata."""
+        return {ENTRY: json.dumps(self.to_dict(), ensure_ascii=False)}
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Self:
         """The inverse of :meth:`to_metadata`; entries of others are passed over.
 
         Raises:
-            InputError: An entry is missing, or does not fit.
+            InputError: The entry is missing, or does not fit.
         """
-        values: dict[str, Any] = {}
-        for name in cls.__dataclass_fields__:
-            if PREFIX + name not in metadata:
-                if name in LATER:
-                    continue
-                raise InputError(f"it has no entry {PREFIX}{name}")
-            try:
-                values[name] = json.loads(metadata[PREFIX + name])
-            except (ValueError, RecursionError):  # no JSON, numbers of thousands of digits, or lists too deep in lists
-                raise InputError(f"its entry {PREFIX}{name} is not valid JSON") from None
+        if ENTRY not in metadata:
+            raise InputError(f"it has no entry {ENTRY}")
+        try:
+            values = json.loads(metadata[ENTRY])
+        except (ValueError, RecursionError):  # no JSON, numbers of thousands of digits, or lists too deep in lists
+            raise InputError(f"its entry {ENTRY} is not valid JSON") from None
+        if not isinstance(values, dict):
+            raise InputError(f"its entry {ENTRY} is no description of a network")
         try:
             return cls.from_dict(values)
         except InputError as error:
-            raise InputError(f"its entry {PREFIX}{error}") from None
+            raise InputError(f"its entry {ENTRY} does not fit: {error}") from None

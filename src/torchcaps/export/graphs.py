@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import io
 import json
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +16,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+import torch.nn.functional as F
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from torchcaps.analysis.inference import as_pixels, classes_of, inference
 from torchcaps.errors import InputError, install
 from torchcaps.export.description import Description
-from torchcaps.export.onnx_model import INPUT, LENGTHS, RECONSTRUCTION, OnnxModel
+from torchcaps.export.onnx_model import ANY_LENGTH, INPUT, LENGTHS, RECONSTRUCTION, OnnxModel
 from torchcaps.export.record import random_images
 from torchcaps.files import atomic_path
 from torchcaps.models import Network
+from torchcaps.nn import SequenceBackbone
 
 OPSET = 18
 """ONNX's version of operators: the oldest that torch's exporter writes, for the most runtimes."""
@@ -43,12 +44,10 @@ Outputs = tuple[np.ndarray, ...]
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far a file's output is from the network's."""
+    """How far a file's output is from the network's, of one image and of all together."""
 
     images: int
     """How many images were compared."""
-    batch_sizes: tuple[int, ...]
-    """How many at a time."""
     lengths: float
     """Largest difference of the class scores, the file's ``lengths``."""
     reconstruction: float | None
@@ -56,24 +55,24 @@ class Agreement:
 
     def __str__(self) -> str:
         drawn = "" if self.reconstruction is None else f", of a reconstructed pixel {self.reconstruction:.1e}"
-        sizes = " and ".join(map(str, self.batch_sizes))
-        return f"largest difference of a score {self.lengths:.1e}{drawn}, in batches of {sizes}"
+        return f"largest difference of a score {self.lengths:.1e}{drawn}, in batches of 1 and {self.images}"
 
 
 def export_onnx(
-    network: Network, path: str | Path, description: Description, images: UInt8[Tensor, "N C H W"] | None = None
+    network: Network, path: str | Path, description: Description, images: Shaped[Tensor, "N C H W"] | None = None
 ) -> Agreement:
     """Write a network as an ONNX file for any batch size, and compare it with the network.
 
     The file takes ``images`` (B, C, H, W), float32 pixels 0..1, and gives ``lengths`` (B, J), the class scores, and,
     with a decoder, ``reconstruction`` (B, C, H, W), or (B, P, C, H, W) of P objects in an image, from the capsules of
-    the highest scores. All weights are in it; it names no file, no path and no line of source.
+    the highest scores. Of a network for sequences it takes (B, C, 1, l), of any length l up to W, NaN after the end of
+    a row. All weights are in it; it names no file, no path and no line of source.
 
     Args:
         network: Its weights are written as float32.
         path: Where to; it must end in ``.onnx``.
         description: What the file says of the network.
-        images: Images to compare on, at least one; random ones if None.
+        images: Images or sequences to compare on, at least one; random ones if None.
 
     Raises:
         InputError: The file's output differs from the network's by more than 1e-4, and is not left behind; the
@@ -93,29 +92,22 @@ def export_onnx(
         raise InputError(f"the weights take {size / 2**30:.1f} GiB, an ONNX file holds 2 GiB; take a torch program")
     program = trace(network)
     names = [LENGTHS, RECONSTRUCTION][: len(program.graph_signature.user_outputs)]
-    options: Any = {"opset_version": OPSET, "dynamo": True, "external_data": False, "verbose": False}
-    with _quiet():
-        written = torch.onnx.export(program, (), input_names=[INPUT], output_names=names, **options)
-    assert written is not None
-    model = written.model_proto
-    # the batch axis has a name, and the exporter's notes, among them paths of this machine, are left out
-    del model.graph.value_info[:]
+    model = to_onnx(program, [INPUT], names)
+    if takes_sequences(network):
+        model.graph.input[0].type.tensor_type.shape.dim[3].dim_param = ANY_LENGTH
     for each in (*model.graph.input, *model.graph.output):
         each.type.tensor_type.shape.dim[0].dim_param = "batch"
-    for part in (model, graph := model.graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
-        del part.metadata_props[:]
-        part.doc_string = ""
     onnx.helper.set_model_props(model, description.to_metadata())
     return _write(path, model.SerializeToString(), run_onnx, network, images)
 
 
 def export_program(
-    network: Network, path: str | Path, description: Description, images: UInt8[Tensor, "N C H W"] | None = None
+    network: Network, path: str | Path, description: Description, images: Shaped[Tensor, "N C H W"] | None = None
 ) -> Agreement:
     """Write a network as a torch.export program for any batch size, and compare it with the network.
 
-    ``torch.export.load(path).module()`` takes images (B, C, H, W), float32 pixels 0..1, and gives the tuple
-    ``(lengths, reconstruction)``, or ``(lengths,)`` without a decoder. It needs torch, but not torchcaps. It also
+    ``torch.export.load(path).module()`` takes what an ONNX file takes, and gives the tuple ``(lengths,
+    reconstruction)``, or ``(lengths,)`` without a decoder. It needs torch, but not torchcaps. It also
     unpickles, so a file made for it can execute code: load one only from people you trust.
 
     Arguments and errors are those of :func:`export_onnx`, but ``path`` must end in ``.pt2``, the description is JSON in
@@ -124,8 +116,8 @@ def export_program(
     path = _checked(path, ".pt2", description, network)
     program = trace(network)
     contents = io.BytesIO()
-    with _quiet():
-        torch.export.save(program, contents, extra_files={DESCRIPTION: json.dumps(dataclasses.asdict(description))})
+    with quiet():
+        torch.export.save(program, contents, extra_files={DESCRIPTION: json.dumps(description.to_dict())})
     return _write(path, contents.getvalue(), run_program, network, images)
 
 
@@ -137,8 +129,20 @@ class _Outputs(nn.Module):
         self.network = network
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> tuple[Tensor, ...]:
-        output = self.network(images)
+        output = self.network(in_full_length(self.network, images))
         return (output.scores,) if output.reconstruction is None else (output.scores, output.reconstruction)
+
+
+def takes_sequences(network: Network) -> bool:
+    """Whether padding changes no result of a network, so that it can take rows of any length."""
+    return isinstance(getattr(network, "backbone", None), SequenceBackbone)
+
+
+def in_full_length(network: Network, images: Float[Tensor, "B C H w"]) -> Float[Tensor, "B C H W"]:
+    """Images as they are; sequences padded with NaN to the length that their network was built for."""
+    if not takes_sequences(network):
+        return images
+    return F.pad(images, (0, network.in_shape[2] - images.shape[3]), value=math.nan)
 
 
 def trace(network: Network) -> ExportedProgram:
@@ -148,13 +152,29 @@ def trace(network: Network) -> ExportedProgram:
     """
     traced = _Outputs(copy.deepcopy(network).float().cpu()).eval()
     example = as_pixels(network, random_images(network.in_shape, 2))  # a single image would fix the batch size
-    with torch.no_grad(), _quiet():
-        program = torch.export.export(
-            traced, (example.float().cpu(),), dynamic_shapes=({0: Dim("batch")},), strict=False
-        )
+    axes = {0: Dim("batch")} | ({3: Dim(ANY_LENGTH, max=network.in_shape[2])} if takes_sequences(network) else {})
+    with torch.no_grad(), quiet():
+        program = torch.export.export(traced, (example.float().cpu(),), dynamic_shapes=(axes,), strict=False)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
     return program
+
+
+def to_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
+    """A program in ONNX, without the exporter's notes, among them paths of this machine."""
+    with quiet():
+        # its optimizer takes 1e-9 for zero, and leaves it out of sums
+        written = torch.onnx.export(
+            program, (), input_names=inputs, output_names=outputs, opset_version=OPSET,
+            dynamo=True, external_data=False, verbose=False, optimize=False,
+        )  # fmt: skip
+    assert written is not None
+    model = written.model_proto
+    del model.graph.value_info[:]
+    for part in (model, graph := model.graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
+        del part.metadata_props[:]
+        part.doc_string = ""
+    return model
 
 
 def run_onnx(path: Path, pixels: Tensor) -> Outputs:
@@ -165,7 +185,7 @@ def run_onnx(path: Path, pixels: Tensor) -> Outputs:
 
 def run_program(path: Path, pixels: Tensor) -> Outputs:
     """The outputs of a torch.export program."""
-    with _quiet():
+    with quiet():
         module = torch.export.load(path).module()
     with torch.inference_mode():
         return tuple(output.numpy() for output in module(pixels))
@@ -176,25 +196,27 @@ def _write(
     contents: bytes,
     run: Callable[[Path, Tensor], Outputs],
     network: Network,
-    images: UInt8[Tensor, "N C H W"] | None,
+    images: Shaped[Tensor, "N C H W"] | None,
 ) -> Agreement:
     """Write a file, if its outputs, one at a time and all at once, are the network's up to ``TOLERANCE``.
 
     The network decodes the capsules whose scores the file found highest: where two are equal, rounding may choose
-    either.
+    either. Sequences are also compared without their second half.
     """
     pixels = as_pixels(network, random_images(network.in_shape) if images is None else images)
-    batch_sizes, differences = tuple(sorted({1, len(pixels)})), []
+    cases, differences = [pixels[:1], pixels], []
+    if takes_sequences(network):
+        cases.append(pixels[..., : -(-pixels.shape[3] // 2)])
     with atomic_path(path) as temporary:
         temporary.write_bytes(contents)
-        for size in batch_sizes:
+        for given in cases:
             try:
-                got = run(temporary, pixels[:size].float().cpu())
+                got = run(temporary, given.float().cpu())
             except InputError as error:  # it names a temporary file
                 raise InputError(f"{path} was not written: {str(error).partition(': ')[2]}") from error
             with inference(network):
                 chosen = classes_of(torch.from_numpy(got[0]), network.objects)
-                output = network(pixels[:size], chosen.to(pixels.device))
+                output = network(in_full_length(network, given), chosen.to(pixels.device))
             wanted = [output.scores] if output.reconstruction is None else [output.scores, output.reconstruction]
             differences.append([difference(a, b.float().cpu().numpy()) for a, b in zip(got, wanted, strict=True)])
         largest = np.max(differences, axis=0).tolist()  # NaN stays NaN
@@ -204,7 +226,7 @@ def _write(
                     f"{path} was not written: its {name} would differ by {each:.1e} from the network's; "
                     f"{TOLERANCE:.0e} is allowed"
                 )
-    return Agreement(len(pixels), batch_sizes, largest[0], largest[1] if len(largest) > 1 else None)
+    return Agreement(len(pixels), largest[0], largest[1] if len(largest) > 1 else None)
 
 
 def difference(got: np.ndarray, wanted: np.ndarray) -> float:
@@ -234,7 +256,7 @@ def _checked(path: str | Path, suffix: str, description: Description, network: N
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without what torch's exporters say to their developers."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level

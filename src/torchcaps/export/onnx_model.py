@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 INPUT, LENGTHS, RECONSTRUCTION = "images", "lengths", "reconstruction"
 """Names of the input and the outputs in an exported file."""
+ANY_LENGTH = "length"
+"""Name of the last axis of the input where it may have any size, as of sequences."""
 BATCH_SIZE = 32
 """Images at a time at most: an exported graph builds their votes."""
 LARGEST_FILE = 2 * 2**30
@@ -68,7 +70,8 @@ class OnnxModel:
         """Classify images, and reconstruct them where the network has a decoder.
 
         Args:
-            images: uint8 of 0..255, or floating-point of 0..1; N at least 1.
+            images: uint8 of 0..255, or floating-point of 0..1; N at least 1. Of a network for sequences floating-point
+                (N, C, 1, l) of any length l up to W, NaN after the end of a row.
 
         Returns:
             What :func:`torchcaps.analysis.predict` says of the network's images, by the calibration in the file.
@@ -78,11 +81,12 @@ class OnnxModel:
             InputError: Images of a shape the network was not built for, or none; or the file's graph fails, takes more
                 than 60 s or too much memory for a single image, or gives something else than finite scores.
         """
-        wanted = self.description.in_shape
-        if images.ndim != 4 or images.shape[1:] != wanted or len(images) == 0:
-            raise InputError(
-                f"images must have shape (N, {', '.join(map(str, wanted))}) with N at least 1, got {images.shape}"
-            )
+        *wanted, longest = self.description.in_shape
+        shortest = 1 if self._takes_any_length else longest
+        fits = images.ndim == 4 and [*images.shape[1:3]] == wanted and shortest <= images.shape[3] <= longest
+        if not fits or len(images) == 0:
+            sizes = ", ".join(map(str, wanted)) + (f", 1 to {longest}" if shortest < longest else f", {longest}")
+            raise InputError(f"images must have shape (N, {sizes}) with N at least 1, got {images.shape}")
         if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
             raise TypeError(f"images must be uint8 of 0..255 or floating-point of 0..1, got {images.dtype}")
         outputs = [self._run(images[start : start + BATCH_SIZE]) for start in range(0, len(images), BATCH_SIZE)]
@@ -134,16 +138,12 @@ class OnnxModel:
         return outputs
 
     def _check_graph(self) -> None:
-        """Raise InputError unless inputs and outputs are those that the description speaks of."""
+        """Raise InputError unless inputs and outputs have the names of an exported network's."""
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         given = [each.name for each in inputs], [each.name for each in outputs]
         if given[0] != [INPUT] or given[1] not in ([LENGTHS], [LENGTHS, RECONSTRUCTION]):
             raise InputError(f"it takes {given[0]} and gives {given[1]}")
-        shapes = tuple(inputs[0].shape[1:]), tuple(outputs[0].shape[1:])
-        wanted = self.description.in_shape, (len(self.description.class_names),)
-        if shapes != wanted:
-            said = "by its description it takes images {} and gives lengths {}, by its graph {} and {}"
-            raise InputError(said.format(*wanted, *shapes))
+        self._takes_any_length = inputs[0].shape[-1:] == [ANY_LENGTH]
 
 
 def _as_pixels(images: Shaped[np.ndarray, "N C H W"]) -> Float[np.ndarray, "N C H W"]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
 from torchcaps.datasets import DatasetInfo, find_dataset
@@ -34,7 +34,7 @@ def describe_run(run: Run) -> Description:
     return Description(**vars(run.images), preset=preset)
 
 
-def sample_images(run: Run, count: int = SAMPLE) -> tuple[UInt8[Tensor, "N C H W"], str]:
+def sample_images(run: Run, count: int = SAMPLE) -> tuple[Shaped[Tensor, "N C H W"], str]:
     """The first test images of a run's data, ``count`` at most, and what they are, in words.
 
     They are random where the data are not on this machine: nothing is downloaded. For a network that comes with

@@ -7,6 +7,7 @@ its softmaxes run over is seen by watching the operations that torch computes.
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchcaps.checks import checked
 from torchcaps.errors import InputError, reason_of
 from torchcaps.nn import CapsuleLayer, Capsules
-from torchcaps.testing.properties import place_of
+from torchcaps.testing.properties import change, gradients_of, place_of
 
 Severity: TypeAlias = Literal["error", "warning", "note"]
 
@@ -181,6 +182,12 @@ class Patient:
             raise InputError(f"{called} must return {meant} first, got {tuple(result.shape)}")
         return result
 
+    @functools.cached_property
+    def after_others(self) -> tuple[Tensor, Tensor]:
+        """The result for other inputs, and, from the same copy, that for the inputs again."""
+        module = copy.deepcopy(self.module)
+        return self.call(self.inputs(seed=1), module=module, seed=1), self.call(self.poses, module=module)
+
     def watched(self, module: nn.Module | None = None) -> list[Softmax]:
         """The softmaxes of a call."""
         mask = None if self.mask is None else self.mask[torch.arange(self.batch) % len(self.mask)]
@@ -283,11 +290,6 @@ def first_tensor(returned: object) -> Tensor | None:
     return next((found for found in map(first_tensor, parts) if found is not None), None)
 
 
-def change(new: Tensor, old: Tensor) -> float:
-    """The largest difference, beside the largest number."""
-    return float((new - old).detach().abs().max().nan_to_num(math.inf) / old.detach().abs().max().clamp_min(1e-30))
-
-
 def move(tensor: Tensor, by: float) -> None:
     """Add random numbers, such a part of the tensor's own size, or of one where it is zero."""
     random = torch.Generator().manual_seed(3)
@@ -358,9 +360,7 @@ def _mixes_images(patient: Patient) -> Iterator[str]:
     "make the logits anew in every call",
 )
 def _keeps_state(patient: Patient) -> Iterator[str]:
-    module = copy.deepcopy(patient.module)
-    patient.call(patient.inputs(seed=1), module=module, seed=1)
-    off = change(patient.call(patient.poses, module=module), patient.result)
+    off = change(patient.after_others[1], patient.result)
     if off > CHANGED:
         yield f"after a call with other inputs, the result differs by {off:.2g} of the largest"
 
@@ -471,12 +471,7 @@ def _with_gradients(patient: Patient, inputs: Tensor) -> dict[str, Tensor]:
     named = {INPUT: inputs, **{name: each for name, each in module.named_parameters() if each.requires_grad}}
     with torch.enable_grad():
         result = patient.call(inputs, module=module)
-        weights = torch.randn(result.shape, generator=torch.Generator().manual_seed(8)).to(result)
-        total = (result * weights).sum()
-    if not total.requires_grad:
-        return {RESULT: result} | {name: torch.zeros_like(each) for name, each in named.items()}
-    gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True, materialize_grads=True)
-    return {RESULT: result.detach()} | dict(zip(named, gradients, strict=True))
+        return {RESULT: result.detach()} | gradients_of(result, named)
 
 
 @finds(
@@ -511,7 +506,7 @@ def _padding_changes_result(patient: Patient) -> Iterator[str]:
     "look at how weights and logits start; with weights that all pairs share, logits must start from noise or queries",
 )
 def _dead_capsules(patient: Patient) -> Iterator[str]:
-    results = torch.cat([patient.result, *(patient.call(patient.inputs(seed=seed)) for seed in (5, 6))])
+    results = torch.cat([patient.result, patient.after_others[0]])
     capsules = results.movedim(1, 0).reshape(patient.out_capsules, len(results), -1)  # (J, B, D)
     varies = (capsules - capsules[:, :1]).flatten(1).any(1)
     where = f"of {len(varies)} capsules, for all of {len(results)} inputs"

@@ -1,10 +1,11 @@
-"""``check_routing``, ``check_capsule_layer``: properties of a routing algorithm or a capsule layer of one's own."""
+"""``check_routing``: properties of a routing algorithm of one's own, and the measures that ``diagnose`` has too."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import io
+import math
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -17,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.checks import checked
-from torchcaps.errors import InputError, unknown_name
-from torchcaps.nn import BuiltVotes, Capsules, DenseVotes, LayerSize, Routed, Routing, Votes
+from torchcaps.errors import reason_of, unknown_name
+from torchcaps.nn import BuiltVotes, DenseVotes, LayerSize, Routed, Routing, Votes
 from torchcaps.nn.votes import SoftmaxOver
-from torchcaps.ranges import Range, Width
+from torchcaps.ranges import Range
 
 #: Largest difference, relative to the largest number, of two results in float64 that should be equal.
 TOLERANCE = 1e-6
@@ -39,35 +40,29 @@ Inputs = dict[str, Any]
 
 @dataclass(frozen=True)
 class Subject:
-    """A routing or a layer, and the sizes I, K, J, D; J and D are None where a layer does not say them."""
+    """A routing, as it was given and told its sizes, and the sizes I, K, J, D."""
 
-    module: nn.Module
-    sizes: tuple[int, int, int | None, int | None]
+    given: Routing
+    sizes: tuple[int, int, int, int]
     device: torch.device
-    softmax_over: SoftmaxOver | None = None
+    softmax_over: SoftmaxOver | None
     """The axis over which coupling sums to one, if it is known."""
-    given: nn.Module | None = None
-    """A routing as it was given, not yet told its sizes; None for a layer, which is called with poses alone."""
+    module: Routing
 
     def inputs(self, dtype: torch.dtype = torch.float64, *, batch: int = BATCH) -> Inputs:
         """Random inputs, the same every time, of lengths near one."""
         I, K, J, D = self.sizes
-        shapes: dict[str, tuple[Any, ...]] = {"poses": (batch, I, K)}
-        if self.given is not None:
-            shapes |= {"weight": (I, J, D, K), "activations": (batch, I)}
+        shapes = {"poses": (batch, I, K), "weight": (I, J, D, K), "activations": (batch, I)}
         random = torch.Generator().manual_seed(0)
         drawn = {name: torch.randn(shape, generator=random, dtype=torch.float64) for name, shape in shapes.items()}
         drawn["poses"] /= drawn["poses"].norm(dim=-1, keepdim=True)
-        if self.given is not None:
-            drawn["activations"] = drawn["activations"].sigmoid()
+        drawn["activations"] = drawn["activations"].sigmoid()
         return {name: tensor.to(self.device, dtype) for name, tensor in drawn.items()}
 
     def call(self, inputs: Inputs, *, return_coupling: bool = True) -> Routed:
         """Capsules, and the coupling where there is one, as :class:`torchcaps.nn.DenseCapsules` calls a routing."""
-        if self.given is None:
-            return Routed(*Capsules.of(self.module(inputs["poses"]))[:2])
         votes = DenseVotes(inputs["poses"], inputs["weight"])
-        return self.route(votes, inputs.get("activations"), return_coupling=return_coupling)
+        return self.route(votes, inputs["activations"], return_coupling=return_coupling)
 
     def route(self, votes: Votes, activations: Tensor | None, *, return_coupling: bool = True) -> Routed:
         """What a routing gives for votes, and activations of the input capsules where there are some."""
@@ -87,29 +82,27 @@ class Subject:
 
 
 class Check(NamedTuple):
-    """A property: what finds it, or fails; what usually breaks it; and where it is asked for."""
+    """A property: what finds it, or fails; what usually breaks it; and whether it holds for any parameters."""
 
     find: Callable[[Subject], str]
     cause: str
-    layers: bool
     moved: bool
 
 
 _CHECKS: dict[str, Check] = {}
 
 
-def check(cause: str, *, layers: bool = False, moved: bool = True, name: str | None = None) -> Callable[..., Any]:
+def check(cause: str, *, moved: bool = True, name: str | None = None) -> Callable[..., Any]:
     """Register the check of a property that is called as its function is.
 
     Args:
         cause: What usually breaks it.
-        layers: Whether layers may have it too.
         moved: Whether it holds for any parameters, not only for those of the start.
         name: Of the property, where it is not that of the function.
     """
 
     def register(find: Callable[[Subject], str]) -> Callable[[Subject], str]:
-        _CHECKS[name or find.__name__.strip("_").replace("_", " ")] = Check(find, cause, layers, moved)
+        _CHECKS[name or find.__name__.strip("_").replace("_", " ")] = Check(find, cause, moved)
         return find
 
     return register
@@ -189,50 +182,7 @@ def check_routing(
         'sums to one over the outputs'
     """
     sizes = in_capsules, in_dim, out_capsules, out_dim
-    subject = Subject(routing, sizes, torch.device(device), softmax_over or routing.softmax_over, given=routing)
-    return _run(_CHECKS, subject, skip)
-
-
-@checked
-def check_capsule_layer(
-    layer: nn.Module,
-    *,
-    in_capsules: Width | None = None,
-    in_dim: Width | None = None,
-    device: torch.device | str = "cpu",
-    skip: Collection[str] = (),
-) -> dict[str, str]:
-    """Check that a layer from capsules (B, I, K) to capsules (B, J, D) can stand in a network.
-
-    Of the properties of :func:`check_routing`, those of a layer: ``determinism``, ``shapes``, ``memory layout``,
-    ``state``, ``dtypes``, ``untouched inputs``, ``batch independence``, ``lengths``, ``finite numbers``, ``gradients``,
-    ``used parameters`` and ``torch.func.vmap``.
-
-    Args:
-        layer: Called with poses (B, I, K); gives :class:`torchcaps.nn.Capsules`, or poses (B, J, D) alone. A copy is
-            checked, in the mode it is in.
-        in_capsules: I; the layer's attribute of that name if None.
-        in_dim: K; the layer's attribute of that name if None.
-        device: Where to check; it must have float64.
-        skip: Properties that it does not have on purpose.
-
-    Returns:
-        What was found for each property, in words.
-
-    Raises:
-        AssertionError: It lacks a property; one sentence with the property, the numbers and the usual cause.
-        InputError: ``in_capsules`` or ``in_dim`` that nobody says.
-    """
-    given = {"in_capsules": in_capsules, "in_dim": in_dim, "out_capsules": None, "out_dim": None}
-    own = (getattr(layer, name, None) if size is None else size for name, size in given.items())
-    I, K, J, D = (size if isinstance(size, int) else None for size in own)
-    for name, size in (("in_capsules", I), ("in_dim", K)):
-        if size is None:
-            raise InputError(f"check_capsule_layer: a {type(layer).__name__} does not say its {name}; give it by name")
-    assert I is not None
-    assert K is not None
-    checks = {name: each for name, each in _CHECKS.items() if each.layers}
-    return _run(checks, Subject(layer, (I, K, J, D), torch.device(device)), skip)
+    return _run(Subject(routing, sizes, torch.device(device), softmax_over or routing.softmax_over, routing), skip)
 
 
 # ---- the properties
@@ -245,23 +195,22 @@ def _call(subject: Subject) -> str:
     return "it returns finite numbers"
 
 
-@check("a random start, dropout in training mode, or logits kept from one call to the next", layers=True)
+@check("a random start, dropout in training mode, or logits kept from one call to the next")
 def _determinism(subject: Subject) -> str:
     inputs = subject.inputs()
     return _require_same(subject.call(inputs), subject.call(inputs), "of a first and of a second call")
 
 
-@check("a squeeze() that also drops a batch of one, or axes in another order", layers=True)
+@check("a squeeze() that also drops a batch of one, or axes in another order")
 def _shapes(subject: Subject) -> str:
     for batch in (BATCH, 1):
         inputs = subject.inputs(batch=batch)
         routed = subject.call(inputs)
         _require_shapes(routed, subject, batch)
-        if subject.given is not None:
-            _require_shapes(subject.call({**inputs, "activations": None}), subject, batch)
-            silent = subject.call(inputs, return_coupling=False)
-            require(silent.coupling is None, "it returns a coupling that was not asked for (return_coupling=False)")
-            _require_same(silent, routed, "with and without the coupling returned")
+        _require_shapes(subject.call(inputs | {"activations": None}), subject, batch)
+        silent = subject.call(inputs, return_coupling=False)
+        require(silent.coupling is None, "it returns a coupling that was not asked for (return_coupling=False)")
+        _require_same(silent, routed, "with and without the coupling returned")
     return f"capsules {tuple(routed.poses.shape)} for a batch of one"
 
 
@@ -274,16 +223,17 @@ def _sizes_of_one(subject: Subject) -> str:
     return "one capsule and one component are fine"
 
 
-@check("view() where reshape(), flatten() or unflatten() is needed", layers=True)
+@check("view() where reshape(), flatten() or unflatten() is needed")
 def _memory_layout(subject: Subject) -> str:
     inputs = subject.inputs()
-    laid_out = inputs | {"poses": inputs["poses"].mT.contiguous().mT}
-    if subject.given is not None:  # in memory as (J, D, K, I)
-        laid_out["weight"] = inputs["weight"].permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
+    laid_out = inputs | {
+        "poses": inputs["poses"].mT.contiguous().mT,
+        "weight": inputs["weight"].permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2),  # in memory as (J, D, K, I)
+    }
     return _require_same(subject.call(laid_out), subject.call(inputs), "of tensors that are contiguous and of others")
 
 
-@check("a tensor kept as a plain attribute; make it a parameter or call register_buffer", layers=True)
+@check("a tensor kept as a plain attribute; make it a parameter or call register_buffer")
 def _state(subject: Subject) -> str:
     plain = {name for name, value in _attributes(subject.module) if isinstance(value, Tensor)}
     require(not plain, f"{', '.join(sorted(plain))} holds a tensor that is neither a parameter nor a buffer")
@@ -301,9 +251,7 @@ def _state(subject: Subject) -> str:
     return _require_same(got, wanted, "before and after saving and loading the state_dict")
 
 
-@check(
-    "a constant made without dtype and device of the poses, or a .float() or .double() that is not undone", layers=True
-)
+@check("a constant made without dtype and device of the poses, or a .float() or .double() that is not undone")
 def _dtypes(subject: Subject) -> str:
     results: list[Routed] = []
     for dtype in (torch.float32, torch.float64):
@@ -319,7 +267,7 @@ def _dtypes(subject: Subject) -> str:
     return _require_same(results[0], results[1], "in float32 and in float64", SINGLE_TOLERANCE)
 
 
-@check("an operation in place, such as poses /= length", layers=True)
+@check("an operation in place, such as poses /= length")
 def _untouched_inputs(subject: Subject) -> str:
     inputs = subject.inputs()
     before = {name: tensor.clone() for name, tensor in inputs.items()}
@@ -329,7 +277,7 @@ def _untouched_inputs(subject: Subject) -> str:
     return ", ".join(inputs) + " stay as they are"
 
 
-@check("logits shared or averaged over the batch, a softmax over axis 0, or a normalisation by the batch", layers=True)
+@check("logits shared or averaged over the batch, a softmax over axis 0, or a normalisation by the batch")
 def _batch_independence(subject: Subject) -> str:
     inputs = subject.inputs()
     each = []
@@ -378,7 +326,7 @@ def _rotation(subject: Subject) -> str:
     return _require_same(Routed(got), Routed(wanted), "rotated before and after routing")
 
 
-@check("no squash, or one over another axis than the components'", layers=True)
+@check("no squash, or one over another axis than the components'")
 def _lengths(subject: Subject) -> str:
     inputs = subject.inputs()
     found = "{:.6g} at most"
@@ -463,7 +411,6 @@ def _masks(subject: Subject) -> str:
 @check(
     "norm() or sqrt() without epsilon, whose gradient at zero is not finite, a division by a length or a variance, "
     "or exp() where softmax() is meant",
-    layers=True,
 )
 def _finite_numbers(subject: Subject) -> str:
     subject = subject.to(torch.float32)
@@ -474,31 +421,31 @@ def _finite_numbers(subject: Subject) -> str:
         "one image of zeros": {"poses": torch.cat([0 * poses[:1], poses[1:]])},
         "poses of length 1e-20": {"poses": 1e-20 * poses},
         "poses of length 1e6": {"poses": 1e6 * poses},
-        "input capsules that all agree": {"poses": poses[:, :1].expand_as(poses)},
+        "input capsules that all agree": {
+            "poses": poses[:, :1].expand_as(poses),
+            "weight": inputs["weight"][:1].expand_as(inputs["weight"]),
+        },
+        "nothing active": {"activations": 0 * inputs["activations"]},
     }
-    if subject.given is not None:
-        cases["input capsules that all agree"]["weight"] = inputs["weight"][:1].expand_as(inputs["weight"])
-        cases["nothing active"] = {"activations": 0 * inputs["activations"]}
     for case, changed in cases.items():
         leaves = {name: tensor.clone().requires_grad_() for name, tensor in (inputs | changed).items()}
         routed = subject.call(leaves)
         for name, tensor in _named(routed):
             _require_finite(tensor, f"{name} for {case}")
-        for name, gradient in _gradients(_seen(routed), leaves | subject.parameters()).items():
+        for name, gradient in gradients_of(_seen(routed), leaves | subject.parameters()).items():
             _require_finite(gradient, f"the gradient of the {name} for {case}")
     return f"for {', '.join(cases)}"
 
 
 @check(
     "a detach() or no_grad() that should not be there, an operation in place, or float32 inside",
-    layers=True,
     name="gradients",
 )
 def _gradients_agree(subject: Subject) -> str:
     inputs = {name: tensor.requires_grad_() for name, tensor in subject.inputs().items()}
     leaves = inputs | subject.parameters()
     seen = _seen(subject.call(inputs))
-    cotangent, gradients = _cotangent(seen), _gradients(seen, leaves)
+    cotangent, gradients = _cotangent(seen), gradients_of(seen, leaves)
     random = torch.Generator().manual_seed(2)
     largest = 0.0
     for name, tensor in leaves.items():
@@ -522,17 +469,15 @@ def _gradients_agree(subject: Subject) -> str:
     return f"off by {largest:.2g} at most"
 
 
-@check("a parameter that was left over, or cut off by detach()", layers=True, moved=False)
+@check("a parameter that was left over, or cut off by detach()", moved=False)
 def _used_parameters(subject: Subject) -> str:
-    gradients = _gradients(_seen(subject.call(subject.inputs())), subject.parameters())
+    gradients = gradients_of(_seen(subject.call(subject.inputs())), subject.parameters())
     idle = [name for name, gradient in gradients.items() if not gradient.count_nonzero()]
     require(not idle, f"no gradient reaches the {' and the '.join(idle)}")
     return f"{len(gradients)} parameters"
 
 
-@check(
-    "a decision on the values of a tensor, or a result kept outside of the call", layers=True, name="torch.func.vmap"
-)
+@check("a decision on the values of a tensor, or a result kept outside of the call", name="torch.func.vmap")
 def _vmap(subject: Subject) -> str:
     inputs = subject.inputs()
     stacked = torch.stack([inputs["poses"], inputs["poses"].flip(0)])  # the same activations
@@ -544,35 +489,34 @@ def _vmap(subject: Subject) -> str:
     try:
         got = torch.func.vmap(capsules)(stacked)
     except Exception as error:
-        return f"not supported: {type(error).__name__}: {_first_line(error)}"
+        return f"not supported: {type(error).__name__}: {reason_of(error)}"
     return _require_same(Routed(got), Routed(wanted), "under torch.func.vmap and from a loop")
 
 
 # ---- running them, and what they share
 
 
-def _run(checks: dict[str, Check], subject: Subject, skip: Collection[str]) -> dict[str, str]:
+def _run(subject: Subject, skip: Collection[str]) -> dict[str, str]:
     """What each check finds, with the parameters of the start, and then, where it holds for any, with others."""
     for name in (skip := list(skip)):
-        if not isinstance(name, str) or name not in checks:
-            raise unknown_name("check", str(name), checks)
-    found = {name: "skipped" for name in checks if name in skip}
+        if not isinstance(name, str) or name not in _CHECKS:
+            raise unknown_name("check", str(name), _CHECKS)
+    found = {name: "skipped" for name in _CHECKS if name in skip}
     for moved in (False, True):
         if moved and not _fresh(subject).parameters():
             break
-        for name, each in checks.items():
+        for name, each in _CHECKS.items():
             if name not in skip and (each.moved or not moved):
                 with _described(subject, name, each.cause, moved):
                     words = each.find(_fresh(subject, moved))
                     found[name] = found[name] if moved else words
-    return {name: found[name] for name in checks}
+    return {name: found[name] for name in _CHECKS}
 
 
 def _fresh(subject: Subject, moved: bool = False) -> Subject:
     """A copy in float64: no check is misled by what another one left behind, nor is the user's module changed."""
-    module = copy.deepcopy(subject.module if subject.given is None else subject.given)
-    if isinstance(module, Routing):
-        module.bind(LayerSize(*subject.sizes))  # type: ignore[arg-type]  # all of them are known for a routing
+    module = copy.deepcopy(subject.given)
+    module.bind(LayerSize(*subject.sizes))
     fresh = dataclasses.replace(subject, module=module.to(subject.device, torch.float64))
     random = torch.Generator().manual_seed(4)
     with torch.no_grad():
@@ -591,7 +535,7 @@ def _described(subject: Subject, name: str, cause: str, moved: bool) -> Iterator
     except AssertionError as error:
         raise AssertionError(f"{failure}: {error}; usual cause: {cause}") from None
     except Exception as error:
-        raised = f"it raises {type(error).__name__}: {_first_line(error)} ({place_of(error, subject.module)})"
+        raised = f"it raises {type(error).__name__}: {reason_of(error)} ({place_of(error, subject.module)})"
         raise AssertionError(f"{failure}: {raised}; usual cause: {cause}") from error
 
 
@@ -601,6 +545,20 @@ def place_of(error: Exception, module: nn.Module) -> str:
     own = getattr(sys.modules.get(type(module).__module__), "__file__", None)
     last = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
     return f"{Path(last.filename).name}, line {last.lineno}"
+
+
+def change(new: Tensor, old: Tensor) -> float:
+    """The largest difference, beside the largest number."""
+    return float((new - old).detach().abs().max().nan_to_num(math.inf) / old.detach().abs().max().clamp_min(1e-30))
+
+
+def gradients_of(seen: Tensor, leaves: Inputs) -> dict[str, Tensor]:
+    """The gradient of each leaf, zeros where none arrives."""
+    if not seen.requires_grad or not leaves:
+        return {name: torch.zeros_like(tensor) for name, tensor in leaves.items()}
+    total = (seen * _cotangent(seen)).sum()
+    gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True))
 
 
 def require(condition: bool, otherwise: str) -> None:
@@ -622,12 +580,8 @@ def _require_shapes(routed: Routed, subject: Subject, batch: int) -> None:
             continue
         require(isinstance(tensor, Tensor), f"it returns {name} of type {type(tensor).__name__} instead of a tensor")
         assert tensor is not None
-        shape = tuple(tensor.shape)
-        fits = len(shape) == len(wanted[name]) and all(
-            size in (None, got) for got, size in zip(shape, wanted[name], strict=True)
-        )
-        words = ", ".join("?" if size is None else str(size) for size in wanted[name])
-        require(fits, f"it returns {name} of shape {shape} instead of ({words}) = {letters[name]}")
+        shape, fitting = tuple(tensor.shape), wanted[name]
+        require(shape == fitting, f"it returns {name} of shape {shape} instead of {fitting} = {letters[name]}")
 
 
 def _require_same(got: Routed, wanted: Routed, which: str, tolerance: float = TOLERANCE) -> str:
@@ -638,8 +592,7 @@ def _require_same(got: Routed, wanted: Routed, which: str, tolerance: float = TO
             what = f"the {name} {which}"
             shapes = f"{tuple(one.shape)} and {tuple(other.shape)}"
             require(one.shape == other.shape, f"{what} differ in their shapes, {shapes}")
-            off = (one - other).detach().abs() / max(float(other.detach().abs().max()), 1e-30)
-            apart = float(off.nan_to_num(float("inf")).max())
+            apart = change(one, other)
             words = f"{what} differ by {apart:.2g} of the largest number, more than {tolerance:.0e}"
             require(apart <= tolerance, words)
             largest = max(largest, apart)
@@ -664,15 +617,6 @@ def _cotangent(seen: Tensor) -> Tensor:
     return torch.randn(seen.shape, generator=random, dtype=torch.float64).to(seen)
 
 
-def _gradients(seen: Tensor, leaves: Inputs) -> dict[str, Tensor]:
-    """The gradient of each leaf, zeros where none arrives."""
-    if not seen.requires_grad or not leaves:
-        return {name: torch.zeros_like(tensor) for name, tensor in leaves.items()}
-    total = (seen * _cotangent(seen)).sum()
-    gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(leaves, gradients, strict=True))
-
-
 def _attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
     """Plain attributes of a module and its parts, lists and tuples opened."""
     for path, part in module.named_modules():
@@ -680,7 +624,3 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
             if not name.startswith("_"):
                 for each in value if isinstance(value, (list, tuple)) else (value,):
                     yield ".".join(filter(None, (path, name))), each
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")

@@ -14,11 +14,14 @@ from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.routing.dynamic import dynamic_routing, routing_rounds
 from torchcaps.nn.votes import Votes
 from torchcaps.ops.precision import full_dtype, in_full_precision
+from torchcaps.ops.tracing import is_exporting
 from torchcaps.parts import register
 from torchcaps.ranges import AtLeastOneIteration, Epsilon
 
 Start = Literal["noise", "queries"]
 """Where routing logits start."""
+LONGEST = 4096
+"""Items at most in an exported graph, which holds the noise of so many: no graph draws that of a generator."""
 
 
 @register("routing", "b2i")
@@ -31,8 +34,9 @@ class B2IRouting(Routing):
 
     Under one matrix for all pairs (the transform ``"common"``) the votes of an item are the same for all interests, so
     that equal logits would keep the interests equal. Noise is drawn anew for each row in training, and is the same at
-    each call in evaluation: its n-th row belongs to the n-th item that the mask says is there. With noise, gradients
-    flow through the last weighted sum only, as in the source.
+    each call in evaluation: its n-th row belongs to the n-th item that the mask says is there. An exported graph
+    with noise takes 4,096 items at most. With noise, gradients flow through the last weighted sum only, as in the
+    source.
 
     Args:
         num_iterations: Routing iterations: how many times the coupling is computed.
@@ -52,9 +56,11 @@ class B2IRouting(Routing):
         self.queries: nn.Parameter | None = None
 
     def bind(self, size: LayerSize) -> None:
-        """Make the queries (J, D), where they are wanted."""
+        """Make the queries (J, D), where they are wanted, or the noise of an exported graph."""
         if self.start_from == "queries":
             self.queries = nn.Parameter(torch.randn(size.out_capsules, size.out_dim))
+        else:
+            self._noise = seeded_noise(LONGEST, size.out_capsules, "cpu")
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Activations are not used: the length of a pose says the same."""
@@ -76,11 +82,23 @@ class B2IRouting(Routing):
         (B, I, _), J = votes.poses.shape, votes.size.out_capsules
         if self.queries is not None:
             return in_full_precision(votes.agreement(self.queries.expand(B, -1, -1)))
-        generator = None if self.training else torch.Generator(votes.poses.device).manual_seed(0)
-        rows = B if self.training else 1
-        # torch.rand gives the first items of a longer history the same numbers, in float32 whatever is computed in
-        uniform = torch.rand(rows, I, J, generator=generator, device=votes.poses.device)
-        noise = (2**0.5 * ((2 * uniform - 1) * math.erf(2**0.5)).erfinv()).to(full_dtype(votes.poses.dtype))
-        if self.training or votes.mask is None:
-            return noise.expand(B, -1, -1)
-        return noise[0, (votes.mask.cumsum(1) - 1).clamp_min(0)]
+        dtype, device = full_dtype(votes.poses.dtype), votes.poses.device
+        if self.training:
+            return truncated_normal(torch.rand(B, I, J, device=device)).to(dtype)
+        if votes.mask is None:
+            place = torch.arange(I, device=device).expand(B, -1)
+        else:
+            place = (votes.mask.cumsum(1) - 1).clamp_min(0)
+        noise = self._noise if is_exporting() else seeded_noise(I, J, device)
+        return noise.to(device, dtype)[place]
+
+
+def seeded_noise(number: int, out_capsules: int, device: torch.device | str) -> Float[Tensor, "I J"]:
+    """The noise of evaluation; the first items of a longer history have the same numbers."""
+    generator = torch.Generator(device).manual_seed(0)  # in float32 whatever is computed in
+    return truncated_normal(torch.rand(number, out_capsules, generator=generator, device=device))
+
+
+def truncated_normal(uniform: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Normal numbers, cut at two deviations, of uniform ones."""
+    return 2**0.5 * ((2 * uniform - 1) * math.erf(2**0.5)).erfinv()

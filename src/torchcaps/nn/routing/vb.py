@@ -150,7 +150,7 @@ class VBRouting(MixtureRouting):
 
 def batch_normalised(x: Float[Tensor, "B J *D"], norm: nn.BatchNorm1d) -> Float[Tensor, "B J *D"]:
     """Batch normalisation, which takes the running statistics where a single row has none of its own."""
-    learns = norm.training and len(x) > 1
+    learns = norm.training and x.shape[0] > 1
     kept = norm.running_mean, norm.running_var  # in half precision in a network of half precision
     mean, variance = (each.to(x.dtype) for each in kept if each is not None)
     out = nn.functional.batch_norm(x, mean, variance, None, None, learns, norm.momentum or 0.1, norm.eps)
