@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float32, Int64, Shaped, UInt8
 from torch import Tensor
 
-from torchcaps.checks import checked, test_of
+from torchcaps.checks import check, checked
 from torchcaps.errors import InputError
 from torchcaps.machine import check_memory
 from torchcaps.ranges import Pixels
@@ -50,9 +50,9 @@ class ImageSet:
     def __post_init__(self) -> None:
         images, labels, sizes = self.images, self.labels, dict[str, Any]()
         for name, hint in get_type_hints(ImageSet, include_extras=True).items():
-            test_of(hint)(name, getattr(self, name), sizes, None)
+            check(name, getattr(self, name), hint, sizes)
         for name, values in self.factors.items():
-            test_of(Shaped[Tensor, "N"])(f"the factor {name}", values, sizes, None)
+            check(f"the factor {name}", values, Shaped[Tensor, "N"], sizes)
         if 0 in images.shape:
             raise InputError(f"images must have the shape (N, C, H, W) with no axis empty, got {tuple(images.shape)}")
         if labels.is_floating_point():

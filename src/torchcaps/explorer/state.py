@@ -34,8 +34,6 @@ from torchcaps.parts import options
 from torchcaps.ranges import AtLeastOneIteration
 from torchcaps.training import Run
 
-MOST_MAPS = 10
-"""Classes whose coupling is shown, at most: those of the highest scores."""
 LARGEST_COMPONENT = 1000
 """The bound of a capsule to decode. Those of a network are below one; decoded images stay finite."""
 _SHEET = Path(__file__).parent / "mnist-50.png"  # five rows of the ten digits in order, see mnist-50.md
@@ -244,7 +242,7 @@ def describe_routing(trace: RoutingTrace) -> dict[str, Any]:
 
 def shown_classes(trace: RoutingTrace) -> list[int]:
     """The classes that have maps, in their order: those of the highest scores."""
-    return sorted(trace.highest(0, MOST_MAPS))
+    return sorted(trace.highest)
 
 
 def levels(coupling: Float[np.ndarray, "..."], uniform: float) -> tuple[UInt8[np.ndarray, "..."], float]:
