@@ -1,13 +1,15 @@
 """Own images at first try: drawn ones, trained on by the command line, several seeds; accuracy and processor time.
 
-    python experiments/own_images.py shapes                        # 3 classes × 150 images
-    python experiments/own_images.py shapes-of-ten --npz           # 10 × 30, as a file
+    python experiments/own_images.py shapes --image-size 32        # 3 classes × 150 images
+    python experiments/own_images.py shapes-of-ten --image-size 32 --npz       # 10 × 30, as a file
     python experiments/own_images.py defects --class-weights balanced --cnn    # 1,000 good, 100 of each of 3 defects
-    python experiments/own_images.py letters --fonts FOLDER        # A to Z, once in each font of the folder
+    python experiments/own_images.py letters --fonts FOLDER --preset first     # A to Z, once in each font of it
     python experiments/own_images.py defects --draw defects        # only draw
 
 Other options are train's. ``--cnn`` also trains a CNN such as one writes first, with balanced class weights; the
-balanced accuracy of the same validation images chooses its epoch. The test images are looked at once.
+balanced accuracy of the same validation images chooses its epoch. The test images are looked at once. The 87 fonts of
+the docs are Debian's fonts-dejavu and fonts-liberation, and the .ttf files of PyPI's font-roboto, font-source-sans-pro,
+font-source-serif-pro, font-manrope (without the variable one), font-caladea and font-amatic-sc.
 """
 
 from __future__ import annotations

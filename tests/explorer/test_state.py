@@ -15,13 +15,14 @@ from own_parts import register, two_layers
 from support import assert_raises
 from torchcaps.analysis import perturb_capsule, predict, trace_routing
 from torchcaps.analysis.calibration import Calibration
+from torchcaps.analysis.results import MOST_SHOWN
 from torchcaps.datasets import ImageSet
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError
 from torchcaps.explorer import Explorer, open_explorer
 from torchcaps.explorer.patches import find_patches
 from torchcaps.explorer.questions import describe
-from torchcaps.explorer.state import MOST_MAPS, check_side_by_side, levels
+from torchcaps.explorer.state import check_side_by_side, levels
 from torchcaps.models import create_model
 from torchcaps.models.pretrained import SHIPPED
 from torchcaps.training import load_run
@@ -150,12 +151,12 @@ def test_wrong_capsules_are_refused(small: Explorer) -> None:
 
 
 def test_the_longest_of_many_classes_have_maps() -> None:
-    explorer = Explorer(small_network(num_classes=MOST_MAPS + 3))
+    explorer = Explorer(small_network(num_classes=MOST_SHOWN + 3))
     view = explorer.look(pixels_for(explorer))
     assert view.routing is not None
-    longest = np.argsort(-view.scores)[:MOST_MAPS]
+    longest = np.argsort(-view.scores)[:MOST_SHOWN]
     assert view.routing["classes"] == sorted(longest.tolist())
-    assert len(view.routing["maps"][0]) == view.routing["scores"].shape[1] == MOST_MAPS
+    assert len(view.routing["maps"][0]) == view.routing["scores"].shape[1] == MOST_SHOWN
     np.testing.assert_allclose(view.routing["scores"][-1], view.scores[np.sort(longest)], rtol=1e-5)
 
 
