@@ -45,6 +45,7 @@ from torchcaps.training.rates import LearningRates, find_learning_rate
 
 MOST_NAMED = 20
 """Damaged images that are named one by one."""
+RUNS = Path("runs")
 SHOWN, MEASURED = 20, 100
 """Test images in the sheet of reconstructions, and behind the mean figures of routing."""
 
@@ -139,25 +140,30 @@ def _begun(config: TrainConfig) -> tuple[TrainConfig, Dataset, Network]:
 @contextmanager
 def _new_folder(config: TrainConfig, out: str | Path | None) -> Iterator[Path]:
     """Lock a folder that no run is in: the one that is named, or the next free ``runs/PRESET-DATA-N``."""
-    with lock_folder(_next_folder(config) if out is None else Path(out)) as folder:
-        if (folder / CONFIG).exists() or (folder / CHECKPOINT).exists():
-            raise InputError(
-                f"there is a run in {folder} already; go on with it by --resume {folder}, or choose another --out"
-            )
-        yield folder
+    try:
+        with lock_folder(_next_folder(config) if out is None else Path(out)) as folder:
+            if (folder / CONFIG).exists() or (folder / CHECKPOINT).exists():
+                raise InputError(
+                    f"there is a run in {folder} already; go on with it by --resume {folder}, or choose another --out"
+                )
+            yield folder
+    finally:
+        if out is None:
+            with suppress(OSError):  # there are runs in it
+                RUNS.rmdir()
 
 
 def _next_folder(config: TrainConfig) -> Path:
     """Make the folder, whose name has that of what folder:PATH or npz:PATH points to."""
     kind, _, path = config.data.partition(":")
     check_path(path or kind)
-    runs, name, number = Path("runs"), f"{config.preset}-{real(path).stem if path else kind}", 0
-    runs.mkdir(exist_ok=True)
+    name, number = f"{config.preset}-{real(path).stem if path else kind}", 0
+    RUNS.mkdir(exist_ok=True)
     while True:
         number += 1
         with suppress(FileExistsError):
-            (runs / f"{name}-{number}").mkdir()
-            return runs / f"{name}-{number}"
+            (RUNS / f"{name}-{number}").mkdir()
+            return RUNS / f"{name}-{number}"
 
 
 def _run(
