@@ -113,7 +113,6 @@ def field_help(kind: type[Settings]) -> dict[str, str]:
 
 @command(
     ("train", "the preset first on the embedded digits; about a minute"),
-    ("train compact --data mnist --epochs 5 --batch-size 64 --learning-rate 0.002 --seed 1", "all as you like it"),
     ("train --data folder:photos --image-size 32", "your own images, one sub-folder a class"),
     ("train --resume runs/first-digits-1", "resume a run that was stopped"),
     cls=RunCommand,
