@@ -173,8 +173,9 @@ class Recipe(Settings):
     """What comes in at the edges: of a training image that is shifted, rotated or scaled, zeros, or the nearest
     pixel of its edge. One's own images (folder:PATH, npz:PATH) have their edge, unless another is chosen."""
     precise_norm: bool = False
-    """Batch normalisation takes its means and variances from training images as they are, before each validation. One's
-    own images (folder:PATH, npz:PATH) have this, unless another is chosen."""
+    """Judge batch normalisation by unchanged images: before each validation, it takes its means and variances from
+    training images as they are, since those that are turned or scaled are smoother. One's own images (folder:PATH,
+    npz:PATH) have this, unless another is chosen."""
     select: Literal["accuracy", "balanced-accuracy", "loss"] = "accuracy"
     """What chooses the best epoch: on the validation images (the loss breaks ties of the accuracy). The balanced
     accuracy, the mean of the classes' recalls, chooses for one's own uneven classes unless another is given."""
