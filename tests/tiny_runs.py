@@ -1,31 +1,61 @@
-"""A run small enough to train in a second."""
+"""Images, and a run small enough to train in a second."""
 
 import csv
 import json
 import signal
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
+from torchcaps.datasets import ImageSet
+from torchcaps.datasets.sources import mnist
 from torchcaps.training import Progress, TrainConfig, make_config, resume, train
 from torchcaps.training.folder import read_checkpoint
 from torchcaps.training.loop import JUDGED
 
 
-class StopAt(Progress):
-    """Sends this process a signal after a step."""
+def image_set(n: int = 12, shape: tuple[int, int, int] = (1, 6, 5), classes: int = 3) -> ImageSet:
+    """Random images, every pixel at least 1 so that zeros can only come from a shift."""
+    random = torch.Generator().manual_seed(n)
+    images = torch.randint(1, 256, (n, *shape), generator=random, dtype=torch.uint8)
+    return ImageSet(images, torch.arange(n) % classes)
 
-    def __init__(self, step: int, number: int = signal.SIGINT) -> None:
-        self.at, self.number = step, number
 
-    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
-        if step == self.at:
-            signal.raise_signal(self.number)
+def save_image(path: Path, pixels: np.ndarray | None = None, mode: str | None = None) -> Path:
+    """Write an array as an image file, and its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(np.full((6, 5), 9, np.uint8) if pixels is None else pixels)
+    (image.convert(mode) if mode else image).save(path)
+    return path
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> Path:
+    """Write files of these names into a folder."""
+    for name, contents in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(contents)
+    return folder
+
+
+def mnist_files(
+    monkeypatch: pytest.MonkeyPatch, images: Sequence[np.ndarray], labels: Sequence[np.ndarray]
+) -> dict[str, bytes]:
+    """Four files that pass for MNIST's, of images and labels to train on and to test."""
+    files = {}
+    for part, pixels, own in zip(("train", "t10k"), images, labels, strict=True):
+        for name, array in (("images-idx3-ubyte", pixels), ("labels-idx1-ubyte", own.astype(np.uint8))):
+            header = struct.pack(f">4B{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+            files[f"{part}-{name}"] = header + array.tobytes()
+            monkeypatch.setitem(mnist.SHAPES, f"{part}-{name}", array.shape)
+    return files
 
 
 class Heard(Progress):
@@ -44,6 +74,18 @@ class Heard(Progress):
 
     def epoch(self, row: Mapping[str, Any]) -> None:
         self.rows.append(row)
+
+
+class StopAt(Heard):
+    """Sends this process a signal after a step."""
+
+    def __init__(self, step: int, number: int = signal.SIGINT) -> None:
+        super().__init__()
+        self.at, self.number = step, number
+
+    def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
+        if step == self.at:
+            signal.raise_signal(self.number)
 
 
 def run(config: TrainConfig, out: Path | None = None, progress: Progress | None = None) -> dict[str, Any]:
@@ -97,6 +139,10 @@ def same_weights(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+NARROW: dict[str, Any] = {"conv_channels": 8, "primary_types": 2, "capsule_dim": 4, "decoder_hidden": (16,)}
+"""Options that make a network like sabour2017 small."""
+
+
 def tiny_config(bars: Path, preset: str = "sabour2017", **overrides: object) -> TrainConfig:
     """The configuration of a tiny run; other values by name."""
     fields: dict[str, object] = {
@@ -108,6 +154,7 @@ def tiny_config(bars: Path, preset: str = "sabour2017", **overrides: object) -> 
         "accelerator": "cpu",
     }
     if preset != "baseline-cnn":
-        fields |= {"conv_channels": 8, "primary_types": 2, "capsule_dim": 4}
-        fields |= {} if overrides.get("decoder") is False else {"decoder_hidden": (16,)}
+        fields |= NARROW
+        if overrides.get("decoder") is False:
+            del fields["decoder_hidden"]
     return make_config(preset, **(fields | overrides))

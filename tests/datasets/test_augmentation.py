@@ -1,18 +1,20 @@
+"""Images under random changes, and under affine maps."""
+
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from support import assert_close, assert_raises
+from tiny_runs import image_set
 from torchcaps.datasets import Augmentation, BatchLoader, ImageSet, fixed_pairs
-from torchcaps.datasets.affine import inverse_maps, warp
+from torchcaps.datasets.affine import cut_windows, inverse_maps, linear_maps, warp
 from torchcaps.datasets.augmentation import Changes
 from torchcaps.errors import InputError
 
-MakeSet = Callable[..., ImageSet]
 KEY = (3, 1, 4)
 
 
@@ -78,9 +80,9 @@ def test_recoloured_by_hand() -> None:
     assert (Augmentation().apply(white, Changes(corners[:1], brightness=torch.ones(1))) == 1).all()
 
 
-def test_turned_without_a_turn_is_the_window(make_set: MakeSet) -> None:
+def test_turned_without_a_turn_is_the_window() -> None:
     """The interpolated way agrees with the other one: shifts and crops of odd and even sizes."""
-    images = make_set(8, (2, 9, 6))
+    images = image_set(8, (2, 9, 6))
     for options in (
         {},
         {"max_shift": 3},
@@ -96,31 +98,24 @@ def test_turned_without_a_turn_is_the_window(make_set: MakeSet) -> None:
         assert (warped - plain.apply(images.images, changes)).abs().max() < 1e-5
 
 
-def test_images_of_one_colour_stay_as_they_are_with_their_edge(make_set: MakeSet) -> None:
-    images = dataclasses.replace(make_set(8, (3, 9, 7)), images=torch.full((8, 3, 9, 7), 200, dtype=torch.uint8))
-    for fill, changed in (("edge", False), ("zeros", True)):
-        got, *_ = one_batch(images, fill=fill, max_shift=4, max_rotation=45.0, max_scaling=0.5)
-        assert bool((got < 200 / 255 - 1e-5).any()) == changed
-
-
-def test_images_are_turned_about_their_own_middle_before_they_are_moved_and_cropped(make_set: MakeSet) -> None:
-    got, images, changes = one_batch(make_set(8, (1, 9, 9)), max_shift=2, crop=5, max_rotation=30.0, max_scaling=0.2)
+def test_images_are_turned_about_their_own_middle_before_they_are_moved_and_cropped() -> None:
+    got, images, changes = one_batch(image_set(8, (1, 9, 9)), max_shift=2, crop=5, max_rotation=30.0, max_scaling=0.2)
     assert changes.linear is not None
     whole = warp(images, inverse_maps(changes.linear, torch.zeros(8, 2)), (13, 13))  # as wide as a shift by 2 can lead
     for i, (y, x) in enumerate(changes.corners.tolist()):
         assert (got[i] - whole[i, :, y : y + 5, x : x + 5] / 255).abs().max() < 1e-5
 
 
-def test_mirrored_and_cropped_batches(make_set: MakeSet) -> None:
-    got, images, changes = one_batch(make_set(30, (3, 6, 7)), crop=4, flip=True)
+def test_mirrored_and_cropped_batches() -> None:
+    got, images, changes = one_batch(image_set(30, (3, 6, 7)), crop=4, flip=True)
     assert changes.flips is not None
     for i, (y, x) in enumerate(changes.corners.tolist()):
         wanted = images[i, :, y : y + 4, x : x + 4]
         assert torch.equal(got[i], (wanted.flip(-1) if changes.flips[i] else wanted) / 255)
 
 
-def test_parts_go_where_their_image_goes(make_set: MakeSet) -> None:
-    pairs = fixed_pairs(make_set(12, (2, 6, 6)), max_shift=1)
+def test_parts_go_where_their_image_goes() -> None:
+    pairs = fixed_pairs(image_set(12, (2, 6, 6)), max_shift=1)
     assert pairs.parts is not None
     for options in ({"max_shift": 1, "crop": 5, "flip": True}, {"max_rotation": 90.0}):
         (batch,) = BatchLoader(pairs, 12, shuffle=True, seed=2, augmentation=Augmentation(**options)).batches(0)  # type: ignore[arg-type]
@@ -134,13 +129,66 @@ def test_parts_go_where_their_image_goes(make_set: MakeSet) -> None:
     assert torch.equal(torch.cat([batch.parts for batch in batches]), pairs.parts / 255)  # type: ignore[misc]
 
 
-def test_changes_that_cannot_be(make_set: MakeSet) -> None:
+def test_changes_that_cannot_be() -> None:
     wrong = {"brightness": -0.1, "contrast": 1.5, "max_rotation": 181.0, "fill": "mean", "max_scaling": 1.0}
     for name, value in wrong.items():
-        with pytest.raises(InputError, match=name):
-            Augmentation(**{name: value})
+        assert_raises(InputError, Augmentation, say=name, **{name: value})
     for option in ("brightness", "contrast"):
         with pytest.raises(InputError, match="brightness and contrast are for images of one object, got 2 an image"):
-            one_batch(fixed_pairs(make_set(12)), **{option: 0.1})
-    got, *_ = one_batch(make_set(40, (1, 28, 28)), max_scaling=0.99999999, max_shift=20)
+            one_batch(fixed_pairs(image_set(12)), **{option: 0.1})
+    got, *_ = one_batch(image_set(40, (1, 28, 28)), max_scaling=0.99999999, max_shift=20)
     assert ((got >= 0) & (got <= 1)).all(), "very small they may be made"
+
+
+SHAPES = [(1, 6, 6), (2, 5, 5), (1, 6, 5), (3, 7, 4)]
+
+
+def images(shape: tuple[int, int, int], n: int = 3) -> Tensor:
+    return torch.randint(1, 256, (n, *shape), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+
+
+def turned(pixels: Tensor, degrees: float = 0.0, scale: float = 1.0, shift: tuple[float, float] = (0, 0)) -> Tensor:
+    """All images under the same map, at their own size."""
+    n = len(pixels)
+    linear = linear_maps(torch.full((n,), float(degrees)), torch.full((n, 2), scale))
+    maps = inverse_maps(linear, torch.tensor(shift, dtype=torch.float64).expand(n, 2))
+    return warp(pixels, maps, (pixels.shape[2], pixels.shape[3]))
+
+
+def test_the_identity_and_quarter_turns_are_rot90_and_counterclockwise() -> None:
+    for shape in SHAPES:
+        assert_close(turned(images(shape)), images(shape), 1e-9)
+    for size in (6, 5):
+        for quarters in (-1, 1, 2, 3, 4):
+            pixels = images((2, size, size))
+            assert_close(turned(pixels, 90 * quarters), torch.rot90(pixels, quarters, (2, 3)), 1e-9)
+
+
+def test_a_whole_shift_moves_pixels_right_and_down_and_zeros_in() -> None:
+    pixels = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3)
+    assert_close(turned(pixels, shift=(1, 0)), [[[[0, 1, 2], [0, 4, 5], [0, 7, 8]]]], 1e-9)
+    assert_close(turned(pixels, shift=(0, -1)), [[[[4, 5, 6], [7, 8, 9], [0, 0, 0]]]], 1e-9)
+    assert turned(pixels, shift=(-500, 7000)).count_nonzero() == 0
+    assert_close(turned(pixels, shift=(0.25, 0))[0, 0, 0], [0.75, 1.75, 2.75], 1e-9)  # between pixels, and with zeros
+
+
+def test_maps_by_hand() -> None:
+    linear = linear_maps(torch.tensor([90.0, 0.0]), torch.tensor([[2.0, 3.0], [1.0, 1.0]]), torch.tensor([0.5, 0.25]))
+    right, down = torch.tensor([1.0, 0.0], dtype=torch.float64), torch.tensor([0.0, 1.0], dtype=torch.float64)
+    # scaled to (2, 0) and turned counterclockwise, which is up
+    assert_close(linear[0] @ right, [0, -2], 1e-12)
+    # scaled to (0, 3), sheared to (1.5, 3), turned: to the right becomes up, down becomes to the right
+    assert_close(linear[0] @ down, [3, -1.5], 1e-12)
+    assert_close(linear[1] @ down, [0.25, 1], 1e-12)
+    assert linear_maps(torch.zeros(1), torch.ones(1, 2)).tolist() == [[[1, 0], [0, 1]]]
+
+
+def test_what_lies_outside_is_zero_or_the_nearest_pixel_of_the_edge() -> None:
+    image = torch.tensor([[[[1, 2], [3, 4]]]], dtype=torch.uint8)
+    still = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]])
+    assert_close(warp(image, still, (4, 4)), [[[[0, 0, 0, 0], [0, 1, 2, 0], [0, 3, 4, 0], [0, 0, 0, 0]]]], 1e-6)
+    edge = [[[[1, 1, 2, 2], [1, 1, 2, 2], [3, 3, 4, 4], [3, 3, 4, 4]]]]
+    assert_close(warp(image, still, (4, 4), "edge"), edge, 1e-6)
+    corner = torch.zeros(1, 2).long()
+    assert cut_windows(image, corner, (2, 2), 1).tolist() == [[[[0, 0], [0, 1]]]]
+    assert cut_windows(image, corner, (2, 2), 1, "edge").tolist() == [[[[1, 1], [1, 1]]]]

@@ -1,14 +1,36 @@
+"""Sets of images, data sets by their names, and their splits."""
+
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from torchcaps.datasets import Dataset, ImageSet, PairSet, center_crop, resize_images
+from support import assert_raises, registered_for_now
+from tiny_runs import image_set
+from torchcaps.datasets import (
+    DataRequest,
+    Dataset,
+    ImageSet,
+    PairSet,
+    Splits,
+    center_crop,
+    find_dataset,
+    list_datasets,
+    load_dataset,
+    register_dataset,
+    resize_images,
+    rng,
+    stratified_split,
+)
 from torchcaps.errors import InputError
-
-MakeSet = Callable[..., ImageSet]
 
 
 def two_each(n: int = 4, classes: int = 3) -> ImageSet:
@@ -23,8 +45,6 @@ def two_each(n: int = 4, classes: int = 3) -> ImageSet:
 def test_all_that_a_set_holds_goes_where_its_images_go() -> None:
     images = two_each()
     assert images.parts is not None
-    assert (len(images), images.in_shape, images.num_objects) == (4, (1, 6, 5), 2)
-    assert images.tensors == (images.images, images.labels, images.parts)
     chosen = torch.tensor([3, 1])
     for made, index in (
         (images.take(2), torch.arange(2)),
@@ -51,7 +71,7 @@ PIXELS, BOTH = torch.zeros(2, 1, 3, 3).byte(), torch.zeros(2, 2, 1, 3, 3).byte()
 ONE, TWO = torch.zeros(2).long(), torch.tensor([[0, 1], [0, 1]])
 
 
-def test_sets_that_cannot_be() -> None:
+def test_image_sets_that_cannot_be() -> None:
     for images, labels, parts, named in (
         (PIXELS.double(), ONE, None, "images"),
         (PIXELS, ONE.float(), None, "labels"),
@@ -62,6 +82,7 @@ def test_sets_that_cannot_be() -> None:
             (PIXELS, torch.tensor(wrong), None, "labels")
             for wrong in ([0] * 3, [0, -1], [[0], [1]], [[[0, 1]], [[1, 2]]], [[0, 1], [2, 2]], [[0, 1], [2, -1]])
         ),
+        (PIXELS, torch.tensor([[0.0], [torch.nan]]), None, "labels that are numbers must be finite"),
         (PIXELS, ONE, BOTH, "parts"),
         (PIXELS, torch.tensor([[0, 1, 2]] * 2), BOTH, "parts"),
         (PIXELS, TWO, BOTH[..., :2], "parts"),
@@ -73,27 +94,21 @@ def test_sets_that_cannot_be() -> None:
         ImageSet(PIXELS, ONE, factors={"light": torch.arange(6)})
 
 
-def test_a_dataset_and_its_parts_that_do_not_fit(make_set: MakeSet) -> None:
-    names = ("a", "b", "c")
-    data = Dataset("x", make_set(9), make_set(3), make_set(6), names)
-    assert (data.in_shape, data.num_classes, data.num_objects) == ((1, 6, 5), 3, 1)
-    pairs = PairSet(make_set(9), max_shift=0)
+def test_a_dataset_and_its_parts_that_do_not_fit() -> None:
+    names, pairs = ("a", "b", "c"), PairSet(image_set(9), max_shift=0)
     data = Dataset("x", pairs, two_each(), two_each(5), names)
-    assert (data.in_shape, data.num_objects) == ((1, 6, 5), 2)
-    for parts, given, says in (
-        (
-            (make_set(9), make_set(3), make_set(6, (1, 5, 5))),
-            names,
-            r"test images are \(1, 5, 5\).*training .*\(1, 6, 5",
-        ),
-        ((pairs, two_each(), make_set(9)), names, r"x: the test images are .* 1 objects each, but .* with 2$"),
-        ((make_set(9), make_set(8, classes=4), make_set(6)), names, "x: a validation label is 3, .* 0 to 2"),
+    assert (data.in_shape, data.num_classes, data.num_objects) == ((1, 6, 5), 3, 2)
+    fine = image_set(9), image_set(3), image_set(6)
+    for parts, given_names, says in (
+        ((*fine[:2], image_set(6, (1, 5, 5))), names, r"test images are \(1, 5, 5\).*training .*\(1, 6, 5"),
+        ((pairs, two_each(), image_set(9)), names, r"x: the test images are .* 1 objects each, but .* with 2$"),
+        ((fine[0], image_set(8, classes=4), fine[2]), names, "x: a validation label is 3, .* 0 to 2"),
         ((pairs, two_each(8, 5), two_each()), names, "x: a validation label is 4"),
-        ((make_set(9), make_set(3), make_set(6)), ("a", "b", "b"), 'x: two classes are called "b"'),
-        ((make_set(9), make_set(3), make_set(6)), ("a", "b\udce9", "c"), r"the class 'b\\udce9' has a name .*UTF-8"),
+        (fine, ("a", "b", "b"), 'x: two classes are called "b"'),
+        (fine, ("a", "b\udce9", "c"), r"the class 'b\\udce9' has a name .*UTF-8"),
     ):
         with pytest.raises(InputError, match=says):
-            Dataset("x", *parts, given)
+            Dataset("x", *parts, given_names)
 
 
 def test_resize_keeps_flat_images_flat_and_the_range() -> None:
@@ -103,3 +118,210 @@ def test_resize_keeps_flat_images_flat_and_the_range() -> None:
     big = resize_images(checker, (31, 31))
     assert (big.min(), big.max()) == (0, 255)  # bicubic overshoots: without the clamp dark would turn bright
     assert resize_images(flat, (9, 7)) is flat
+
+
+@pytest.fixture
+def toy() -> Iterator[Splits]:
+    """A registered set of 100 training and 12 test images whose first label of 4 comes late."""
+    train = image_set(100, classes=4)
+    train = train.select(torch.cat([torch.arange(1, 100), torch.tensor([0])]))
+    with registered_for_now():
+        yield register("toy", Splits(train, image_set(12, classes=4), class_names=("a", "b", "c", "d")))
+
+
+def register(name: str, splits: Splits) -> Splits:
+    register_dataset(name, title="Toy", source="here", licence="none")(lambda _: splits)
+    return splits
+
+
+def identities(images: Any) -> set[bytes]:
+    return {image.numpy().tobytes() for image in images.images}
+
+
+def test_a_registered_set_is_listed_and_loaded(toy: Splits) -> None:
+    info, path = find_dataset("toy")
+    assert info in list_datasets()
+    assert (path, info.find, info.is_downloaded(), info.locate()) == (None, None, True, None)
+    data = load_dataset("toy")
+    assert (data.name, data.class_names, data.test) == ("toy", ("a", "b", "c", "d"), toy.test)
+    for size, width in (((9, 8), 8), ([9, 8], 8), (9, 9)):
+        resized = load_dataset("toy", image_size=size)  # type: ignore[arg-type]
+        assert resized.in_shape == resized.validation.in_shape == resized.test.in_shape == (1, 9, width)
+
+
+def test_validation_is_a_tenth_of_training_of_each_class_its_share(toy: Splits) -> None:
+    data = load_dataset("toy")
+    assert [len(data.train), len(data.validation)] == [90, 10]
+    assert sorted(data.validation.labels.bincount().tolist()) == [2, 2, 3, 3]
+    assert identities(data.train) | identities(data.validation) == identities(toy.train)
+    assert not identities(data.train) & identities(data.validation)
+    first, again, other = (load_dataset("toy", seed=seed, validation_size=20) for seed in (1, 1, 2))
+    assert torch.equal(first.validation.images, again.validation.images)
+    assert identities(first.validation) != identities(other.validation)
+    assert len(other.validation) == 20
+    assert len(load_dataset("toy", validation_size=96).train) == 4
+
+
+def test_limits_are_caps_and_validation_comes_after_them(toy: Splits) -> None:
+    for size, left in ((None, 90), (20, 80)):
+        whole = load_dataset("toy", validation_size=size)
+        for limit in (left, left + 1, 10**9):  # none of these leaves out an image that would be trained on
+            data = load_dataset("toy", validation_size=size, limit_train=limit, limit_test=limit)
+            assert torch.equal(data.train.images, whole.train.images)  # type: ignore[union-attr]
+            assert torch.equal(data.validation.images, whole.validation.images)
+            assert data.test is toy.test
+        for limit in (left - 1, 40):
+            data = load_dataset("toy", validation_size=size, limit_train=limit, limit_test=5)
+            for got, wanted in zip(data.train.tensors, toy.train.tensors, strict=True):
+                assert torch.equal(got, wanted[:limit])
+            assert torch.equal(data.test.images, toy.test.images[:5])
+            assert len(data.validation) == len(whole.validation)
+            assert identities(data.validation) <= identities(toy.train.select(torch.arange(limit, 100)))
+
+
+def test_the_first_or_the_last_images_are_for_validation_in_their_order(toy: Splits) -> None:
+    whole = toy.train.images
+    for held, limit, train, validation in (
+        ("first", None, whole[20:], whole[:20]),
+        ("last", None, whole[:80], whole[80:]),
+        ("first", 30, whole[20:50], whole[:20]),
+        ("last", 30, whole[:30], whole[80:]),
+    ):
+        data = load_dataset("toy", validation=held, validation_size=20, limit_train=limit, seed=1)  # type: ignore[arg-type]
+        assert torch.equal(data.train.images, train)  # type: ignore[union-attr]
+        assert torch.equal(data.validation.images, validation)
+    assert len(load_dataset("toy", validation="first").validation) == 10
+
+
+def test_validation_images_of_their_own(toy: Splits) -> None:
+    own = register("whole", dataclasses.replace(toy, validation=image_set(8, classes=4)))
+    for limit in (None, 40, 100, 101):  # all images may be trained on: none of them is needed for validation
+        data = load_dataset("whole", limit_train=limit)
+        assert (len(data.train), data.validation) == (min(limit or 100, 100), own.validation)
+    for name, value in (("validation_size", 8), ("validation", "first")):
+        said = f"whole has validation images of its own; leave {name} out"
+        assert_raises(InputError, load_dataset, "whole", **{name: value}, say=said)
+
+
+@pytest.mark.usefixtures("toy")
+def test_options_that_cannot_be() -> None:
+    options: dict[str, Any]
+    wrong = {"limit_train": 0, "image_size": (3, 4, 5), "seed": -1, "validation": "middle", "data_dir": "x"}
+    for options, named in (
+        *(({name: value}, name) for name, value in wrong.items()),
+        ({"skip_damaged": True}, "skip_damaged"),
+        (
+            {"validation_size": 0},
+            "1 to 96 images can be set apart; the best epoch is chosen by them",
+        ),
+        ({"limit_train": 90, "validation_size": 97}, "validation_size is 97, but 1 to 96 images can be set apart"),
+        ({"validation": "first", "validation_size": 97}, "validation_size"),
+        ({"limit_train": 3}, '3 training images have none of the class "a"'),
+    ):
+        assert_raises(InputError, load_dataset, "toy", say=named, **options)
+
+
+def test_sets_that_cannot_be(toy: Splits) -> None:
+    late = torch.argsort(toy.train.labels == 0, stable=True)
+    register("sorted", dataclasses.replace(toy, train=toy.train.select(late)))
+    said = 'sorted: 60 training images have none of the class "a"'
+    assert_raises(InputError, load_dataset, "sorted", validation="last", validation_size=40, say=said)
+    register("few", dataclasses.replace(toy, train=image_set(4, classes=4)))
+    assert_raises(InputError, load_dataset, "few", say="few: 4 training images leave none for validation; give more")
+    labels = toy.train.labels.clone()
+    labels[0] = 10**13
+    register("wrong", dataclasses.replace(toy, train=ImageSet(toy.train.images, labels)))
+    assert_raises(InputError, load_dataset, "wrong", limit_train=99, say="wrong: a train label is 10000000000000")
+    assert_raises(InputError, register, "toy", toy, say='there is a data set "toy" already')
+    assert_raises(InputError, register, "a:b", toy, say="what follows a colon is a path")
+
+
+def test_specs_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.npz").touch()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for spec, words in {
+        "mnits": 'there is no data set "mnits"; did you mean "mnist"',
+        "zzz": "known: aeon:PATH, affnist, cifar10, digits, fashion-mnist, folder:PATH, kmnist, ",
+        "": "there is no data set",
+        "folder": 'needs a path: write "folder:PATH"',
+        "npz:": 'needs a path: write "npz:PATH"',
+        "digits:": 'takes no path: write "digits"',
+        str(tmp_path): f'write "folder:{tmp_path}"',
+        str(tmp_path / "a.npz"): f'write "npz:{tmp_path / "a.npz"}"',
+        "folder:~/photos": f"there is no folder {tmp_path / 'photos'}",
+    }.items():
+        assert_raises(InputError, load_dataset, spec, say=words)
+
+
+@pytest.mark.parametrize("name", [info.name for info in list_datasets() if not info.takes_path])
+def test_what_the_list_says_is_so(name: str, request: pytest.FixtureRequest) -> None:
+    info = find_dataset(name)[0]
+    assert all((info.title, info.source, info.licence))
+    assert len(info.title) <= 45  # a line or two of the list
+    if name not in ("mnist", "mnist-40", "affnist", "multimnist", "digits"):
+        assert not info.is_downloaded()
+        return
+    where = None if name == "digits" else request.getfixturevalue("mnist_dir")
+    assert info.is_downloaded(where)
+    splits = info.load(DataRequest(data_dir=where, limit_test=100))
+    train = splits.as_train(splits.train)
+    assert len(train) == info.num_train
+    assert len(splits.test) in (info.num_test, 100)  # a set that makes its images may make no more than asked for
+    assert train.in_shape == splits.test.in_shape == info.in_shape
+    assert train.num_objects == splits.test.num_objects == info.num_objects
+    assert splits.class_names == info.class_names
+
+
+@settings(max_examples=60, deadline=None)
+@given(counts=st.lists(st.integers(1, 30), min_size=1, max_size=8), data=st.data())
+def test_a_split_is_complete_stratified_and_ordered(counts: list[int], data: st.DataObject) -> None:
+    labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))]
+    leave_one = data.draw(st.booleans())
+    most = len(labels) - leave_one * len(counts)
+    if most < 1:
+        return
+    size = data.draw(st.integers(1, most))
+    rest, held = stratified_split(labels, size, seed=3, leave_one=leave_one)
+    assert len(held) == size
+    assert torch.equal(torch.cat([rest, held]).sort().values, torch.arange(len(labels)))
+    assert torch.equal(rest, rest.sort().values)
+    assert torch.equal(held, held.sort().values)
+    quotas = labels[held].bincount(minlength=len(counts))
+    if leave_one:
+        assert labels[rest].bincount(minlength=len(counts)).min() >= 1
+    if size >= len(counts):
+        assert all(q >= 1 for q, n in zip(quotas, counts, strict=True) if n > leave_one)
+    if min(counts) * size >= len(labels) and not leave_one:
+        assert ((quotas - size * torch.tensor(counts) / len(labels)).abs() < 1).all()
+
+
+def test_a_split_is_the_same_for_ever_and_the_seed_chooses_the_images() -> None:
+    """Published results rest on these indices: whatever moves them is a break."""
+    labels = torch.arange(30) % 3
+    assert stratified_split(labels, 7, seed=0)[1].tolist() == [6, 8, 10, 11, 12, 16, 24]
+    other = stratified_split(labels, 6, seed=1)[1]
+    assert not torch.equal(other, stratified_split(labels, 6, seed=2)[1])
+    assert labels[other].bincount().tolist() == [2, 2, 2]
+    for size in (0, -1, 8, 10):
+        said = f"{size} of 10 images cannot be held out and leave one of each of the 3 classes: 1 to 7 can"
+        assert_raises(InputError, stratified_split, torch.arange(10) % 3, size, seed=0, say=said)
+    for seed in (-1, 2**32):
+        assert_raises(
+            InputError, stratified_split, labels, 3, seed=seed, say=f"seed must be 0 to 4294967295, got {seed}"
+        )
+
+
+def test_every_key_has_a_stream_of_its_own_and_its_numbers_stay() -> None:
+    """Runs rest on them: whatever moves one is a break."""
+
+    def drawn(which: int, *key: int) -> tuple[int, ...]:
+        seed, epoch, batch = key
+        return tuple(torch.randint(2**30, (4,), generator=rng.stream_of(which, (seed, epoch, batch))).tolist())
+
+    keys = list(itertools.product(range(10), *[range(3)] * 3))
+    assert len({drawn(*key) for key in keys}) == len(keys)
+    assert drawn(rng.ORDER, 7, 8, 0) == (462895825, 578387387, 783513397, 701069107)
+    assert drawn(rng.SHIFTS, 7, 8, 9) == (758158248, 35676093, 86031727, 472166912)
+    names = "ORDER SHIFTS CROPS FLIPS BRIGHTNESS CONTRAST ROTATIONS SCALINGS PARTNERS PLACES"
+    assert [getattr(rng, name) for name in names.split()] == list(range(10))

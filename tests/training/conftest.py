@@ -1,10 +1,11 @@
 """A data set small enough to train on in a second."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tiny_runs import tiny_config, write_bars
+from tiny_runs import run, tiny_config, write_bars
 from torchcaps.datasets import Dataset, PairSet, fixed_pairs, load_dataset
 from torchcaps.training import TrainConfig, data
 
@@ -19,6 +20,20 @@ def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny(bars: Path) -> TrainConfig:
     """Three epochs of six steps."""
     return tiny_config(bars)
+
+
+@pytest.fixture(scope="session")
+def one_epoch(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one epoch, without figures."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    run(tiny_config(bars, epochs=1), out)
+    return out
+
+
+@pytest.fixture
+def out(one_epoch: Path, tmp_path: Path) -> Path:
+    """The same in a folder of the test's own."""
+    return shutil.copytree(one_epoch, tmp_path / "run")
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tiny_runs import tiny_config
+from support import assert_raises
+from tiny_runs import go_on, tiny_config
 from torchcaps.errors import InputError
 from torchcaps.machine import usable_cores
 from torchcaps.training import Progress, devices, resume, train
@@ -52,29 +53,15 @@ def test_auto_is_bf16_where_a_gpu_multiplies_it(monkeypatch: pytest.MonkeyPatch)
         for device in (CPU, CUDA, MPS):
             assert [pick_precision(name, device) for name in ("32", "bf16")] == ["32", "bf16"]
             assert device is CUDA or pick_precision("auto", device) == "32"
-    with pytest.raises(InputError, match='precision must be "auto", "32" or "bf16", got \'16\''):
-        pick_precision("16", CPU)
+    assert_raises(InputError, pick_precision, "16", CPU, say='precision must be "auto", "32" or "bf16", got \'16\'')
 
 
-def test_devices_that_are_not_there_are_refused_first(
-    monkeypatch: pytest.MonkeyPatch, bars: Path, tmp_path: Path
-) -> None:
-    started = []
-    monkeypatch.setattr(devices.Fabric, "launch", started.append)
-    many = usable_cores() + 1
-    words = f"devices must be at most {usable_cores()}, the processor cores that this process may use, got {many}"
-    config, out = tiny_config(bars, devices=many), tmp_path / "run"
-    with pytest.raises(InputError, match=words):
-        train(config, out, progress=Progress())
-    assert not out.exists()
-    out.mkdir()  # a foreign one
-    (out / "config.json").write_text(json.dumps(config.to_dict()))
-    with pytest.raises(InputError, match=words):
-        resume(out, progress=Progress())
+def test_devices_that_are_not_there_are_refused_first(monkeypatch: pytest.MonkeyPatch, out: Path) -> None:
+    monkeypatch.setattr(devices.Fabric, "launch", lambda _: pytest.fail("processes are started"))
+    many, words = usable_cores() + 1, f"devices must be at most {usable_cores()}, the processor cores that this process"
+    assert_raises(InputError, go_on, out, devices=many, say=words)
     if not torch.cuda.is_available():
-        with pytest.raises(InputError, match="this machine has no cuda device that PyTorch can use; --accelerator may"):
-            launch("cuda")
-    assert not started
+        assert_raises(InputError, launch, "cuda", say="this machine has no cuda device that PyTorch can use; --accel")
 
 
 def test_the_summary_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

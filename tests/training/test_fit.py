@@ -15,7 +15,8 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Subset, TensorDataset
 
 import torchcaps
-from tiny_runs import StopAt, same_weights
+from support import assert_raises
+from tiny_runs import NARROW, StopAt, same_weights
 from torchcaps.datasets import BatchLoader, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.training import Interrupted, Progress, Recipe, fit
@@ -110,8 +111,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         ({"recipe": {"patience": 1}, "validation": None}, "validation images, of which there are none"),
     ):
         recipe = RECIPE.replace(options.pop("recipe", {}))
-        with pytest.raises(InputError, match=words):
-            start(recipe=recipe, **options)
+        assert_raises(InputError, start, say=words, recipe=recipe, **options)
 
 
 def test_without_validation_the_last_epoch_counts(tmp_path: Path) -> None:
@@ -122,7 +122,6 @@ def test_without_validation_the_last_epoch_counts(tmp_path: Path) -> None:
 
 def test_a_network_of_torchcaps_on_an_image_set_and_on_a_data_set(bars: Path, tmp_path: Path) -> None:
     data = load_dataset(f"npz:{bars}", validation_size=12)
-    small = {"conv_channels": 8, "primary_types": 2, "capsule_dim": 4, "decoder_hidden": (16,)}
     recipe, validation = Recipe(epochs=2, batch_size=16, max_shift=1), {"validation": data.validation}
     rows = {}
     for name, images, more in (
@@ -131,7 +130,7 @@ def test_a_network_of_torchcaps_on_an_image_set_and_on_a_data_set(bars: Path, tm
         ("tensors", (data.train.images, data.train.labels), validation),
     ):
         torch.manual_seed(0)
-        network = torchcaps.create_model("sabour2017", data.in_shape, 3, **small)
+        network = torchcaps.create_model("sabour2017", data.in_shape, 3, **NARROW)
         rows[name] = fit(network, images, recipe, tmp_path / name, accelerator="cpu", progress=Progress(), **more)
         loaded = torchcaps.load_pretrained(tmp_path / name / "best")
         assert same_weights(loaded.state_dict(), network.state_dict())
@@ -152,14 +151,11 @@ def test_a_network_with_a_part_that_is_not_registered_keeps_its_weights(bars: Pa
 
 
 def test_a_loss_of_one_s_own() -> None:
-    asked: list[int] = []
-
-    def loss(output: Tensor, labels: Tensor) -> Tensor:
-        asked.append(len(labels))
-        return nn.functional.multi_margin_loss(output, labels)
-
-    start(loss=loss, recipe=RECIPE.replace({"epochs": 1}))
-    assert asked == [16] * 6 + [4] + [40]
+    """An image counts by its share of a batch, also in a smaller last one."""
+    network, rows = start(loss=nn.functional.multi_margin_loss, recipe=RECIPE.replace({"epochs": 1}))
+    points, labels = vectors(40)
+    wanted = nn.functional.multi_margin_loss(network(points), labels).item()
+    assert rows[-1]["validation_loss"] == pytest.approx(wanted)
 
 
 def test_balanced_classes_make_rare_ones_count() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support import assert_raises
 from tiny_runs import go_on, run, same_weights, tiny_config
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, remove_temporaries
@@ -29,18 +30,14 @@ def test_two_new_runs_in_one_folder(bars: Path, tmp_path: Path) -> None:
     with lock_folder(out):
         for note, who in (((out / HOLDER).read_text(), f"process {os.getpid()} on"), ("{", "another process trains")):
             (out / HOLDER).write_text(note)
-            with pytest.raises(InputError, match=f"is in use: {who}"):
-                run(tiny_config(bars), out)
+            assert_raises(InputError, run, tiny_config(bars), out, say=f"is in use: {who}")
         assert contents(out).keys() == {LOCK, HOLDER}
     assert not out.exists(), "it was empty"
 
 
-def test_a_folder_with_a_run_is_not_overwritten(bars: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    run(tiny_config(bars, epochs=1), out)
+def test_a_folder_with_a_run_is_not_overwritten(bars: Path, out: Path) -> None:
     before = contents(out)
-    with pytest.raises(InputError, match="there is a run in"):
-        run(tiny_config(bars), out)
+    assert_raises(InputError, run, tiny_config(bars), out, say="there is a run in")
     assert contents(out) == before
     with lock_folder(out):
         with pytest.raises(InputError, match=f"is in use: process {os.getpid()} on .* wait for its end, or stop it"):
@@ -48,8 +45,7 @@ def test_a_folder_with_a_run_is_not_overwritten(bars: Path, tmp_path: Path) -> N
         load_run(out)  # readers need not wait
     assert contents(out) == before
     (out / "config.json").unlink()  # only last.ckpt says so
-    with pytest.raises(InputError, match="there is a run in"):
-        run(tiny_config(bars), out)
+    assert_raises(InputError, run, tiny_config(bars), out, say="there is a run in")
 
 
 def test_the_lock_is_given_back_and_leaves_nothing(tmp_path: Path) -> None:
@@ -65,9 +61,8 @@ def test_the_lock_is_given_back_and_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="links need rights on Windows")
 @pytest.mark.parametrize("name", [LOCK, HOLDER])
-def test_a_link_in_the_place_of_a_lock_leads_nowhere(bars: Path, tmp_path: Path, name: str) -> None:
-    out, precious = tmp_path / "run", tmp_path / "precious"
-    run(tiny_config(bars, epochs=1), out)
+def test_a_link_in_the_place_of_a_lock_leads_nowhere(out: Path, tmp_path: Path, name: str) -> None:
+    precious = tmp_path / "precious"
     precious.write_text("mine")
     (out / name).symlink_to(precious)
     assert go_on(out, epochs=2)["epochs"] == 2
@@ -141,30 +136,26 @@ def left_of(path: Path) -> Path:
     return temporary
 
 
-def test_a_resumed_run_removes_what_a_kill_left_and_nothing_else(bars: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    run(tiny_config(bars, epochs=1), out)
+def test_a_resumed_run_removes_what_a_kill_left_and_nothing_else(out: Path) -> None:
     files = [*contents(out), "figures/samples.png"]
     assert {"config.json", "metrics.csv", "last.ckpt", "summary.json", "best/classes.json"} < set(files)
-    left = [left_of(out / name) for name in files]
+    for name in files:
+        left_of(out / name)
     own = [out / ".config.json.swp", out / ".hidden", out / "best" / ".notes"]
     for path in own:
         path.touch()
     resume(out, overrides={"epochs": 2}, progress=Progress())
-    assert not [path for path in left if path.exists()]
     assert set(out.rglob(".*")) == set(own)
 
 
 def test_names_of_leftovers_are_taken_as_they_are(tmp_path: Path) -> None:
     for name in ("a[1].png", "x", "a.tar.gz"):
-        left, other = left_of(tmp_path / name), left_of(tmp_path / f"other-{name}")
+        other, left = left_of(tmp_path / f"other-{name}"), left_of(tmp_path / name)
         remove_temporaries(tmp_path / name)
         assert (left.exists(), other.exists()) == (False, True)
 
 
-def test_a_run_that_cannot_go_on_keeps_its_configuration(bars: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    run(tiny_config(bars, epochs=1), out)
+def test_a_run_that_cannot_go_on_keeps_its_configuration(out: Path) -> None:
     (out / "summary.json").unlink()
     (out / "summary.json").mkdir()
     before = (out / "config.json").read_bytes()
@@ -173,17 +164,14 @@ def test_a_run_that_cannot_go_on_keeps_its_configuration(bars: Path, tmp_path: P
     assert (out / "config.json").read_bytes() == before
 
 
-def test_a_run_is_read_back(bars: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    run(tiny_config(bars, epochs=1), out)
+def test_a_run_is_read_back(bars: Path, out: Path) -> None:
     best, last = load_run(out), load_run(out, which="last")
     assert same_weights(read_checkpoint(out / "last.ckpt")["model"], last.model.state_dict())
     assert not best.model.training
     assert best.class_names == ("0", "1", "2")
     assert best.images.calibration is not None
     assert best.dataset().in_shape == best.dataset(f"npz:{bars}").in_shape == best.model.in_shape
-    with pytest.raises(InputError, match="digits has images of shape"):
-        best.dataset("digits")
+    assert_raises(InputError, best.dataset, "digits", say="digits has images of shape")
     for text in ('{"class_names": ["a"]}', '{"class_names": 3}'):
         (out / "best" / "classes.json").write_text(text)
         with pytest.raises(InputError, match=r"list of classes .*classes\.json is damaged or no list of classes"):

@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from support import assert_close
 from torchcaps.errors import InputError
-from torchcaps.models import get_preset, list_presets
-from torchcaps.parts import all_parts, build, flat, options, part_of
+from torchcaps.models import list_presets
+from torchcaps.parts import all_parts, build, options, part_of
 from torchcaps.training import Recipe, TrainConfig, learning_rate, make_config, read_config
-from torchcaps.training.config import WHOLE, override
+from torchcaps.training.config import WHOLE
 
 RATES = [1e-3 * 0.98**step for step in range(100)]
 
@@ -28,34 +29,19 @@ def test_the_configuration_of_every_preset_survives_json(tmp_path: Path) -> None
         assert read_config(tmp_path / "config.json") == config
 
 
-def test_overrides_reach_network_recipe_and_run_of_a_copy() -> None:
-    config = make_config("sabour2017", num_iterations=1, batch_size=7, seed=5)
-    assert (flat(config.fields)["num_iterations"], config.recipe.batch_size, config.seed) == (1, 7, 5)
-    assert override(config, {"epochs": 1}).recipe.epochs == 1
-    assert config.recipe.epochs != 1
-    assert make_config("sabour2017").data == get_preset("sabour2017").data
-    assert make_config().data == "digits"
-
-
 def test_every_option_of_a_run_and_its_parts_has_one_flat_name() -> None:
     own = [name for settings in (Recipe, TrainConfig) for name in options(settings)]
     assert len(own) == len(set(own))
     for part in all_parts():
         assert not options(part).keys() & set(own), part_of(part)
-    fields = flat(make_config("baseline-cnn").fields)
-    assert {"dropout", "seed", "preset"} <= set(fields)
-    assert (fields["model"], fields["epochs"]) == ("cnn", 50)
 
 
 def test_a_bad_value_is_one_sentence_that_names_its_field() -> None:
     for overrides, words in (
-        ({"num_iteration": 2}, 'no field of sabour2017 "num_iteration"; did you mean "num_iterations"'),
         ({"learning_rate": float("nan")}, "learning_rate must be above 0 and at most 1e+38, got nan"),
         *(({name: {}}, f'no field of sabour2017 "{name}"') for name in WHOLE if name != "preset"),
         ({"schedule": "cosine"}, "schedule must be one of"),
-        ({"decoder_hidden": (0,)}, "decoder_hidden must be"),
         ({"class_weights": ()}, "class_weights must be"),
-        ({"momentum": 0.8}, 'it belongs to optimizer "sgd"'),
         ({"dropout": 0.1}, 'no field of sabour2017 "dropout"'),
     ):
         with pytest.raises(InputError) as caught:
@@ -78,21 +64,14 @@ def test_a_bad_file_is_one_sentence_that_names_it(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def by_the_equations(weights: list[float], gradients: list[list[float]], form: str, eps: float) -> list[float]:
-    """Kingma and Ba's algorithm 1, or TensorFlow's, whose βs are float32, in Python's floats."""
-    b1, b2 = (0.9, 0.999) if form == "torch" else (float(torch.tensor(0.9)), float(torch.tensor(0.999)))
-    ends = []
-    for n, w in enumerate(weights):
-        m = v = 0.0
-        for t, rate in enumerate(RATES, 1):
-            g = gradients[t - 1][n]
-            m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
-            if form == "torch":
-                w -= rate * (m / (1 - b1**t)) / (math.sqrt(v / (1 - b2**t)) + eps)
-            else:
-                w -= rate * math.sqrt(1 - b2**t) / (1 - b1**t) * m / (math.sqrt(v) + eps)
-        ends.append(w)
-    return ends
+def as_in_tensorflow(weights: Tensor, gradients: Tensor, eps: float) -> Tensor:
+    """The weights after a step of TensorFlow's Adam, whose βs are float32, with each of the gradients."""
+    b1, b2 = (float(torch.tensor(beta)) for beta in (0.9, 0.999))
+    m = v = torch.zeros_like(weights)
+    for t, (rate, g) in enumerate(zip(RATES, gradients, strict=True), 1):
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+        weights = weights - rate * math.sqrt(1 - b2**t) / (1 - b1**t) * m / (v.sqrt() + eps)
+    return weights
 
 
 def taken(optimizer: dict[str, Any] | Callable[..., Any], weights: Tensor, gradients: Tensor) -> Tensor:
@@ -109,26 +88,26 @@ def taken(optimizer: dict[str, Any] | Callable[..., Any], weights: Tensor, gradi
 
 
 @pytest.mark.parametrize("eps", [1e-8, 1e-3])
-@pytest.mark.parametrize("form", ["torch", "tensorflow"])
-def test_adam_takes_the_steps_of_its_source(form: str, eps: float, rng: torch.Generator) -> None:
+def test_adam_can_take_the_steps_of_tensorflow(eps: float, rng: torch.Generator) -> None:
     weights = torch.randn(7, dtype=torch.float64, generator=rng)
     gradients = 0.02 * torch.randn(100, 7, dtype=torch.float64, generator=rng) + 0.01
-    found = taken({"name": "adam", "adam": form, "adam_eps": eps}, weights, gradients) - weights
-    wanted, other = (
-        torch.tensor(by_the_equations(weights.tolist(), gradients.tolist(), each, eps), dtype=torch.float64) - weights
-        for each in (form, {"torch": "tensorflow", "tensorflow": "torch"}[form])
+    found, other = (
+        taken({"name": "adam", "adam": form, "adam_eps": eps}, weights, gradients) - weights
+        for form in ("tensorflow", "torch")
     )
+    wanted = as_in_tensorflow(weights, gradients, eps) - weights
     assert ((found - wanted) / wanted).abs().max() < 1e-6
-    assert ((found - other) / other).abs().max() > 1e-5, "the forms are not the same, so the test tells them apart"
+    assert ((other - wanted) / wanted).abs().max() > 1e-5, "the forms are not the same, so the test tells them apart"
 
 
 def test_the_others_are_torchs(rng: torch.Generator) -> None:
     weights, gradients = torch.randn(7, generator=rng), torch.randn(100, 7, generator=rng)
     for part, torchs in (
+        ({"name": "adam", "adam_eps": 1e-3}, lambda p: torch.optim.Adam(p, RATES[0], eps=1e-3)),
         ({"name": "adamw", "weight_decay": 0.05}, lambda p: torch.optim.AdamW(p, RATES[0], weight_decay=0.05)),
         ({"name": "sgd", "momentum": 0.8, "weight_decay": 0.0}, lambda p: torch.optim.SGD(p, RATES[0], momentum=0.8)),
     ):
-        assert torch.equal(taken(part, weights, gradients), taken(torchs, weights, gradients))
+        assert_close(taken(part, weights, gradients), taken(torchs, weights, gradients))
 
 
 def test_decay_by_step_is_the_authors_and_decay_by_epoch_changes_with_the_epoch_only() -> None:

@@ -10,10 +10,6 @@ from torchcaps.datasets.pairs import PairSet
 from torchcaps.errors import InputError
 
 
-def _unchanged(images: ImageSet) -> ImageSet:
-    return images
-
-
 @dataclass(frozen=True, eq=False)
 class Splits:
     """The images that a data set's function returns.
@@ -34,8 +30,8 @@ class Splits:
     test: ImageSet | None
     class_names: tuple[str, ...]
     validation: ImageSet | None = None
-    as_train: Callable[[ImageSet], ImageSet | PairSet] = _unchanged
-    as_validation: Callable[[ImageSet], ImageSet] = _unchanged
+    as_train: Callable[[ImageSet], ImageSet | PairSet] = lambda images: images
+    as_validation: Callable[[ImageSet], ImageSet] = lambda images: images
     skipped: tuple[str, ...] = ()
 
 

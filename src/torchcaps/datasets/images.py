@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import UInt8
@@ -33,8 +29,6 @@ PILLOWS_MEGAPIXELS = 178.0
 
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")  # Pillow knows more, some of which start other programs
 _TILE_WIDTH, _TILE_LENGTH = 322, 323  # of TIFF: a tile may be larger than its image, and is decoded as a whole
-_ERROR_STREAM = 2  # of the system, for the whole process
-_one_at_a_time = threading.Lock()  # or a thread would restore the stream that another thread has put there
 
 
 # Python prints records without a handler; Pillow's decoders log the errors that they raise
@@ -134,21 +128,13 @@ def read_photo(
     return Photo(pixels, Prepared(_resized(image, in_shape[1:]) if fit == "stretch" else _padded(image, in_shape[1:])))
 
 
-def read_image(
-    path: str | Path,
-    in_shape: Sequence[int],
-    *,
-    preparation: Preparation | None = None,
-    invert: bool = False,
-    fit: Fit = "pad",
-    name: str | None = None,
-) -> UInt8[np.ndarray, "C H W"]:
-    """Read an image file as :func:`read_photo` does, with its arguments and errors; return what the network is given.
+def read_image(path: str | Path, in_shape: Sequence[int], **options: Any) -> UInt8[np.ndarray, "C H W"]:
+    """Read an image file as :func:`read_photo` does, with its options and errors; return what the network is given.
 
     Returns:
         Pixels of 0..255.
     """
-    return read_photo(path, in_shape, preparation=preparation, invert=invert, fit=fit, name=name).prepared.image
+    return read_photo(path, in_shape, **options).prepared.image
 
 
 def read_pixels(path: Path, name: str | None = None) -> UInt8[np.ndarray, "C H W"]:
@@ -169,30 +155,13 @@ def read_pixels(path: Path, name: str | None = None) -> UInt8[np.ndarray, "C H W
             ) from None
         with image:
             _check_size(image, name)
-            with _errors_unsaid() if image.format == "TIFF" else nullcontext():
-                image.load()
+            image.load()
             ImageOps.exif_transpose(image, in_place=True)
             pixels = _to_uint8(image)
     # The pixels decide, not the file's mode: grey drawings are often saved as RGB.
     if pixels.ndim == 2 or all(np.array_equal(pixels[..., channel], pixels[..., 0]) for channel in (1, 2)):
         return pixels.reshape(*pixels.shape[:2], -1)[None, ..., 0].copy()
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
-
-
-@contextmanager
-def _errors_unsaid() -> Iterator[None]:
-    """Discard the process's error stream: libtiff writes there, past Python, the errors that its caller gets anyway."""
-    if sys.__stderr__ is None:  # the process began without one, and the number may be that of any file
-        yield
-        return
-    with _one_at_a_time, Path(os.devnull).open("wb") as nowhere:
-        kept = os.dup(_ERROR_STREAM)
-        try:
-            os.dup2(nowhere.fileno(), _ERROR_STREAM)
-            yield
-        finally:
-            os.dup2(kept, _ERROR_STREAM)
-            os.close(kept)
 
 
 def _check_size(image: Image.Image, name: str) -> None:

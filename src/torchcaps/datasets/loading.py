@@ -58,7 +58,6 @@ def load_dataset(
     validation_size: int | None = None,
     validation: ValidationSplit = "random",
     seed: Seed = 0,
-    download: bool = True,
     limit_train: Count | None = None,
     limit_test: Count | None = None,
     skip_damaged: bool = False,
@@ -79,7 +78,6 @@ def load_dataset(
             training images, at least one of each class.
         validation: Which of the training images these are: a stratified random choice, or the first or the last ones.
         seed: Chooses the random validation images, 0 to 2³² - 1.
-        download: Whether missing files may be downloaded.
         limit_train: How many training images to take at most, the first ones, from 1.
         limit_test: How many test images to take at most, the first ones, from 1.
         skip_damaged: Leave out the image files of a ``folder:`` that cannot be read, instead of raising an error; the
@@ -95,7 +93,7 @@ def load_dataset(
         raise InputError(f"{spec} has no image files to leave out; skip_damaged (--skip-damaged) is for folder:PATH")
     folder = None if data_dir is None else user_path(data_dir)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    splits = info.load(DataRequest(path or Path(), folder, size, download, limit_test, skip_damaged))
+    splits = info.load(DataRequest(path or Path(), folder, size, limit_test, skip_damaged))
     names, known, test = splits.class_names, splits.train, splits.test
     if test is None:
         known, test = _set_test_aside(spec, known, len(names))

@@ -30,7 +30,6 @@ class DataRequest:
     """The folder that the user named; None for the usual places."""
     image_size: tuple[int, int] | None = None
     """Height and width to bring images to, pixels. A function resizes files of several sizes; others are resized."""
-    download: bool = True
     limit_test: int | None = None
     """A function that makes its test images may make only the first so many."""
     skip_damaged: bool = False

@@ -10,12 +10,12 @@ from torch import Tensor
 from torchcaps.checks import checked
 from torchcaps.datasets.rng import generator
 from torchcaps.errors import InputError, shown
-from torchcaps.ranges import Range
+from torchcaps.ranges import Range, Seed
 
 
 @checked
 def stratified_split(
-    labels: Int64[Tensor, "N"], size: int, *, seed: int, leave_one: bool = True
+    labels: Int64[Tensor, "N"], size: int, *, seed: Seed, leave_one: bool = True
 ) -> tuple[Int64[Tensor, "rest"], Int64[Tensor, "size"]]:
     """Hold out ``size`` images at random, from each class its share.
 

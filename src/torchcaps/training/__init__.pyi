@@ -8,7 +8,6 @@ from .progress import PlainProgress as PlainProgress
 from .progress import Progress as Progress
 from .progress import TerminalProgress as TerminalProgress
 from .rates import LearningRates as LearningRates
-from .rates import find_learning_rate as find_learning_rate
 from .recipe import Recipe as Recipe
 from .recipe import learning_rate as learning_rate
 from .run import Run as Run

@@ -58,11 +58,11 @@ def run_data(
 
     The other arguments are those of :func:`torchcaps.fit` and :class:`torchcaps.datasets.BatchLoader`.
     """
-    train, judged = _as_images(data), _as_images(validation)
-    parts: list[Any] = [train, judged]
+    train, judged = _as_images(data), _middle(_as_images(validation), recipe)
+    parts = [train, judged]
     if isinstance(data, Dataset):
-        train, seen = data.train, cropped(data, recipe)
-        judged = seen.validation if judged is None else judged
+        seen = cropped(data, recipe)
+        train, judged = data.train, seen.validation if judged is None else judged
         parts = [train, seen.validation, seen.test]
 
     def batches(part: Any, size: int, *, shuffle: bool) -> BatchLoader:
@@ -72,8 +72,7 @@ def run_data(
 
     plain = None
     if recipe.precise_norm and isinstance(train, ImageSet):
-        still = train if recipe.crop is None else center_crop(train, recipe.crop)
-        plain = BatchLoader(still, recipe.batch_size, shuffle=True, seed=seed)
+        plain = BatchLoader(_middle(train, recipe), recipe.batch_size, shuffle=True, seed=seed)
     return RunData(
         train=batches(train, recipe.batch_size, shuffle=True),
         validation=None if judged is None else batches(judged, EVALUATION_BATCH, shuffle=False),
@@ -82,6 +81,11 @@ def run_data(
         judged_labels=_labels(judged),
         plain=plain,
     )
+
+
+def _middle(part: Any, recipe: Recipe) -> Any:
+    """Images as the network sees them: with a crop, the middle of each, whose pixels are shared; others as they are."""
+    return center_crop(part, recipe.crop) if recipe.crop is not None and isinstance(part, ImageSet) else part
 
 
 def _labels(part: Any) -> Tensor | None:
@@ -157,7 +161,7 @@ def require_task(dataset: Dataset, task: Task) -> None:
 
 
 def cropped(dataset: Dataset, recipe: Recipe) -> Dataset:
-    """A data set as the network sees it: with a crop, the middle of each image; the pixels are shared.
+    """A data set as the network sees it: with a crop, the middle of each image.
 
     Raises:
         InputError: The images do not go with the recipe's crop.
@@ -166,6 +170,5 @@ def cropped(dataset: Dataset, recipe: Recipe) -> Dataset:
         return dataset
     if isinstance(dataset.train, PairSet):
         raise InputError(f"{dataset.name} makes new training images in each epoch, which are not cropped; omit --crop")
-    parts = (dataset.train, dataset.validation, dataset.test)
-    train, validation, test = (center_crop(part, recipe.crop) for part in parts)
-    return dataclasses.replace(dataset, train=train, validation=validation, test=test)
+    seen = {part: _middle(getattr(dataset, part), recipe) for part in ("train", "validation", "test")}
+    return dataclasses.replace(dataset, **seen)

@@ -441,9 +441,6 @@ class Trainer:
                 f"the run has finished {state.epoch} epochs and {state.batch} steps already; it cannot go on to the "
                 f"end of epoch {epochs}"
             )
-        if self.logger is not None and self.recipe.logger == "csv":  # which begins its file anew
-            for row in state.history:
-                log_row(self.logger, row)
         if self.fabric.is_global_zero:  # the sums of all processes are added
             self.sums.copy_(torch.tensor([state.sums[name] for name in SUMS], dtype=self.sums.dtype))
 

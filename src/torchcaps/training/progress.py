@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     from lightning_fabric.loggers.logger import Logger
     from torch import nn
 
-LOGGERS = {
-    "csv": "lightning_fabric.loggers.CSVLogger",
-    "tensorboard": "lightning_fabric.loggers.TensorBoardLogger",
-}
-"""Fabric's own loggers by the names that a recipe takes."""
-
 
 class Progress:
     """Shows the progress of a run; the training loop calls its methods. Subclass it for a display of your own.
@@ -141,20 +135,23 @@ def make_logger(name: str, out: Path) -> Logger:
     """A logger of a run folder, which it is given as ``root_dir`` or ``save_dir``.
 
     Args:
-        name: ``csv``, ``tensorboard``, or any of Lightning's by ``PACKAGE.CLASS``.
+        name: ``tensorboard``, or any of Lightning's by ``PACKAGE.CLASS``.
         out: The run folder.
 
     Raises:
         InputError: There is no such class, or its package is not installed.
     """
-    options = {"root_dir": out, "save_dir": out} | ({"name": name, "version": ""} if name in LOGGERS else {})
-    module, _, cls = LOGGERS.get(name, name).rpartition(".")
+    options: dict[str, Any] = {"root_dir": out, "save_dir": out}
+    path, needed = name, ""
+    if name == "tensorboard":
+        path, needed = "lightning_fabric.loggers.TensorBoardLogger", f"; {install(name)}"
+        options |= {"name": name, "version": ""}
+    module, _, cls = path.rpartition(".")
     try:
         kind: type[Logger] = getattr(importlib.import_module(module), cls)
         return kind(**{key: each for key, each in options.items() if key in inspect.signature(kind).parameters})
     except (ImportError, AttributeError, ValueError) as error:
-        needed = f"; {install('tensorboard')}" if name == "tensorboard" else ""
-        words = f"logger must be csv, tensorboard or PACKAGE.CLASS, got {name!r}"
+        words = f"logger must be tensorboard or PACKAGE.CLASS, got {name!r}"
         raise InputError(f"{words}: {reason_of(error)}{needed}") from None
 
 

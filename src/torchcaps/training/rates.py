@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections.abc import Iterable
@@ -11,13 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchcaps.analysis.figures import new_figure
 from torchcaps.analysis.results import Result, Table
-from torchcaps.training.loop import Loss, Trainer
+from torchcaps.training.loop import Trainer
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
-    from matplotlib.figure import Figure
     from torch import nn
 
     from torchcaps.training.data import RunData
@@ -54,34 +51,16 @@ class LearningRates(Result):
         rows = [[f"{rate:.1e}", f"{loss:.4f}"] for rate, loss in pairs]
         return [Table(rows, ("rate", "loss")), Table([["Suggested", f"--learning-rate {self.suggestion:.1e}"]])]
 
-    def figures(self) -> dict[str, Figure]:
-        figure = new_figure(5, 3.5, f"suggested learning rate {self.suggestion:.1e}")
-        axes = figure.subplots()
-        axes.plot(self.rates, self.losses)
-        axes.axvline(self.suggestion, linestyle="--")
-        axes.set_xscale("log")
-        axes.set_xlabel("learning rate")
-        axes.set_ylabel("loss, smoothed")
-        return {"": figure}
 
+def find_learning_rate(fabric: Fabric, network: nn.Module, data: RunData, recipe: Recipe, seed: int) -> LearningRates:
+    """Train a network for 100 steps, each at a higher rate, until its loss explodes.
 
-def find_learning_rate(
-    fabric: Fabric, network: nn.Module, data: RunData, recipe: Recipe, *, seed: int = 0, loss: Loss | None = None
-) -> LearningRates:
-    """Train a copy of a network for 100 steps, each at a higher rate, until its loss explodes.
-
-    Args:
-        fabric: The device.
-        network: Left as it is.
-        data: The batches.
-        recipe: Its optimizer and batches; its learning rate and schedule are not used.
-        seed: As for :func:`torchcaps.fit`.
-        loss: The same.
+    Of the recipe, the learning rate and the schedule are not used. Its batches and the seed are those of a run.
 
     Source: Smith 2017, "Cyclical learning rates for training neural networks", section 3.3 (arXiv:1506.01186).
     """
     plain = recipe.replace({"schedule": "constant", "patience": None, "stop_at": None, "compile": False})
-    trainer = Trainer(fabric, copy.deepcopy(network), data, plain, seed=seed, loss=loss)
+    trainer = Trainer(fabric, network, data, plain, seed=seed)
     trainer.network.train()
     tried = torch.logspace(math.log10(LEAST), math.log10(MOST), STEPS).tolist()
     batches = (batch for epoch in itertools.count() for batch in data.train.batches(epoch))

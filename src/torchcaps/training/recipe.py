@@ -190,7 +190,7 @@ class Recipe(Settings):
     compile: bool = False
     """Compile the network by torch.compile: before it is trained; results may differ in their last bits."""
     logger: str | None = None
-    """Where metrics go besides metrics.csv: csv, tensorboard (extra torchcaps[tensorboard]), or the class of a
+    """Where metrics go besides metrics.csv: tensorboard (extra torchcaps[tensorboard]), or the class of a
     logger of Lightning, PACKAGE.CLASS; two of them write into the run folder."""
 
     def __post_init__(self) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import os
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -117,7 +119,7 @@ def resume(
 
 
 def learning_rates(config: TrainConfig) -> LearningRates:
-    """What learning rate a run would take; nothing is written.
+    """Try the learning rates that a run could take, each for a step; nothing is written.
 
     Raises:
         InputError: Data or settings do not fit.
@@ -125,7 +127,7 @@ def learning_rates(config: TrainConfig) -> LearningRates:
     fabric = devices.launch(config.accelerator, config.devices, config.num_nodes, config.precision)
     config, data, network = _begun(config)
     batches = run_data(data, config.recipe, fabric, config.seed)
-    return find_learning_rate(fabric, network, batches, config.recipe, seed=config.seed)
+    return find_learning_rate(fabric, network, batches, config.recipe, config.seed)
 
 
 def _begun(config: TrainConfig) -> tuple[TrainConfig, Dataset, Network]:
@@ -140,30 +142,21 @@ def _begun(config: TrainConfig) -> tuple[TrainConfig, Dataset, Network]:
 @contextmanager
 def _new_folder(config: TrainConfig, out: str | Path | None) -> Iterator[Path]:
     """Lock a folder that no run is in: the one that is named, or the next free ``runs/PRESET-DATA-N``."""
-    try:
-        with lock_folder(_next_folder(config) if out is None else Path(out)) as folder:
-            if (folder / CONFIG).exists() or (folder / CHECKPOINT).exists():
-                raise InputError(
-                    f"there is a run in {folder} already; go on with it by --resume {folder}, or choose another --out"
-                )
-            yield folder
-    finally:
-        if out is None:
-            with suppress(OSError):  # there are runs in it
-                RUNS.rmdir()
+    with lock_folder(_next_folder(config) if out is None else Path(out)) as folder:
+        if (folder / CONFIG).exists() or (folder / CHECKPOINT).exists():
+            raise InputError(
+                f"there is a run in {folder} already; go on with it by --resume {folder}, or choose another --out"
+            )
+        yield folder
 
 
 def _next_folder(config: TrainConfig) -> Path:
-    """Make the folder, whose name has that of what folder:PATH or npz:PATH points to."""
+    """The next free folder, whose name has that of what folder:PATH or npz:PATH points to."""
     kind, _, path = config.data.partition(":")
     check_path(path or kind)
-    name, number = f"{config.preset}-{real(path).stem if path else kind}", 0
-    RUNS.mkdir(exist_ok=True)
-    while True:
-        number += 1
-        with suppress(FileExistsError):
-            (RUNS / f"{name}-{number}").mkdir()
-            return RUNS / f"{name}-{number}"
+    name = f"{config.preset}-{real(path).stem if path else kind}"
+    folders = (RUNS / f"{name}-{number}" for number in itertools.count(1))
+    return next(folder for folder in folders if not os.path.lexists(folder))
 
 
 def _run(

@@ -96,11 +96,9 @@ def words_of_classes(config: TrainConfig, labels: Int64[Tensor, "N"], names: Seq
     if not is_uneven(labels):
         return []
     counts, recipe = labels.bincount(), config.recipe
-    (most, least), (many, few) = (
-        (names[int(counts.argmax())], names[int(counts.argmin())]),
-        (counts.max(), counts.min()),
-    )
-    words = f"Classes: uneven, {many:,} training images of {most} and {few:,} of {least}"
+    most, least = int(counts.argmax()), int(counts.argmin())
+    found = f"{counts[most]:,} training images of {names[most]} and {counts[least]:,} of {names[least]}"
+    words = f"Classes: uneven, {found}"
     words += "; balanced accuracy chooses the epoch" * (recipe.select == "balanced-accuracy")
     advice = "; --class-weights balanced makes all classes count the same"
     return [words + advice * (recipe.class_weights is None)]

@@ -1,12 +1,7 @@
 from __future__ import annotations
 
-import io
-import itertools
 import os
-import struct
 import tracemalloc
-import warnings
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -96,31 +91,22 @@ WRONG: list[tuple[dict[str, np.ndarray], str]] = [
     (XY | {"x_test": X}, 'no array "y_test"'),
     (XY | {"y_val": Y}, 'no array "x_val"'),
     ({f"{'z' * 99}{n}": X[:1] for n in range(30)}, ", …"),
-    ({"x\x1b[31m": X}, r"'x\x1b[31m'"),
     (XY | {"x": X.astype(np.int64)}, "x must be uint8 of 0..255 or floats of 0..1, got int64"),
     (XY | {"x": X.astype(np.float32)}, "got float32 from 0 to 255"),
     (XY | {"x": np.full((40, 6, 5), np.nan)}, "x must be uint8"),
     (XY | {"x": np.zeros((40, 6, 5), [("a", "f4")])}, "x must be uint8"),
     (XY | {"x": np.zeros((40, 6, 5, 9), np.uint8)}, "x must have the shape"),
-    (XY | {"x": np.zeros((1,) * 30)}, "x must have the shape"),
     ({"x": X[:0], "y": Y[:0]}, "x must have the shape"),
     (XY | {"y": np.full(40, np.nan)}, "y must hold whole numbers"),
     (XY | {"y": Y[:39]}, "y must hold whole numbers"),
     (XY | {"y": 2 * np.eye(4, dtype=int)[Y]}, "y must hold whole numbers"),
     ({"train_images": X}, 'no array "train_labels"'),
-    ({"train_images": X, "train_labels": 2 * np.eye(14, dtype=int)[Y]}, "train_labels must hold whole numbers"),
-    ({"train_images": X, "train_labels": Y + 1}, 'training images have none of the class "0"'),
     (XY | {"y": Y - 1}, "y has the label -1"),
     (XY | {"y": Y.astype(np.uint64) + 2**63}, "y has the label 9223372036854775811"),
-    (XY | {"x_val": X, "y_val": Y.astype(np.uint64) + 2**63}, "y_val has the label"),
     (XY | {"y": Y * 2}, 'training images have none of the class "1"'),
     (XY | {"class_names": np.array(list("abcde"))}, "class_names must be 4 texts"),
-    (XY | {"x_test": X, "y_test": Y + 1}, "a test label is 4"),
-    (XY | {"x_test": X[:, 1:], "y_test": Y}, "test images are (1, 5, 5)"),
-    (XY | {"class_names": NAMES[:2]}, "class_names must be 4 texts"),
     (XY | {"class_names": np.arange(4)}, "class_names must be 4 texts"),
     (XY | {"class_names": np.array("abcd")}, "class_names must be 4 texts"),
-    (XY | {"class_names": np.array(list("abca"))}, 'two classes are called "a"'),
     (XY | {"class_names": characters(0x110000).byteswap().view(">U2")}, "corrupt"),
     (XY | {"class_names": characters(0xDCE9)}, "corrupt"),
     ({"x": X[:4], "y": Y[:4]}, "4 images of 4 classes, too few"),
@@ -134,40 +120,6 @@ def test_arrays_that_cannot_be(tmp_path: Path) -> None:
             load(tmp_path, **arrays)
         assert named in str(raised.value)
         assert str(tmp_path / "a.npz") in str(raised.value)
-        assert "\n" not in str(raised.value)
-
-
-def npy(values: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, values)
-    return buffer.getvalue()
-
-
-#: NumPy reads them, and says what is wrong in ways of its own; none may crash, warn, or take memory that is not there.
-HEADERS = (
-    "",
-    "(" * 9000,
-    "ÿ\0þ\x80" * 20,
-    "{'descr': '\\d', 'fortran_order': False, 'shape': (40, 6, 5)}",  # an invalid escape
-    "{'descr': '|u1', 'fortran_order': False, 'shape': (-40, 6, 5)}",
-    "{'descr': '|u1', 'fortran_order': False, 'shape': (4000000000, 28, 28)}",
-    "{'descr': [('a', [('b', [('c', '|O')])])], 'fortran_order': False, 'shape': (40,)}",
-)
-
-
-def test_headers_that_cannot_be(tmp_path: Path) -> None:
-    members = {"x": npy(X), "y": npy(Y), "class_names": npy(NAMES)}
-    for header, key in itertools.product(HEADERS, members):
-        text = header.encode("latin1") + b"\n"
-        wrong = b"\x93NUMPY\1\0" + struct.pack("<H", len(text)) + text + bytes(1200)
-        with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
-            for name, contents in (members | {key: wrong}).items():
-                file.writestr(f"{name}.npy", contents)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            with pytest.raises(InputError) as raised:
-                load_dataset(f"npz:{tmp_path / 'a.npz'}")
-        assert str(tmp_path) in str(raised.value)
         assert "\n" not in str(raised.value)
 
 

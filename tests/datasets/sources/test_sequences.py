@@ -12,13 +12,10 @@ import pytest
 import torch
 
 from support import assert_raises
-from torchcaps import create_model, fit
-from torchcaps.analysis import evaluate
-from torchcaps.cli import main
+from torchcaps import create_model
 from torchcaps.datasets import Augmentation, BatchLoader, Dataset, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.nn import Capsules
-from torchcaps.training import Progress, Recipe
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(40, 3, 9))
@@ -113,21 +110,3 @@ def test_padding_never_changes_a_result() -> None:
         chunks = long(sequences.repeat(100, 1, 1, 1)).scores  # some at a time go through the convolutions
     assert torch.allclose(chunks[:40], together)
     assert isinstance(long.primary(sequences), Capsules)
-
-
-def test_a_network_learns_sequences(tmp_path: Path) -> None:
-    X_ = X.copy()
-    X_[:, 0] += 3 * Y[:, None]
-    data = load(tmp_path, **ARRAYS | {"x": X_})
-    torch.manual_seed(0)
-    network = create_model("sequences", data.in_shape, data.num_classes)
-    rows = fit(network, data, Recipe(epochs=40, batch_size=8, learning_rate=1e-2), progress=Progress())
-    assert rows[-1]["train_loss"] < rows[0]["train_loss"] / 2
-    assert evaluate(network, data.train).accuracy > 0.8
-
-
-def test_commands_train_on_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    np.savez("a.npz", **ARRAYS)
-    assert main(["train", "sequences", "--data", "npz:a.npz", "--epochs", "1", "--out", "run", "--no-figures"]) == 0
-    assert main(["evaluate", "run"]) == 0

@@ -62,9 +62,8 @@ def load_affnist(request: DataRequest) -> Splits:
     """mnist-40 for training and validation, and 32 affine versions of each MNIST test digit as test images.
 
     `affine_versions` makes the test images, always the same ones. Original files are read instead where they are found:
-    ``affnist/test.mat``, or ``affnist/test_batches/1.mat`` to ``32.mat``, in the folder of MNIST's files (``affNIST``
-    and ``affnist/transformed`` are searched, too). Either way the images are in a fixed random order, so that the first
-    n are a sample of all.
+    ``affnist/test.mat``, or ``affnist/test_batches/1.mat`` to ``32.mat``, in the folder of MNIST's files. Either way
+    the images are in a fixed random order, so that the first n are a sample of all.
     """
     (train, test), originals, limit = read_mnist(request), find_originals(request.data_dir), request.limit_test
     test = affine_versions(test, limit=limit) if originals is None else read_originals(originals, limit=limit)
@@ -140,8 +139,7 @@ def _room(
 
 def find_originals(data_dir: Path | None) -> list[Path] | None:
     """The original Matlab files of the test images, or None; ``data_dir`` is the folder of MNIST's files."""
-    places = ("affnist", "affNIST", "affnist/transformed", "affNIST/transformed")
-    for folder in (root / place for root in data_folders(data_dir) for place in places):
+    for folder in (root / "affnist" for root in data_folders(data_dir)):
         if (folder / "test.mat").is_file():
             return [folder / "test.mat"]
         if (folder / "test_batches").is_dir():

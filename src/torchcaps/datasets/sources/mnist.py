@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
 from typing import Any
 
 import torch
@@ -119,11 +120,8 @@ _register(
 )
 
 
-def read_mnist(request: DataRequest) -> tuple[ImageSet, ImageSet]:
-    """The training and the test digits of MNIST, for the data sets that are made of them."""
-    return read_idx(MNIST, request)
-
-
+read_mnist = partial(read_idx, MNIST)
+"""Reads the training and the test digits of MNIST, for the data sets that are made of them."""
 MADE_OF_MNIST: dict[str, Any] = {
     "licence": "CC BY-SA 3.0, as MNIST's",
     "num_train": 60_000,

@@ -75,13 +75,11 @@ class Source:
                     f"{folder} has no {wanted}{f' (or {packed})' if packed else ''}; put all files of {self.name} "
                     f"there or in {own}, or leave the folder out to have them downloaded"
                 )
-            if in_cache and request.download:  # what was downloaded before must have its hash still
-                again = [name for name in self.sha256 if missing or found[name] == own / name]
-                return {name: self.fetch(name, own) if name in again else found[name] for name in self.sha256}
-            if not missing:
+            if not missing and not in_cache:
                 return found
-        where = folder if found else own
-        raise InputError(f"{self.name} is not on this machine ({missing[0]} is not in {where}); {_ADVICE}")
+        # what was downloaded before must have its hash still
+        again = [name for name in self.sha256 if missing or found[name] == own / name]
+        return {name: self.fetch(name, own) if name in again else found[name] for name in self.sha256}
 
     def _search(self, root: Path, *, direct: bool = False) -> tuple[Path, dict[str, Path]]:
         """Find the first folder under ``root`` with any of the files, and those files.
