@@ -107,7 +107,7 @@ def draw_pgd(page: Page) -> Figure:
     curves: dict[str, list[RobustnessCurve]] = {}
     for row, title in ATTACKED.items():
         measures = [run.measures[kind] for kind in ("pgd", "pgd-scores") for run in page.rows[f"robustness/{row}"]]
-        curves[title] = list(map(RobustnessCurve.from_dict, measures))
+        curves[title] = [RobustnessCurve(**each) for each in measures]
     return Robustness(curves, {}).figures()[""]
 
 

@@ -249,13 +249,9 @@ def _to_bytes(array: np.ndarray, pixel_range: PixelRange) -> UInt8[np.ndarray, "
 
     Bytes, and numbers of 0..1, stand for the same pixels: a network that was fitted to the one takes the other.
     """
+    own: Any = _range_of(array)
+    if np.ndim(pixel_range[0]) == 0 and {own, pixel_range} == {BYTES, UNIT}:
+        pixel_range = own
     low, high = pixel_range
-    if np.ndim(low) == 0:
-        if array.dtype == np.uint8 and pixel_range in (BYTES, UNIT):
-            return array
-        if pixel_range == BYTES and _range_of(array) == UNIT:
-            low, high = UNIT
-    if np.ndim(low) > 0 or (low, high) != UNIT:
-        width = np.subtract(high, low)
-        array = (array - low) / np.where(width == 0, 1, width)
-    return (array.clip(0, 1) * 255).round().astype(np.uint8)
+    width = np.subtract(high, low)
+    return (((array - low) / np.where(width == 0, 1, width)).clip(0, 1) * 255).round().astype(np.uint8)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
 from own_parts import register
 from support import assert_close, assert_differs
-from torchcaps.analysis import (
-    Robustness,
-    RobustnessCurve,
-    accuracy_curve,
-    attack,
-    evaluate,
-    rotate,
-)
+from torchcaps.analysis import Robustness, RobustnessCurve, accuracy_curve, attack, evaluate
+from torchcaps.analysis.robustness import rotate
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import create_model
@@ -36,27 +32,16 @@ def test_quarter_turns_move_pixels_exactly() -> None:
     assert_close(rotate(images, 0), images, 1e-5)
     assert_close(rotate(images, 90), images.rot90(1, (2, 3)), 1e-5)  # counter-clockwise, as rot90 has it
     assert_close(rotate(images, -180), images.flip(2, 3), 1e-5)
-    assert_differs(rotate(images, 90), images.rot90(-1, (2, 3)))
-    for shape in ((2, 1, 9, 0), (2, 1, 0, 9), (0, 1, 9, 9), (2, 0, 9, 9)):
-        assert rotate(torch.ones(shape), 30).shape == shape
 
 
 def test_a_turn_keeps_distances_in_images_that_are_not_square_and_brings_zeros_in() -> None:
     image = torch.zeros(1, 1, 21, 41)
     image[0, 0, 10, 26] = 1  # six pixels to the right of the centre
-    turned = rotate(image, 90)[0, 0]
-    assert turned.argmax() == (10 - 6) * 41 + 20  # six pixels above it
-    assert_close(turned.sum(), 1.0, 1e-4)
+    above = torch.zeros(1, 1, 21, 41)
+    above[0, 0, 4, 20] = 1
+    assert_close(rotate(image, 90), above, 1e-4)
     turned = rotate(torch.ones(1, 1, 20, 20), 45)[0, 0]
-    assert turned[0, 0] == turned[-1, 0] == 0
-    assert turned[10, 10] == pytest.approx(1)
-
-
-def test_the_curve_is_the_accuracy_on_turned_images(network, images: ImageSet) -> None:
-    curve = accuracy_curve(network, images, "rotation", (0, 180, 30))
-    assert (curve.kind, curve.strengths, curve.num_images) == ("rotation", (0.0, 180.0, 30.0), 23)
-    upside_down = ImageSet(images.images.flip(2, 3), images.labels)
-    assert list(curve.accuracy[:2]) == [evaluate(network, each).accuracy for each in (images, upside_down)]
+    assert_close(turned[[0, 19, 10], [0, 0, 10]], [0.0, 0.0, 1.0])
 
 
 def test_fgsm_moves_every_pixel_along_the_gradient(network, images: ImageSet) -> None:
@@ -85,14 +70,11 @@ def test_fgsm_by_hand() -> None:
 
 def test_attacks_stay_within_epsilon_and_within_pixels(network, images: ImageSet) -> None:
     pixels = images.images.float() / 255
-    for goal in ("loss", "scores"):
-        for changed in (
-            attack(network, images.images, images.labels, 0.2, goal=goal),
-            attack(network, images.images, images.labels, 0.2, steps=4, seed=0, goal=goal),
-        ):
-            assert (changed - pixels).abs().max() <= 0.2 + 1e-6
-            assert 0 <= changed.min() <= changed.max() <= 1
-            assert_differs(changed, pixels)
+    for goal, many in itertools.product(("loss", "scores"), ({}, {"steps": 4, "seed": 0})):
+        changed = attack(network, images.images, images.labels, 0.2, goal=goal, **many)
+        assert (changed - pixels).abs().max() <= 0.2 + 1e-6
+        assert 0 <= changed.min() <= changed.max() <= 1
+        assert_differs(changed, pixels)
 
 
 def test_the_loss_grows_more_in_many_steps_than_in_one(network, images: ImageSet) -> None:
@@ -102,23 +84,20 @@ def test_the_loss_grows_more_in_many_steps_than_in_one(network, images: ImageSet
         output = network.eval()(changed, network.decoder_targets(labels))
         return network.loss(output, changed, labels).total.item()
 
-    assert (
-        loss(pixels)
-        < loss(attack(network, pixels, labels, 0.1))
-        < loss(attack(network, pixels, labels, 0.1, steps=20, seed=0))
-    )
+    once, often = (attack(network, pixels, labels, 0.1, **many) for many in ({}, {"steps": 20, "seed": 0}))
+    assert loss(pixels) < loss(once) < loss(often)
 
 
 def test_an_attack_leaves_the_network_as_it_was(network, images: ImageSet) -> None:
     network.train()
-    frozen = next(network.parameters()).requires_grad_(False)
-    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    frozen, *learned = network.parameters()
+    frozen.requires_grad_(False)
+    before = [tensor.clone() for tensor in network.state_dict().values()]
     accuracy_curve(network, images, "pgd", (0.1,), steps=2)
     assert all(module.training for module in network.modules())
-    assert not frozen.requires_grad
-    assert all(parameter.requires_grad for parameter in network.parameters() if parameter is not frozen)
+    assert [each.requires_grad for each in (frozen, *learned)] == [False] + [True] * len(learned)
     assert all(parameter.grad is None for parameter in network.parameters())
-    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+    assert all(map(torch.equal, network.state_dict().values(), before))
 
 
 def test_accuracy_is_that_of_the_changed_images(network, images: ImageSet) -> None:
@@ -126,9 +105,14 @@ def test_accuracy_is_that_of_the_changed_images(network, images: ImageSet) -> No
     first, again, other = (attack(network, *given, steps=3, seed=seed) for seed in (5, 5, 1))
     assert torch.equal(first, again)
     assert_differs(first, other)
-    for kind, changed in (("fgsm", attack(network, *given)), ("pgd", first)):
-        curve = accuracy_curve(network, images, kind, (0, 0.3), steps=3, seed=5)
-        assert (curve.kind, curve.strengths, curve.num_images) == (kind, (0.0, 0.3), 23)
+    upside_down = images.images.flip(2, 3) / 255
+    for kind, strength, changed in (
+        ("rotation", 180, upside_down),
+        ("fgsm", 0.3, attack(network, *given)),
+        ("pgd", 0.3, first),
+    ):
+        curve = accuracy_curve(network, images, kind, (0, strength), steps=3, seed=5)
+        assert (curve.kind, curve.strengths, curve.num_images) == (kind, (0.0, strength), 23)
         with torch.no_grad():
             wanted = network.eval()(changed).lengths.argmax(-1) == images.labels
         assert curve.accuracy == (evaluate(network, images).accuracy, wanted.double().mean().item())
@@ -178,6 +162,6 @@ def test_the_figure_has_a_panel_a_kind_and_a_line_a_network(words) -> None:
     two = Robustness({"a": curves(0), "b": curves(0.1)}, {"a": "ten images", "b": "other images"})
     assert {"a: ten images\nb: other images"} <= set(words(two.figures()[""]))
     assert two.tables()[2].rows == [["0", "90.00 %", "90.00 %"], ["0.1", "20.00 %", "30.00 %"]]
-    for unequal in ({"a": []}, {"a": [curves(0)[0], RobustnessCurve("rotation", (0.0, 0.2), (1.0, 0.5), 4)]}):
-        with pytest.raises(InputError, match=r"at least one curve|same strengths"):
-            Robustness(unequal, {}).figures()
+    unequal = [curves(0)[0], RobustnessCurve("rotation", (0.0, 0.2), (1.0, 0.5), 4)]
+    with pytest.raises(InputError, match="same strengths"):
+        Robustness({"a": unequal}, {}).figures()

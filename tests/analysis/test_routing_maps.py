@@ -14,10 +14,9 @@ from torchcaps import analysis, routing_rounds
 from torchcaps.analysis.routing_maps import RoutingTrace, normalised_entropy
 from torchcaps.errors import InputError
 from torchcaps.models import build_network
-from torchcaps.nn import ConvCapsules, DynamicRouting, Routing, SelfAttentionRouting
+from torchcaps.nn import ConvCapsules, DynamicRouting, SelfAttentionRouting
 from torchcaps.nn.votes import MapCompetition
 from torchcaps.ops.memory import get_working_memory, set_working_memory
-from torchcaps.ops.squash import squash
 from torchcaps.parts import describe
 
 VARIANTS = [
@@ -35,24 +34,17 @@ def test_each_iteration_is_that_of_the_votes(make_model, make_images, variant):
     layer, routing = model.class_capsules, model.class_capsules.routing
     if variant.get("learn_prior"):
         torch.nn.init.normal_(routing.prior)
-    trace = analysis.trace_routing(model.train(), images)
-    assert model.training
+    trace = analysis.trace_routing(model, images)
     given: Any = {name: getattr(routing, name) for name in ("softmax_over", "leaky", "bias", "prior")}
     with torch.no_grad():
         votes = torch.einsum("ijdk,bik->bijd", layer.transform.weight, model.primary(images / 255).poses)
         rounds = routing_rounds(votes, routing.num_iterations, **given)
     for name in ("logits", "coupling", "weighted_sum", "capsules", "agreement"):
-        np.testing.assert_allclose(
-            getattr(trace, name), torch.stack([getattr(each, name) for each in rounds]), atol=1e-5
-        )
+        wanted = torch.stack([getattr(each, name) for each in rounds])
+        np.testing.assert_allclose(getattr(trace, name), wanted, atol=1e-5)
     np.testing.assert_allclose(trace.scores, np.linalg.norm(trace.capsules, axis=3), atol=1e-3)
     np.testing.assert_allclose(trace.mean_agreement, np.abs(trace.agreement).mean((2, 3)), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(trace.images, images / 255)
-    total = trace.coupling.sum(3 if trace.softmax_over == "outputs" else 2)
-    if trace.leaky:
-        assert ((total > 0) & (total < 1)).all()
-    else:
-        np.testing.assert_allclose(total, 1, rtol=1e-5)
     if not variant.get("learn_prior"):
         np.testing.assert_allclose(trace.coupling[0], trace.uniform, rtol=1e-5)
         np.testing.assert_allclose(trace.entropy[0], 1, rtol=1e-5)
@@ -110,49 +102,41 @@ def test_the_last_round_is_what_the_network_says_and_statistics_are_those_of_the
 
 def hand_made(in_space=True, classes=3) -> RoutingTrace:
     """Two iterations of one image on a grid of two types, 3×4; in the second all goes to class 1 at two places."""
-    coupling = np.zeros((2, 1, 24, classes), dtype=np.float32)
+    coupling, lengths = np.zeros((2, 1, 24, classes), np.float32), np.zeros((2, 1, classes), np.float32)
     coupling[0] = 1 / classes
     coupling[1, 0, 0 * 12 + 2 * 4 + 1, 1] = 1  # type 0, row 2, column 1
     coupling[1, 0, 1 * 12 + 0 * 4 + 3, 1] = 1  # type 1, row 0, column 3
-    lengths = np.zeros((2, 1, classes), dtype=np.float32)
     lengths[1, 0, :3] = [0.3, 0.9, 0.1]
-    one = np.ones((2, 1), dtype=np.float32)
-    capsules = np.zeros((2, 1, classes, 5), dtype=np.float32)
-    return RoutingTrace(
-        images=np.zeros((1, 1, 8, 10), dtype=np.float32),
-        logits=np.zeros_like(coupling),
-        coupling=coupling,
-        weighted_sum=capsules,
-        capsules=capsules,
-        agreement=np.zeros_like(coupling),
-        scores=lengths,
-        entropy=one,
-        mean_agreement=one,
-        longest=np.ones(classes, dtype=np.float32),
-        grid=(2, 3, 4),
-        in_space=in_space,
-        layer=1,
-        softmax_over="outputs",
-        leaky=False,
-    )
+    numbers = dict.fromkeys(("logits", "agreement"), np.zeros_like(coupling))
+    numbers |= dict.fromkeys(("weighted_sum", "capsules"), np.zeros((2, 1, classes, 5), np.float32))
+    numbers |= dict.fromkeys(("entropy", "mean_agreement"), np.ones((2, 1), np.float32))
+    numbers |= {"longest": np.float32([0, 1]), "images": np.zeros((1, 1, 8, 10)), "scores": lengths}
+    about = {"grid": (2, 3, 4), "in_space": in_space, "layer": 1, "softmax_over": "outputs", "leaky": False}
+    return RoutingTrace(coupling=coupling, **numbers, **about)
 
 
 def drawn(trace, class_names=None):
     return analysis.RoutingReport(trace, class_names).figures()[""]
 
 
+def routed_by_hand(model, images, number):
+    """What goes into a layer, and what its routing gives, with the coupling."""
+    with torch.no_grad():
+        inputs = model.eval().capsules(images / 255)[number - 1]
+        routed = model.layer(number).route(inputs, return_coupling=True)
+    return inputs, routed
+
+
 def test_what_cannot_be_followed(cnn, make_model, make_images):
     model, silent, cosine, images = make_model(), make_model(), make_model(), make_images(2)
     silent.class_capsules.routing, cosine.class_capsules.routing = Silent(), Cosine()
     for network, given, options, message in (
-        (cnn, images, {}, r"BaselineCNN.*sabour2017.*keras-tutorial"),
-        (make_model(num_iterations=0), images, {}, "num_iterations must be at least 1, got 0"),
-        (model, images, {"num_iterations": 10**12}, "num_iterations must be 0 to 1000, got 1000000000000"),
+        (cnn, images, {}, "needs capsules, which a BaselineCNN does not have"),
+        (make_model(num_iterations=0), images, {}, "num_iterations must be 1 to 1000, got 0"),
         (model, make_images(0), {}, "at least one image"),
         (silent, images, {}, "Silent returns no coupling, so there is none to show"),
         (cosine, images, {"num_iterations": 2}, "num_iterations must be left out for Cosine: only DynamicRouting"),
-        (model, images, {"layer": 2}, "layer must be from 1 to 1"),
-        (model, images, {"layer": True}, "layer must be from 1 to 1"),
+        (model, images, {"layer": 2}, "layer must be 1 to 1, got 2"),
     ):
         with pytest.raises(InputError, match=message):
             analysis.routing_statistics(network, given, **options)
@@ -165,28 +149,22 @@ def test_the_figure_has_a_map_for_each_iteration_and_class_on_one_scale(words):
     assert image.get_array().shape == (8, 10, 3)
     assert len(maps) == 2 * 3
     bee = [drawn.get_array() for drawn in maps[1::3]]  # iteration by iteration
-    np.testing.assert_allclose(bee[0], 1 / 3, rtol=1e-5)
+    np.testing.assert_allclose(bee[0], 0, atol=1e-3)  # uniform
     assert [tuple(place) for place in np.argwhere(bee[1] > 0)] == [(0, 3), (2, 1)]
-    np.testing.assert_allclose(bee[1].max(), 0.5)  # mean of two types
-    (norm,) = {drawn.norm for drawn in maps}
-    np.testing.assert_allclose(norm([1 / 3, 1, 2, 0, 1 / 3 + 1 / 6]), [0.5, 1, 1, 0.5 - 8**-0.5, 0.75], atol=1e-6)
+    np.testing.assert_allclose(bee[1].max(), (1 / 2 - 1 / 3) ** 0.5)  # mean of two types
+    np.testing.assert_allclose(bee[1].min(), -((1 / 3) ** 0.5))
+    np.testing.assert_allclose([drawn.get_clim() for drawn in maps], [[-((2 / 3) ** 0.5), (2 / 3) ** 0.5]] * 6)
     assert {"ant", "bee", "cow", "iteration 1", "iteration 2", "0.90", "image", "coupling"} <= set(words(figure))
-
-
-def test_coupling_maps_of_other_traces(words):
-    trace = hand_made()
     assert "not in space" in " ".join(words(drawn(hand_made(in_space=False))))
     assert any("10 longest of 40" in word for word in words(drawn(hand_made(classes=40))))
     uniform = dataclasses.replace(trace, coupling=np.full_like(trace.coupling, 1 / 3))
     bar = drawn(uniform).axes[1]
-    assert bar.get_ylim()[0] < 1 / 3 < bar.get_ylim()[1]
+    np.testing.assert_allclose(bar.get_ylim(), (-((1 / 3) ** 0.5), (2 / 3) ** 0.5))
     assert [label.get_text() for label in bar.get_yticklabels()] == ["0", "0.33 uniform", "0.67", "1"]
-    with pytest.raises(InputError, match="3 names"):
-        drawn(trace, ["a"])
 
 
 def test_a_report_lists_input_capsules_and_what_says_nothing():
-    trace = dataclasses.replace(hand_made(classes=30), longest=np.float32([0, 1]))
+    trace = hand_made(classes=30)
     report = analysis.RoutingReport(trace, None, "one image", (5,), trace, "one image again")
     iterations, capsule, many, note = report.tables()
     assert [row[:3] for row in iterations.rows] == [["1", "0", "0.000"], ["2", "1", "0.900"]]
@@ -194,14 +172,6 @@ def test_a_report_lists_input_capsules_and_what_says_nothing():
     assert len(capsule.rows) == 2 * 10 + 1
     assert many.rows == [["1", "1.000", "1.0000"], ["2", "1.000", "1.0000"]]
     assert "50.0 % of the output capsules" in note.note[0]
-
-
-def routed_by_hand(model, images, number):
-    """What goes into a layer, and what its routing gives, with the coupling."""
-    with torch.no_grad():
-        inputs = model.eval().capsules(images / 255)[number - 1]
-        routed = model.layer(number).route(inputs, return_coupling=True)
-    return inputs, routed
 
 
 @pytest.mark.parametrize(("compete_over", "padding"), [("types", 0), ("types-and-positions", 1)])
@@ -234,24 +204,19 @@ def test_coupling_on_a_map_is_that_of_the_windows_that_hold_a_capsule(make_deep,
 
 
 def test_the_last_layer_is_followed_unless_another_is_named(make_deep, make_images):
-    model, images = make_deep(), make_images(3)
-    last, named = analysis.trace_routing(model, images), analysis.trace_routing(model, images, layer=2)
-    np.testing.assert_array_equal(last.coupling, named.coupling)
-    inputs, routed = routed_by_hand(model, images, 2)
-    np.testing.assert_allclose(last.coupling[-1], routed.coupling, atol=1e-5)
-    np.testing.assert_allclose(last.capsules[-1], routed.poses, atol=1e-5)
-    assert (last.layer, last.grid, last.in_space, last.outputs) == (2, inputs.grid, True, "class")
-    assert last.grid == (3, 2, 4)
-    assert analysis.layers_with_coupling(model) == [1, 2]
-
-
-def test_a_layer_after_a_dense_one_has_no_map(make_deep, make_images):
-    tree = describe(make_deep())
+    """A layer after a dense one has no map."""
+    tree, images = describe(make_deep()), make_images(3)
     conv, dense = tree["layers"]
     model = build_network(tree | {"layers": (conv, dense | {"num_capsules": 6}, dense)}, (1, 8, 10), 4)
-    middle, last = (analysis.trace_routing(model, make_images(2), layer=layer) for layer in (2, 3))
-    assert (middle.outputs, middle.in_space, middle.coupling.shape[2:]) == ("capsule", True, (24, 6))
-    assert (last.outputs, last.in_space, last.grid) == ("class", False, (1, 1, 6))
+    for number, layer, *about in (
+        (2, 2, (3, 2, 4), True, "capsule", (24, 6)),
+        (3, None, (1, 1, 6), False, "class", (6, 4)),
+    ):
+        trace = analysis.trace_routing(model, images, layer=layer)
+        assert (trace.layer, trace.grid, trace.in_space, trace.outputs, trace.coupling.shape[2:]) == (number, *about)
+        _, routed = routed_by_hand(model, images, number)
+        np.testing.assert_allclose(trace.coupling[-1], routed.coupling, atol=1e-5)
+        np.testing.assert_allclose(trace.capsules[-1], routed.poses, atol=1e-5)
 
 
 def test_entropy_over_types_and_positions_is_one_where_coupling_is_uniform(make_deep, make_images):
@@ -267,30 +232,11 @@ def test_capsules_that_say_nothing_are_counted(make_deep, make_images):
     model, images = make_deep(), make_images(5)
     for layer, share in ((1, 1 / 3), (2, 1 / 4)):
         assert analysis.routing_statistics(model, images, layer=layer).dead == 0
-        weights = model.layer(layer).transform.weight.detach()
-        kept = weights[:, 1].clone()
-        weights[:, 1] = 0  # a type on the map, or a class
+        model.layer(layer).transform.weight.detach()[:, 1] = 0  # a type on the map, or a class
         statistics = analysis.routing_statistics(model, images, layer=layer)
         assert statistics.dead == pytest.approx(share)
         trace = analysis.trace_routing(model, images, layer=layer)
         np.testing.assert_allclose(statistics.longest, np.linalg.norm(trace.capsules[-1], axis=2).max(0), atol=1e-5)
-        weights[:, 1] = kept
-
-
-def test_a_routing_of_ones_own_is_followed_in_one_iteration(make_deep, make_images, words):
-    model, images = make_deep(), make_images(3)
-    for number in (1, 2):
-        model.layer(number).routing = Cosine(0.1)
-        trace = analysis.trace_routing(model, images, layer=number)
-        _, routed = routed_by_hand(model, images, number)
-        assert len(trace.coupling) == 1
-        np.testing.assert_allclose(trace.coupling.sum(3), 1, rtol=1e-5)
-        if number == 2:
-            np.testing.assert_allclose(trace.coupling[0], routed.coupling, atol=1e-6)
-            np.testing.assert_allclose(trace.capsules[0], routed.poses, atol=1e-6)
-            np.testing.assert_allclose(np.exp(trace.logits[0]), routed.coupling, rtol=1e-4, atol=1e-12)
-        assert ((trace.entropy > 0) & (trace.entropy < 1)).all()
-        assert "iteration 1" in words(drawn(trace))
 
 
 def test_activations_are_the_scores_of_a_routing_that_gives_them(make_deep, make_images, words):
@@ -308,20 +254,8 @@ def test_activations_are_the_scores_of_a_routing_that_gives_them(make_deep, make
     assert statistics.longest.max() <= 1  # activations, where poses are of length 3
 
 
-class Free(Routing):
-    """Coupling of one for every pair: nothing competes."""
-
-    softmax_over = None
-
-    def forward(self, votes, activations=None, *, return_coupling=False):
-        from torchcaps.nn import Routed
-
-        return Routed(squash(votes.weighted_sum(None)), coupling=torch.ones_like(votes.zeros()))
-
-
-def test_where_nothing_competes_every_coupling_of_one_is_uniform(model, make_images, words):
-    model.class_capsules.routing = Free()
-    trace = analysis.trace_routing(model, make_images(2))
+def test_where_nothing_competes_every_coupling_of_one_is_uniform(make_model, make_images, words):
+    trace = analysis.trace_routing(make_model(routing="hvc"), make_images(2))
     assert (trace.softmax_over, trace.uniform) == (None, 1)
     np.testing.assert_allclose(trace.entropy, 1, rtol=1e-6)
     assert {"0", "1 uniform", "2"} <= set(words(drawn(trace)))
@@ -338,11 +272,8 @@ def test_what_lies_beyond_the_edge_of_a_map_is_not_measured(make_deep, make_imag
     there = layer.window_capsules(grid) > 0  # (L, I)
     assert not there.all()
     for t, each in enumerate(rounds):
-        coupling, change = each.coupling.unflatten(0, (3, -1)), each.agreement.unflatten(0, (3, -1)).abs()
+        coupling, agreement = (given.unflatten(0, (3, -1)) for given in (each.coupling, each.agreement))
         entropy = -(coupling * coupling.log()).sum(3) / math.log(coupling.shape[3])  # (B, L, I)
-        for b in range(3):
-            windows = range(len(there))
-            seen = [np.mean([float(entropy[b, l, i]) for i in there[l].nonzero()[:, 0]]) for l in windows]
-            np.testing.assert_allclose(statistics.entropy[t, b], np.mean(seen), rtol=1e-4)
-            moved = [change[b, l][there[l]].mean().item() for l in windows]
-            np.testing.assert_allclose(statistics.mean_agreement[t, b], np.mean(moved), rtol=1e-4)
+        for got, of_window in ((statistics.entropy, entropy), (statistics.mean_agreement, agreement.abs().mean(3))):
+            wanted = [[of_window[b, l, there[l]].mean() for l in range(len(there))] for b in range(3)]
+            np.testing.assert_allclose(got[t], np.mean(wanted, 1), rtol=1e-4)

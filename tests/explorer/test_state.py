@@ -203,7 +203,7 @@ def test_what_a_network_lacks_is_said() -> None:
 
     unrouted = Explorer(small_network(num_iterations=0))
     assert unrouted.no_routing is not None
-    assert "num_iterations must be at least 1" in unrouted.no_routing
+    assert "num_iterations must be 1 to 1000, got 0" in unrouted.no_routing
     assert unrouted.look(pixels_for(unrouted)).routing is None
 
     cnn = Explorer(small_network("baseline-cnn"))

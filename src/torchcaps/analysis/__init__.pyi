@@ -36,11 +36,9 @@ from .robustness import Robustness as Robustness
 from .robustness import RobustnessCurve as RobustnessCurve
 from .robustness import accuracy_curve as accuracy_curve
 from .robustness import attack as attack
-from .robustness import rotate as rotate
 from .routing_maps import RoutingReport as RoutingReport
 from .routing_maps import RoutingStatistics as RoutingStatistics
 from .routing_maps import RoutingTrace as RoutingTrace
-from .routing_maps import layers_with_coupling as layers_with_coupling
 from .routing_maps import routing_statistics as routing_statistics
 from .routing_maps import trace_routing as trace_routing
 from .targets import TargetEvaluation as TargetEvaluation

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from torchcaps.analysis.figures import COLOURS, MUTED, draw_legend, new_figure, style_axes, use_whole_numbers
+from torchcaps.analysis.figures import COLOURS, MUTED, draw_legend, new_figure, style_axes
 from torchcaps.analysis.results import Comparison
 from torchcaps.errors import InputError, visible
 from torchcaps.files import read_text, reading
@@ -24,6 +24,7 @@ _STYLES: dict[str, dict[str, Any]] = {
     "validation": {"marker": "o", "markersize": 3.5, "linewidth": 1.8},
     "train": {"marker": ".", "markersize": 3.0, "linewidth": 1.0, "linestyle": "--"},
 }
+_DRAWN = ("epoch", *(f"{part}_{what}" for part in _STYLES for what in ("loss", "accuracy")))
 _TICKS = (1, 2, 5)  # times powers of ten
 
 Metrics = dict[str, Float[np.ndarray, "epochs"]]
@@ -42,21 +43,17 @@ def read_metrics(path: str | Path) -> Metrics:
         Each column by its name; NaN where a cell is empty.
 
     Raises:
-        InputError: The file is missing or damaged, or has no row or no column ``epoch``.
+        InputError: The file is missing or damaged, or has no row, or lacks a column that is drawn.
     """
     path = Path(path)
     if path.is_dir():
         path = path / "metrics.csv"
-    if not path.exists():
-        raise InputError(
-            f"{path} does not exist; give a run folder that holds metrics.csv, written after the first epoch"
-        )
     text = read_text(path, "metrics")
     with reading(path, "metrics"):
         rows = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines(), strict=True))
         if not rows:
             raise InputError("it has no rows yet; a run writes one after each epoch")
-        names = ("epoch", *rows[0])
+        names = dict.fromkeys((*rows[0], *_DRAWN))
         return {name: np.array([float("nan" if row[name] == "" else row[name]) for row in rows]) for name in names}
 
 
@@ -71,12 +68,6 @@ class Curves(Comparison):
 
     def figures(self) -> dict[str, Figure]:
         """Loss and error epoch by epoch: validation bold, training thin and dashed."""
-        if not self.networks:
-            raise InputError("there must be at least one run to draw, got none")
-        for name, metrics in self.networks.items():
-            for column in ("train_loss", "train_accuracy", "validation_loss", "validation_accuracy"):
-                if column not in metrics:
-                    raise InputError(f'the metrics of {name} have no column "{column}"')
         figure = new_figure(9.0, 3.6, self.title)
         loss_axes, error_axes = figure.subplots(1, 2)
         for (name, metrics), colour in zip(self.networks.items(), itertools.cycle(COLOURS)):
@@ -88,7 +79,7 @@ class Curves(Comparison):
             loss_axes.plot([], [], color=MUTED, label=part, **style)
         for axes, name, unit in ((loss_axes, "Loss", "mean of an image"), (error_axes, "Error", "% of the images")):
             style_axes(axes, name, "epoch", unit)
-            use_whole_numbers(axes)
+            axes.locator_params(axis="x", integer=True)  # epochs
             _use_powers(axes)
         draw_legend(figure, columns=4)
         return {"": figure}
@@ -96,18 +87,15 @@ class Curves(Comparison):
 
 def _use_powers(axes: Axes) -> None:
     """A logarithmic scale where the curves span more than a factor of ten; zeros, if there are any, at its foot."""
-    from matplotlib.ticker import LogLocator, NullLocator, SymmetricalLogLocator
+    from matplotlib.ticker import NullLocator, SymmetricalLogLocator
 
     values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
     positive = values[np.isfinite(values) & (values > 0)]
     if len(positive) == 0 or positive.max() < 10 * positive.min():
         return
+    axes.set_yscale("symlog", linthresh=positive.min(), linscale=0.5)
     if (values == 0).any():
-        axes.set_yscale("symlog", linthresh=positive.min(), linscale=0.5)
         axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_locator(SymmetricalLogLocator(axes.yaxis.get_transform(), subs=_TICKS))
-    else:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=_TICKS))
+    axes.yaxis.set_major_locator(SymmetricalLogLocator(axes.yaxis.get_transform(), subs=_TICKS))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")

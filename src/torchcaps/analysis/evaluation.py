@@ -326,11 +326,8 @@ def evaluate(
             losses.append(model.loss(output, drawn, wanted).total * len(wanted))
             scores.append(output.scores.float())
             targets.append(wanted)
-    loss, found, known = (
-        float(torch.stack(losses).cpu().double().sum()) / len(image_set),
-        torch.cat(scores),
-        torch.cat(targets),
-    )
+    loss = float(torch.stack(losses).cpu().double().sum()) / len(image_set)
+    found, known = torch.cat(scores), torch.cat(targets)
     if model.task == "classes":
         return Evaluation(known.cpu().numpy(), found.cpu().numpy(), loss, names)
     accuracy = float(model.right(found, known).cpu().double().mean())

@@ -127,13 +127,6 @@ def style_axes(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
     axes.set_axisbelow(True)
 
 
-def use_whole_numbers(axes: Axes) -> None:
-    """Ticks of the x axis at whole numbers only: epochs, iterations."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
 # ---- images and words in rows and columns
 
 

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from torchcaps.checks import INTEGERS
+from torchcaps.checks import check, check_classes
 from torchcaps.errors import InputError
-from torchcaps.models import CapsNet, Network, get_preset, list_presets
+from torchcaps.models import CapsNet, Network
 from torchcaps.models.images import check_image_shape
 from torchcaps.models.output import top_classes
 from torchcaps.ranges import COUNT
@@ -67,17 +67,13 @@ def check_images(images: Tensor, in_shape: tuple[int, int, int]) -> None:
 def check_labels(model: Network, labels: Labels, num_images: int) -> None:
     """Raise TypeError or InputError unless labels are a network's classes, one for each object in an image."""
     require_classes(model, "this")
-    if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS:
-        got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise TypeError(f"labels must be integers, got {got}")
-    objects, most = model.objects, model.num_classes - 1
+    check("labels", labels, Int[Tensor, "..."])
+    objects = model.objects
     if labels.shape != ((num_images,) if objects == 1 else (num_images, objects)):
         wanted = f"({num_images},), one" if objects == 1 else f"({num_images}, {objects}), {objects}"
         seen = f"as the network sees {objects} in it, got {tuple(labels.shape)}"
         raise InputError(f"labels must have shape {wanted} for each image, {seen}")
-    if num_images and (labels.min() < 0 or labels.max() > most):
-        seen = f"{int(labels.min())}..{int(labels.max())}"
-        raise InputError(f"labels must be 0 to {most}, as the network has {most + 1} classes, got {seen}")
+    check_classes("labels", labels, model.num_classes)
     if objects > 1 and (labels.sort(1).values.diff(dim=1) == 0).any():
         raise InputError("the objects of an image must be of different classes, got labels with a class twice")
 
@@ -146,18 +142,14 @@ def require_capsules(model: Network, purpose: str, *, decoder: bool = False) -> 
     """The model, if it has capsules, and a decoder where one is needed.
 
     Raises:
-        InputError: It has not; the subject of the sentence is ``purpose``, and the presets that have get named.
+        InputError: It has not; the subject of the sentence is ``purpose``.
     """
     require_classes(model, purpose)
     if isinstance(model, CapsNet) and not (decoder and model.decoder is None):
         return model
     what = "this network" if isinstance(model, CapsNet) else f"a {type(model).__name__}"
     needed = "a decoder" if decoder else "capsules"
-    presets = {name: get_preset(name) for name in list_presets()}
-    fits = [name for name, each in presets.items() if (each.network.get("decoder") if decoder else each.has_capsules)]
-    raise InputError(
-        f"{purpose} needs {needed}, but {what} has no {needed.removeprefix('a ')}; presets that can: {', '.join(fits)}"
-    )
+    raise InputError(f"{purpose} needs {needed}, which {what} does not have; the preset sabour2017, for one, has")
 
 
 require_decoder = partial(require_capsules, decoder=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -245,14 +246,13 @@ def _polygon(axes: Axes, colour: str, *corners: tuple[float, float]) -> None:
 def _box(
     axes: Axes, colour: str, left: float, top: float, wide: float, high: float, rows: int = 1, columns: int = 1
 ) -> None:
-    """A rectangle with lines between rows, and between columns, where there are not too many."""
-    right, bottom = left + wide, top + high
-    _polygon(axes, colour, (left, top), (right, top), (right, bottom), (left, bottom))
-    style: Any = {"colors": EDGE, "linewidth": 0.4}
-    if rows <= MOST_CELLS:
-        axes.hlines([top + n * high / rows for n in range(1, rows)], left, right, **style)
-    if columns <= MOST_CELLS:
-        axes.vlines([left + n * wide / columns for n in range(1, columns)], top, bottom, **style)
+    """A rectangle of cells, of one row or column where there are too many."""
+    from matplotlib.colors import ListedColormap
+
+    rows, columns = (number if number <= MOST_CELLS else 1 for number in (rows, columns))
+    edges = np.linspace(left, left + wide, columns + 1), np.linspace(top, top + high, rows + 1)
+    style: Any = {"cmap": ListedColormap([colour]), "edgecolors": EDGE, "linewidth": 0.4, "antialiased": True}
+    axes.pcolormesh(*edges, np.zeros((rows, columns)), **style)
 
 
 def _by(shape: Sequence[int]) -> str:

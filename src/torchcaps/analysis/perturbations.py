@@ -161,7 +161,7 @@ def perturb_capsule(
     image: Shaped[Tensor, "C H W"],
     *,
     target: int | None = None,
-    components: Sequence[int] | None = None,
+    components: Sequence[int] = (),
     amplitude: float | tuple[float, float] = 0.25,
     steps: Annotated[int, Range(2, 500, whole=True)] = 11,
 ) -> Perturbation:
@@ -171,7 +171,7 @@ def perturb_capsule(
         model: A network with a decoder.
         image: uint8 of 0..255 or floating-point of 0..1.
         target: The class whose capsule is changed, such as the image's label; that of the highest score if None.
-        components: Which components are changed, each by itself, from 0 to D−1; all of them if None.
+        components: Which components are changed, each by itself, from 0 to D−1; all of them if there are none.
         amplitude: Largest change of a component either way, above 0; or the lowest and the highest change, such as
             (-0.5, 1.0). At most 1,000; capsules are shorter than 1.
         steps: How many values each component takes.
@@ -179,13 +179,12 @@ def perturb_capsule(
     Source: Sabour, Frosst, Hinton 2017, section 5.1 and figure 4 (arXiv:1710.09829): −0.25 … 0.25 by 0.05.
     """
     network = require_decoder(model, "a perturbed capsule")
-    if target is not None and target not in Range(0, network.num_classes - 1, whole=True):
-        raise InputError(f"target must be a class from 0 to {network.num_classes - 1}, got {target}")
+    if target is not None:
+        Range(0, network.num_classes - 1, whole=True).check("target", target)
     dim = network.class_capsules.out_dim
-    changed = tuple(range(dim) if components is None else components)
-    if not changed or not all(d in Range(0, dim - 1, whole=True) for d in changed):
-        got = ", ".join(map(str, changed)) or "none"
-        raise InputError(f"components must be from 0 to {dim - 1}, those of a class capsule, got {got}")
+    changed = tuple(components or range(dim))
+    for component in changed:
+        Range(0, dim - 1, whole=True).check("components", component)
     offsets = _offsets(amplitude, steps)
     with inference(network):
         pixels = as_pixels(network, image[None])
@@ -232,10 +231,8 @@ def _offsets(amplitude: float | tuple[float, float], steps: int) -> Float[np.nda
     """What is added to a component: from the lowest to the highest change in equal steps."""
     low, high = amplitude if isinstance(amplitude, tuple) else (-amplitude, amplitude)
     if not -LARGEST_CHANGE <= low < high <= LARGEST_CHANGE:
-        raise InputError(
-            "amplitude, the largest change of a component, must be above 0, or a lower and a higher change, and at "
-            f"most {LARGEST_CHANGE:,}, as capsules are shorter than 1, got {amplitude}"
-        )
+        bounds = f"above 0, or a lower and a higher change, at most {LARGEST_CHANGE:,} either way"
+        raise InputError(f"amplitude must be {bounds}, got {amplitude}")
     middle, half = (low + high) / 2, (high - low) / 2
     offsets = middle + half * np.arange(1 - steps, steps, 2) / (steps - 1)
     return np.where(np.abs(offsets) < 1e-12 * half, 0.0, offsets)  # zero, where a step ends there but for rounding

@@ -12,13 +12,9 @@ from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
 from torchcaps.analysis.calibration import USUAL, Calibration, Prediction, squared_errors
-from torchcaps.analysis.inference import BATCH, Labels, classes_of, over_batches
+from torchcaps.analysis.inference import Labels, classes_of, over_batches
 from torchcaps.datasets.images import read_image
-from torchcaps.errors import InputError
 from torchcaps.models import ModelOutput, Network
-
-BRIGHTEST = 1e15
-"""A pixel whose square float32 still holds, summed over any image."""
 
 
 def load_image(path: str | Path, in_shape: Sequence[int], **options: Any) -> UInt8[Tensor, "C H W"]:
@@ -35,7 +31,6 @@ def predict(
     targets: Labels | None = None,
     *,
     calibration: Calibration | None = None,
-    batch_size: int = BATCH,
 ) -> Prediction:
     """Classify images, and decode each from one capsule where the network has a decoder.
 
@@ -45,7 +40,6 @@ def predict(
         targets: The classes whose capsules are decoded instead of that of the highest score; they do not change the
             classification.
         calibration: What is usual for the network; what holds for any if None.
-        batch_size: Images at a time.
     """
     outputs: list[ModelOutput] = []
 
@@ -55,7 +49,7 @@ def predict(
         decoded = [] if output.reconstruction is None else [output.reconstruction.float()]
         return [pixels.float(), output.scores.float(), *decoded]
 
-    given, scores, *decoded = over_batches(look, model, images, targets, batch_size)
+    given, scores, *decoded = over_batches(look, model, images, targets)
     classes = classes_of(scores, model.objects).numpy()
     drawn = decoded[0].numpy() if decoded else None
     if model.task != "classes":
@@ -73,17 +67,12 @@ def calibrate(model: Network, images: Shaped[Tensor, "N C H W"]) -> Calibration:
         images: Images like those that it was trained on, but that it was not trained on; as for :func:`predict`.
 
     Raises:
-        InputError: Pixels that are NaN, or so large that their squares are infinite.
+        InputError: A bound that is no finite number, as of pixels that are NaN.
     """
 
     def look(pixels: Tensor, _: object) -> list[Tensor]:
         output = model(pixels)
         last = output.scores.float().sort(1, descending=True).values[:, model.objects - 1]
-        bright = pixels.float().abs()
-        if output.reconstruction is None and last.isfinite().all():
-            bright = bright.nan_to_num(0)  # sequences end with NaN
-        if not (bright <= BRIGHTEST).all():
-            raise InputError(f"what is usual is measured on pixels of 0..1, got NaN or one beyond {BRIGHTEST:g}")
         if output.reconstruction is None:
             return [last]
         off = squared_errors(pixels.float().cpu().numpy(), output.reconstruction.float().cpu().numpy())

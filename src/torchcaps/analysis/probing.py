@@ -88,8 +88,6 @@ class Probing(Comparison):
                 if each.numbers != "pixels" or shown.get(label, each) != each:
                     label = f"{name}: {label}"
                 shown[label] = each
-        if not shown:
-            raise InputError("there must be at least one probe to draw, got none")
         names = list(dict.fromkeys(factor for each in shown.values() for factor in each.r2))
         figure = new_figure(1.3 * len(names) + 1.5, 3.4, self.title)
         axes = figure.subplots()

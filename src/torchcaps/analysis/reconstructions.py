@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from torchcaps.analysis.calibration import Drawn, Prediction, full
+from torchcaps.analysis.calibration import Drawn, Prediction, squared_errors
 from torchcaps.analysis.figures import COLOURS, MUTED, WRONG, Caption, Cell, in_bands, tiles
 from torchcaps.analysis.inference import Labels, as_pixels, check_labels, class_labels, join_names, require_decoder
 from torchcaps.analysis.predictions import predict
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OVERLAID = ("#00ff00", "#ff00ff")
-"""Colours of two objects laid over each other, told apart by colour-blind readers too; together they are white."""
+"""Colours of the first two objects of an image, told apart by colour-blind readers too; together they are white."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -48,13 +48,14 @@ class Reconstructions(Prediction):
     title: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        right = None if self.labels is None else int(self.right.sum())
-        return {"num_images": len(self.images), "num_correct": right, "squared_error": self.squared_error.tolist()}
+        right = None if self.right is None else int(self.right.sum())
+        off = squared_errors(self.images, self.reconstruction).tolist()
+        return {"num_images": len(self.images), "num_correct": right, "squared_error": off}
 
     def tables(self) -> list[Table]:
         given = "their class" if self.classes.ndim == 1 else "exactly their classes"
-        right = "" if self.labels is None else f"{int(self.right.sum()):,} were given {given}; "
-        error = f"squared error {self.squared_error.mean():.2f} an image"
+        right = "" if self.right is None else f"{int(self.right.sum()):,} were given {given}; "
+        error = f"squared error {squared_errors(self.images, self.reconstruction).mean():.2f} an image"
         return [Table(title=self.title, note=[right + error])]
 
     def figures(self) -> dict[str, Figure]:
@@ -66,7 +67,7 @@ class Reconstructions(Prediction):
         """
         names = class_labels(self.class_names, self.scores.shape[1])
         classes = self.classes.reshape(len(self.classes), -1)  # (N, P)
-        right = itertools.repeat(True) if self.labels is None else self.right
+        right = itertools.repeat(True) if self.right is None else self.right
         scores = [" ".join(f"{score:.2f}" for score in row) for row in np.take_along_axis(self.scores, classes, 1)]
         rows: dict[str, Sequence[Cell]] = {"image": [*self.images], **_drawn(self)}
         if self.labels is not None:
@@ -81,22 +82,12 @@ class Reconstructions(Prediction):
         return {"": tiles(in_bands(rows), title=self.title)}
 
     @property
-    def full(self) -> Float[np.ndarray, "N C H W"]:
-        """Reconstructions of whole images: the objects of each laid over each other, added and cut off at 1."""
-        return full(self.reconstruction)
-
-    @property
-    def right(self) -> Bool[np.ndarray, "N"]:
-        """Whether an image was given its class, or exactly the classes of its objects; InputError without labels."""
+    def right(self) -> Bool[np.ndarray, "N"] | None:
+        """Whether an image was given its class, or exactly the classes of its objects; None without labels."""
         if self.labels is None:
-            raise InputError("without labels nobody knows which images were given their class; give the labels")
+            return None
         classes, labels = (np.sort(each.reshape(len(each), -1), 1) for each in (self.classes, self.labels))
         return (classes == labels).all(1)
-
-    @property
-    def squared_error(self) -> Float[np.ndarray, "N"]:
-        """Squared error of each whole image's reconstruction, summed over its pixels."""
-        return np.square(self.full - self.images).reshape(len(self.images), -1).sum(1)
 
 
 def reconstruct(model: Network, images: Shaped[Tensor, "N C H W"], labels: Labels | None = None) -> Reconstructions:
@@ -135,11 +126,11 @@ def _drawn(result: Reconstructions) -> dict[str, Sequence[Cell]]:
         return {"reconstruction": [*result.reconstruction]}
     greys = result.reconstruction.mean(2)  # (N, P, H, W)
     objects = greys.shape[1]
-    colours = OVERLAID if objects == len(OVERLAID) else itertools.islice(itertools.cycle(COLOURS), objects)
+    colours = itertools.islice(itertools.cycle((*OVERLAID, *COLOURS)), objects)
     tints = np.array([to_rgb(colour) for colour in colours])
     tinted = greys[:, :, None] * tints[:, :, None, None]  # (N, P, 3, H, W)
     each: dict[str, Sequence[Cell]] = {f"object {p + 1}": [*tinted[:, p]] for p in range(objects)}
-    return each | {"both" if objects == 2 else "together": [*tinted.sum(1).clip(max=1)]}
+    return each | {"together": [*tinted.sum(1).clip(max=1)]}
 
 
 def figure_samples(

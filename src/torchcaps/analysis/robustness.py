@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -66,14 +66,9 @@ class RobustnessCurve(Result):
     """
 
     kind: Kind
-    strengths: tuple[float, ...]
-    accuracy: tuple[float, ...]
+    strengths: Sequence[float]
+    accuracy: Sequence[float]
     num_images: int
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`to_dict`."""
-        return cls(values["kind"], tuple(values["strengths"]), tuple(values["accuracy"]), values["num_images"])
 
 
 class Robustness(Comparison):
@@ -98,8 +93,6 @@ class Robustness(Comparison):
         standard deviation; InputError where they differ in their strengths.
         """
         kinds = list(dict.fromkeys(curve.kind for curves in self.networks.values() for curve in curves))
-        if not kinds:
-            raise InputError("there must be at least one curve to draw, got none")
         columns = min(len(kinds), 3)
         rows = -(-len(kinds) // columns)
         figure = new_figure(3.6 * columns + 0.4, 3.2 * rows + 0.5, self.title)
@@ -112,7 +105,7 @@ class Robustness(Comparison):
             panel.set_ylim(0, 102)
             for (network, curves), colour in zip(self.networks.items(), itertools.cycle(COLOURS)):
                 mine = [curve for curve in curves if curve.kind == kind]
-                if len({curve.strengths for curve in mine}) > 1:
+                if len({tuple(curve.strengths) for curve in mine}) > 1:
                     raise InputError(f"the curves of {network} for {name} must have the same strengths to be averaged")
                 if not mine:
                     continue
@@ -126,17 +119,11 @@ class Robustness(Comparison):
         return {"": figure}
 
 
-@checked
-def rotate(images: Float[Tensor, "B C H W"], degrees: Annotated[float, ANGLE]) -> Float[Tensor, "B C H W"]:
-    """Turn images counter-clockwise about their centre: bilinear between pixels, zeros from outside.
-
-    Args:
-        images: Floating-point pixels.
-        degrees: 90 is a quarter turn to the left.
-    """
+def rotate(images: Float[Tensor, "B C H W"], degrees: float) -> Float[Tensor, "B C H W"]:
+    """Turn images counter-clockwise about their centre: bilinear between pixels, zeros from outside."""
     turn = linear_maps(torch.full((len(images),), degrees), torch.ones(len(images), 2))
     maps = inverse_maps(turn, torch.zeros(len(images), 2)).to(images)
-    return warp(images, maps, (images.shape[2], images.shape[3])) if images.numel() else images.clone()
+    return warp(images, maps, (images.shape[2], images.shape[3]))
 
 
 @checked

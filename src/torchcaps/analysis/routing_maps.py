@@ -15,17 +15,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from torchcaps.analysis.figures import (
-    COLOURS,
-    MUTED,
-    SMALL,
-    Caption,
-    Cell,
-    new_figure,
-    style_axes,
-    tiles,
-    use_whole_numbers,
-)
+from torchcaps.analysis.figures import COLOURS, MUTED, SMALL, Caption, Cell, new_figure, style_axes, tiles
 from torchcaps.analysis.inference import class_labels, over_batches, require_capsules
 from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Result, Scored, Styled, Table, lower_first
 from torchcaps.checks import check
@@ -37,7 +27,7 @@ from torchcaps.nn import CapsuleLayer, Capsules, ConvCapsules, DynamicRouting, P
 from torchcaps.nn.capsules import Grid
 from torchcaps.nn.votes import MapCompetition, SoftmaxOver, Votes, by_type
 from torchcaps.ops.memory import get_working_memory
-from torchcaps.ranges import Iterations, Range
+from torchcaps.ranges import AtLeastOneIteration, Range
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,6 +44,8 @@ ALL = torch.ones(())
 """Every capsule is there."""
 PAIRS = ("logits", "coupling", "agreement")
 """The numbers that each input capsule has with each output capsule."""
+PER_ROUND = (*PAIRS, "weighted_sum", "capsules")
+STATISTICS = ("entropy", "mean_agreement", "longest")
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,12 +223,14 @@ class RoutingReport(Result):
         (or activation) of the output capsule after that iteration stands under its map. Of more than ten outputs, those
         of the highest scores are shown.
         """
-        from matplotlib.colors import FuncNorm
-
         trace, names, strongest = self.trace, self.names, self.trace.highest
         iterations, _, classes = trace.scores.shape
         shown = sorted(strongest)
-        maps = trace.maps[:, 0].mean(2)[:, shown]  # (T, shown, H, W)
+        maps, uniform = trace.maps[:, 0].mean(2)[:, shown], trace.uniform  # maps (T, shown, H, W)
+        reach = min(4 * uniform, max(uniform, 1 - uniform))
+
+        def shades(coupling: np.ndarray) -> np.ndarray:
+            return np.sign(coupling - uniform) * np.sqrt(np.abs(coupling - uniform))
 
         in_order = f"of the {trace.inputs} in the order of their index, not in space"
         places = f"on the grid of the {trace.inputs}" if trace.in_space else in_order
@@ -247,29 +241,20 @@ class RoutingReport(Result):
         for t in range(iterations):
             beside = (trace.images[0], Caption("image", MUTED)) if t == 0 else (None, None)
             scores = [Caption(f"{trace.scores[t, 0, j]:.2f}", MUTED, j == strongest[0]) for j in shown]
-            rows += [[beside[0], None, f"iteration {t + 1}", *maps[t]], [beside[1], None, None, *scores], []]
-        uniform = trace.uniform
-        reach = min(4 * uniform, max(uniform, 1 - uniform))
-
-        def shades(coupling: np.ndarray) -> np.ndarray:
-            away = coupling - uniform
-            return np.sign(away) * np.sqrt(np.abs(away))
-
-        def couplings(shade: np.ndarray) -> np.ndarray:
-            return uniform + np.sign(shade) * shade**2
-
-        norm = FuncNorm((shades, couplings), uniform - reach, uniform + reach, clip=True)
-        title = f"Routing in {self.network}: {lower_first(self.image)}"
-        figure = tiles(rows[:-1], title=title, subtitle=subtitle, room=1.2, cmap="RdBu_r", norm=norm)
+            rows += [[beside[0], None, f"iteration {t + 1}", *shades(maps[t])], [beside[1], None, None, *scores], []]
+        title, most = f"Routing in {self.network}: {lower_first(self.image)}", math.sqrt(reach)
+        figure = tiles(rows[:-1], title=title, subtitle=subtitle, room=1.2, cmap="RdBu_r", vmin=-most, vmax=most)
         (width, height), (axes,) = figure.get_size_inches(), figure.axes
         cax = figure.add_axes((1 - 1.2 / width, 0.4 / height, 0.13 / width, 1 - 1.6 / height))
         bar = figure.colorbar(axes.images[-1], cax=cax)
         cax.set_title("coupling", fontsize=SMALL, color=MUTED, loc="left", pad=8)
         bar.outline.set_visible(False)
         cax.tick_params(labelsize=SMALL)
-        cax.set_ylim(0, uniform + reach)  # no coupling is below zero, though the scale goes on
+        cax.set_ylim(-math.sqrt(uniform), most)  # no coupling is below zero, though the scale goes on
         ticks = sorted({0.0, uniform, 2 * uniform, uniform + reach})
-        bar.set_ticks(ticks, labels=[f"{each:.2g}" + " uniform" * (each == uniform) for each in ticks])
+        bar.set_ticks(
+            shades(np.array(ticks)), labels=[f"{each:.2g}" + " uniform" * (each == uniform) for each in ticks]
+        )
         return figure
 
     def _settling(self, statistics: RoutingStatistics) -> Figure:
@@ -285,7 +270,7 @@ class RoutingReport(Result):
             axes.bar(iterations, high - low, 0.1, low, color=colour, alpha=0.3, label="middle 80 % of images")
             axes.plot(iterations, mean, color=colour, marker="o", label=f"mean of {values.shape[1]:,} images")
             style_axes(axes, name, "iteration", unit)
-            use_whole_numbers(axes)
+            axes.locator_params(axis="x", integer=True)
             axes.legend(fontsize=SMALL, frameon=False, loc="best")
         entropy_axes, agreement_axes = figure.axes
         # a change of less than a percent is none to speak of, and looks like none
@@ -344,7 +329,7 @@ def trace_routing(
         >>> trace.maps[-1].mean(2).shape  # last iteration, averaged over capsule types: images, classes, places
         (4, 10, 6, 6)
     """
-    names = ("entropy", "mean_agreement", "longest", "images", *RoutingRound._fields[:-1], "scores")
+    names = (*STATISTICS, "images", "scores", *PER_ROUND)
     return RoutingTrace(**_follow(model, images, layer, num_iterations, names))
 
 
@@ -355,21 +340,8 @@ def routing_statistics(
 
     Arguments and errors are those of :func:`trace_routing`.
     """
-    names = ("entropy", "mean_agreement", "longest")
-    found = _follow(model, images, layer, num_iterations, names)
-    return RoutingStatistics(**{name: found[name] for name in names})
-
-
-def layers_with_coupling(model: Network) -> list[int]:
-    """The numbers, from 1, of a network's capsule layers whose routing :func:`trace_routing` can follow."""
-    blank, found = torch.zeros(1, *model.in_shape, dtype=torch.uint8), []
-    for number in range(1, len(model.layers) + 1) if model.has_capsules else ():
-        try:
-            routing_statistics(model, blank, layer=number)
-            found.append(number)
-        except InputError:  # without coupling, or without an iteration
-            continue
-    return found
+    found = _follow(model, images, layer, num_iterations, STATISTICS)
+    return RoutingStatistics(**{name: found[name] for name in STATISTICS})
 
 
 def _follow(
@@ -382,20 +354,15 @@ def _follow(
     """The arrays of a trace that are named, and what else it says, of no more images at a time than fit the memory."""
     network = require_capsules(model, "routing")
     count = len(network.layers)
-    if layer is not None and layer not in Range(1, count, whole=True):
-        raise InputError(f"layer must be from 1 to {count}, as the network has so many capsule layers, got {layer}")
-    number = count if layer is None else int(layer)
+    number = count if layer is None else layer
+    Range(1, count, whole=True).check("layer", number)
     chosen, before, after = network.layer(number), *network.flow[number - 1 : number + 1]
     routing, own, grid = chosen.routing, chosen.routing.num_iterations, _grid(network, number)
     if num_iterations is not None and not isinstance(routing, DynamicRouting):
         name = type(routing).__name__
         raise InputError(f"num_iterations must be left out for {name}: only DynamicRouting's iterations can be changed")
     iterations = own if num_iterations is None else num_iterations
-    check("num_iterations", iterations, Iterations)
-    if iterations == 0:
-        raise InputError(
-            "num_iterations must be at least 1, got 0: without an iteration there is no coupling to follow"
-        )
+    check("num_iterations", iterations, AtLeastOneIteration)
     score_name: list[ScoreName] = []
 
     def look(pixels: Tensor, _: object) -> list[Tensor]:
@@ -406,12 +373,10 @@ def _follow(
         score_name[:] = ["length" if rounds[-1].activations is None else "activation"]
         entropy, agreement = _measure(rounds, chosen, votes, grid, len(pixels))
         scores = torch.stack([each.scores(network.length_eps) for each in capsules], 1)  # (B, T, J·L)
-        numbers = {"images": pixels, "entropy": entropy, "mean_agreement": agreement}
+        numbers = {name: torch.stack([getattr(each, name) for each in by_image], 1) for name in PER_ROUND}
+        numbers |= {"images": pixels, "entropy": entropy, "mean_agreement": agreement}
         numbers |= {"longest": capsules[-1].scores(1e-24)}
         numbers |= {"scores": scores.unflatten(2, (rounds[0].coupling.shape[2], -1)).float().mean(3)}
-        numbers |= {
-            name: torch.stack([getattr(each, name) for each in by_image], 1) for name in by_image[0]._fields[:-1]
-        }
         return [numbers[name].float() for name in names]
 
     fitting = int(get_working_memory() * MIB / (4 * before.poses.shape[1] * after.poses.shape[1] * chosen.out_dim))

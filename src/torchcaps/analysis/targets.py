@@ -87,7 +87,7 @@ class TargetEvaluation(Result):
         return [Table(rows, title=self.title), Table(cells, (self.task, *(_WORDS[name] for name in names)))]
 
     def figures(self) -> dict[str, Figure]:
-        """Scores over targets, a panel for each number; the receiver operating characteristics of the labels."""
+        """The scores of each number over its targets, or the receiver operating characteristic of each label."""
         from sklearn.metrics import roc_curve
 
         figure = new_figure(4.5, 4.5, self.title)

@@ -255,7 +255,7 @@ def perturb(
         raise unknown_name("class", capsule, names)
     named = None if capsule is None else (names if capsule in names else numbers).index(capsule)
     pictures = read_pictures(opened, index, image, files, source)
-    options: Any = {"components": None if component is None else [component], "steps": steps}
+    options: Any = {"components": () if component is None else (component,), "steps": steps}
     options["amplitude"] = range[0] if len(range) == 1 else range
     targets = [label_of(each) if follow == "label" else named for each in pictures]
     results = [

@@ -311,8 +311,10 @@ def _draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evalu
     curves = analysis.Curves({run.name: analysis.read_metrics(run)}, {run.name: f"trained on {dataset.name}"})
     figures = {"curves": curves.figures()[""]}
     if isinstance(evaluation, Evaluation):
-        figures["samples"] = analysis.figure_samples(dataset.train, names)
-        figures["confusion"] = evaluation.figures()[""]
+        title = f"The first training images of {dataset.name}"
+        figures["samples"] = analysis.figure_samples(dataset.train, names, title=title)
+        judged = dataclasses.replace(evaluation, title=f"{run.name} on the {of_test}")
+        figures["confusion"] = judged.figures()[""]
     if model.decoder is not None and isinstance(evaluation, Evaluation):
         first = test.preview(SHOWN)
         decoded = analysis.reconstruct(model, first.images, first.labels)
@@ -321,8 +323,11 @@ def _draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evalu
         changed = [analysis.perturb_capsule(model, test.images[0])]
         changes = analysis.Perturbations(changed, names, [f"image 0 of the {of_test}"], network=run.name)
         figures["perturbation"] = changes.figures()[""]
-    for number in analysis.layers_with_coupling(model):
-        trace = analysis.trace_routing(model, test.images[:1], layer=number)
+    for number in range(1, len(model.layers) + 1) if model.has_capsules else ():
+        try:
+            trace = analysis.trace_routing(model, test.images[:1], layer=number)
+        except InputError:  # without coupling, or without an iteration
+            continue
         statistics = analysis.routing_statistics(model, test.images[:MEASURED], layer=number)
         report = analysis.RoutingReport(
             trace,
