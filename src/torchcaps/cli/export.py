@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-import click
-
 from torchcaps.cli.options import WhichEpoch, command
-from torchcaps.cli.runs import open_run
+from torchcaps.cli.runs import open_run, refuse_options
 from torchcaps.cli.show import say
 
 Format = Literal["onnx", "torch", "folder"]
@@ -43,8 +41,8 @@ def export(
     is not left behind. `torchcaps predict` takes an .onnx file.
     Reading a torch.export program can execute code: load one only from people you trust.
     """
-    if format != "folder" and (half or other_seed):
-        raise click.UsageError(f"{'--half' if half else '--other-seed'} is for --format folder; leave it out")
+    if format != "folder":
+        refuse_options(("half", "other_seed"), "is for --format folder")
     opened = open_run(run, which)
     path = out or (run if run is not None and run.is_dir() else Path()) / NAMES[format]
     from torchcaps import export as to

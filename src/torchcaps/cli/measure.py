@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from torchcaps.analysis.defaults import ANGLES, EPSILONS, EVASION_STEPS, PGD_STEPS, STEPS
 from torchcaps.cli.options import Accelerator, Data, DataDir, Figure, Json, Source, WhichEpoch, command
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Kind = Literal["rotation", "fgsm", "pgd"]
 Objective = Literal["loss", "scores"]
 Measure = Literal["reconstruction", "score"] | None
-KINDS: tuple[Kind, ...] = ("rotation", "fgsm", "pgd")
 
 
 @command(
@@ -85,7 +84,7 @@ def robustness(
     several are compared. Without it, the network that comes with torchcaps is measured. PGD takes most of the time, in
     proportion to --steps.
     """
-    kinds = [each for each in KINDS if each in (kind or KINDS)]
+    kinds = [each for each in get_args(Kind) if not kind or each in kind]
     if "rotation" not in kinds:
         refuse_options(("angles",), "is for rotations, which --kind leaves out")
     if kinds == ["rotation"]:
@@ -185,8 +184,6 @@ def detect(
     The limit of each class is what 5 % of its validation images pass. RUN is a run folder, a folder written by
     save_pretrained, or a repository of the hub; without it, the network that comes with torchcaps.
     """
-    from dataclasses import replace
-
     from torchcaps.analysis import detect as judge
     from torchcaps.analysis import fit_detector
 

@@ -309,11 +309,9 @@ def limit_images(text: str) -> float:
     from torchcaps.datasets import get_max_megapixels, set_max_megapixels
 
     click.get_current_context().call_on_close(partial(set_max_megapixels, get_max_megapixels()))
-    try:
-        set_max_megapixels(float(text))
-    except ValueError:
-        raise InputError(f"{text} is no number of megapixels above 0 and at most 178") from None
-    return float(text)
+    megapixels: float = read(text, float)
+    set_max_megapixels(megapixels)
+    return megapixels
 
 
 Which = Literal["best", "last"]
