@@ -10,7 +10,7 @@ import pytest
 from cli_support import Cli
 
 CODE = """
-from torchcaps.nn import DenseCapsules, DynamicRouting
+from torchcaps.nn import Capsules, DenseCapsules, DynamicRouting
 
 class Layer(DenseCapsules):
     def __init__(self, **options):
@@ -19,6 +19,10 @@ class Layer(DenseCapsules):
 class Mixes(Layer):
     def forward(self, poses):
         return super().forward(poses + poses.mean(0))
+
+class Ignores(Layer):
+    def forward(self, capsules):
+        return super().forward(Capsules.of(capsules).poses)
 
 def over_inputs():
     return Layer(routing=DynamicRouting(softmax_over="inputs"))
@@ -43,14 +47,20 @@ def test_nothing_is_found(cli: Cli, named: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "kind", "name", "severity", "code"),
-    [("Mixes", "Mixes", "mixes-images", "error", 1), ("over_inputs", "Layer", "softmax-over-inputs", "note", 0)],
+    ("made", "options", "kind", "name", "severity"),
+    [
+        ("Mixes", (), "Mixes", "mixes-images", "error"),
+        ("Ignores", ("--mask",), "Ignores", "padding-changes-result", "error"),
+        ("over_inputs", (), "Layer", "softmax-over-inputs", "note"),
+    ],
 )
-def test_only_an_error_is_the_end(cli: Cli, made: str, kind: str, name: str, severity: str, code: int) -> None:
-    result, told = (cli("check", f"code.py:{made}", *SHAPE, *json_too) for json_too in ((), ("--json",)))
-    assert result.code == told.code == code
-    assert "called with poses (4, 12, 8): 1 finding." in result.out
+def test_only_an_error_is_one(
+    cli: Cli, made: str, options: tuple[str, ...], kind: str, name: str, severity: str
+) -> None:
+    result, told = (cli("check", f"code.py:{made}", *SHAPE, *options, *more) for more in ((), ("--json",)))
+    assert result.code == told.code == (severity == "error")
+    assert f"called with poses{' and a mask' * bool(options)} (4, 12, 8): 1 finding." in result.out
     assert all(word in result.out for word in (f"{severity}: {name}", "found", "usual cause", "cure"))
     found = json.loads(told.out)
-    assert (found["class_name"], found["shape"], found["mask"]) == (kind, [4, 12, 8], False)
+    assert (found["class_name"], found["shape"], found["mask"]) == (kind, [4, 12, 8], bool(options))
     assert [(each["name"], each["severity"]) for each in found["findings"]] == [(name, severity)]

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,13 +23,7 @@ from torchcaps.explorer.questions import LARGEST_QUESTION
 
 LOOK = json.dumps({"pixels": base64.b64encode(bytes(18 * 20)).decode()}).encode()
 JSON = "application/json"
-
-
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    headers: http.client.HTTPMessage
-    body: bytes
+Answer = http.client.HTTPResponse
 
 
 class Site:
@@ -53,8 +46,8 @@ class Site:
         if body is not None:
             connection.putheader("Content-Length", str(len(body)))
         connection.endheaders(body)
-        answered = connection.getresponse()
-        answer = Answer(answered.status, answered.headers, answered.read())
+        answer = connection.getresponse()
+        answer.body = answer.read()
         connection.close()
         assert "access-control" not in str(answer.headers).lower()
         assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"

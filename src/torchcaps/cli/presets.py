@@ -99,15 +99,9 @@ class Described(Result):
         from torchcaps.analysis import list_layers
 
         preset, (with_decoder, without) = self.preset, self.parameters
-        return {
-            "name": preset.name,
+        about = ("name", "description", "source", "published", "data", "in_shape", "num_classes")
+        return {name: getattr(preset, name) for name in about} | {
             "variant_of": preset.base,
-            "description": preset.description,
-            "source": preset.source,
-            "published": preset.published,
-            "data": preset.data,
-            "in_shape": preset.in_shape,
-            "num_classes": preset.num_classes,
             "parameters": {"with_decoder": with_decoder, "without_decoder": without},
             "layers": [dataclasses.asdict(layer) for layer in list_layers(self.planned)],
             "model": preset.network,
