@@ -32,9 +32,8 @@ def export(
     half: Half = False,
     other_seed: OtherSeeds = (),
 ) -> None:
-    """Write a trained network so that it runs elsewhere; without RUN, the network that comes with torchcaps.
+    """Write a trained network so that it runs elsewhere.
 
-    RUN is a run folder, a folder written by save_pretrained, or a repository of the hub such as someone/capsnet.
     A file takes any number of images (B, C, H, W) with pixels 0 to 1, or of sequences (B, C, 1, l) of any length up to
     the longest in training, and gives `lengths` and, where the network has a decoder, `reconstruction`. Its output is
     compared with the network's on test images, one at a time and many together; a file that differs by more than 1e-4

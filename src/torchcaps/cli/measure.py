@@ -41,11 +41,7 @@ def evaluate(
     figure: Annotated[Figure, "Draw the confusion matrix to this file, .png, .pdf or .svg."] = None,
     json: Json = False,
 ) -> None:
-    """Judge a network on the test images: accuracy, error, loss, each class, and the confusion matrix.
-
-    RUN is a run folder, a folder written by save_pretrained, or a repository of the hub such as someone/capsnet;
-    without it, the network that comes with torchcaps is judged.
-    """
+    """Judge a network on the test images: accuracy, error, loss, each class, and the confusion matrix."""
     from torchcaps.analysis import evaluate as judge
 
     opened = open_run(run, source.which, accelerator)
@@ -80,9 +76,7 @@ def robustness(
 ) -> None:
     """Measure how accuracy falls when images are turned, or changed along the network's gradient (FGSM and PGD).
 
-    RUN is a run folder, a folder written by save_pretrained, or a repository of the hub such as someone/capsnet;
-    several are compared. Without it, the network that comes with torchcaps is measured. PGD takes most of the time, in
-    proportion to --steps.
+    Several networks are compared. PGD takes most of the time, in proportion to --steps.
     """
     kinds = [each for each in get_args(Kind) if not kind or each in kind]
     if "rotation" not in kinds:
@@ -131,8 +125,8 @@ def probe(
 
     A ridge regression is fitted on training images and judged by R² on test images; a CNN is judged by what goes into
     its last layer, and the pixels are judged too. The factors are those of the data set, such as
-    smallnorb-azimuth's, or those by which images are changed here: rotation, scale, shear, shifts. RUN as for
-    robustness; several are compared; without it, the network that comes with torchcaps.
+    smallnorb-azimuth's, or those by which images are changed here: rotation, scale, shear, shifts. Several networks
+    are compared.
     """
     from torchcaps.analysis import Probing
     from torchcaps.analysis import probe as measure
@@ -181,8 +175,7 @@ def detect(
 ) -> None:
     """Measure how well images of another kind, and attacked images, are told by the distance to their reconstruction.
 
-    The limit of each class is what 5 % of its validation images pass. RUN is a run folder, a folder written by
-    save_pretrained, or a repository of the hub; without it, the network that comes with torchcaps.
+    The limit of each class is what 5 % of its validation images pass.
     """
     from torchcaps.analysis import detect as judge
     from torchcaps.analysis import fit_detector

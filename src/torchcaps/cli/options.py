@@ -43,6 +43,9 @@ COLUMN = 39
 """Characters of a line of the help before the words of an option."""
 WIDEST = 30
 """Characters of choices that the help names; of more, errors do."""
+RUN = """RUN is a run folder, a folder written by save_pretrained, or a repository of the hub such as someone/capsnet.
+Without it, the network that comes with torchcaps is taken."""
+"""In the help of commands that take a trained network."""
 PLUGIN = "Run this Python file, or an entry point of a package, for what it registers; may be given several times."
 
 
@@ -158,6 +161,8 @@ def command(*examples: tuple[str, str], cls: type[Command] = Command) -> Callabl
             return function(**values)
 
         words = inspect.cleandoc(function.__doc__ or "")
+        if any(each.name == "run" and not each.required for each in params):
+            words += f"\n\n{RUN}"
         return cls(function.__name__, params=params, callback=call, help=words, examples=examples)
 
     return decorate
