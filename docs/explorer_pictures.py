@@ -105,7 +105,7 @@ def moving(browser: Browser, address: str, path: Path) -> None:
 
     def shoot(milliseconds: int) -> None:
         page.locator('.explorer[aria-busy="false"]').wait_for()
-        frames.append((page.screenshot(clip={"x": 36, "y": 56, "width": 1208, "height": 740}), milliseconds))
+        frames.append((page.screenshot(clip={"x": 36, "y": 44, "width": 1208, "height": 740}), milliseconds))
 
     page.get_by_role("button", name="Clear").click()
     shoot(300)

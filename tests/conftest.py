@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 pytest.register_assert_rewrite("support")
-from support import NO_GPU, NO_MNIST, has_mnist  # noqa: E402  after its asserts learn to explain themselves
+# after its asserts learn to explain themselves
+from support import NO_BROWSER, NO_GPU, NO_MNIST, browser_path, has_mnist  # noqa: E402
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 
 def pytest_configure() -> None:
@@ -22,6 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skips = {}
     if not has_mnist(os.environ.get("TORCHCAPS_DATA")):
         skips["mnist"] = pytest.mark.skip(reason=NO_MNIST)
+    if browser_path() is None:
+        skips["browser"] = pytest.mark.skip(reason=NO_BROWSER)
     if not torch.cuda.is_available():
         skips["gpu"] = pytest.mark.skip(reason=NO_GPU)
     for item in items:
@@ -33,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what was left out, even without -r s."""
     reports = terminalreporter.stats.get("skipped", [])
-    for reason in (NO_MNIST, NO_GPU):
+    for reason in (NO_MNIST, NO_BROWSER, NO_GPU):
         number = sum(reason in str(report.longrepr) for report in reports)
         if number:
             terminalreporter.write_line(f"skipped {number}: {reason}", yellow=True)
@@ -48,6 +56,18 @@ def _seed() -> None:
 def rng() -> torch.Generator:
     """A generator of random numbers that starts alike in every test."""
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, closed before other modules run: Playwright keeps an event loop in this thread."""
+    from playwright.sync_api import sync_playwright
+
+    alone = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox", *alone])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture

@@ -1,35 +1,21 @@
-"""What the explorer's tests share: small networks, the page served beside them, and whether there is a browser."""
+"""What the explorer's tests share: networks, and the wait for the page."""
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import io
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from PIL import Image
 
+from torchcaps.explorer import Explorer, open_explorer
 from torchcaps.models import Network, create_model
+from torchcaps.models.pretrained import SHIPPED
+from torchcaps.training import load_run
 
 if TYPE_CHECKING:
-    from torchcaps.explorer import Explorer, Learning
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-
-def no_browser() -> str | None:
-    """Why the page cannot be tried in a browser here; None where it can."""
-    if importlib.util.find_spec("playwright") is None:
-        return "needs playwright: pip install playwright"
-    if not any(shutil.which(name) for name in BROWSERS):
-        return f"needs a browser: none of {', '.join(BROWSERS)} is installed (apt-get install chromium)"
-    return None
-
-
-def browser_path() -> str:
-    """The first browser that is installed."""
-    return next(found for name in BROWSERS if (found := shutil.which(name)))
+    from playwright.sync_api import Page
 
 
 def small_network(
@@ -48,10 +34,18 @@ def small_network(
     return model
 
 
-@contextmanager
-def served(*explorers: Explorer, learning: Learning | None = None) -> Iterator[str]:
-    """The address of the page, served in a thread meanwhile."""
-    from torchcaps.explorer import serving
+def shipped() -> Explorer:
+    """The network that comes with torchcaps."""
+    return open_explorer(load_run(SHIPPED["compact"]))
 
-    with serving(explorers, 0, learning) as address:
-        yield f"{address}/"
+
+def settle(page: Page) -> None:
+    """Wait until nothing is asked or drawn any more."""
+    page.locator('.explorer[aria-busy="false"] .verdict strong').wait_for()
+
+
+def png(image: np.ndarray) -> bytes:
+    """The contents of an image file."""
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG")
+    return buffer.getvalue()

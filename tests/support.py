@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,12 +15,19 @@ import torch
 from torch import Tensor, nn
 
 NO_MNIST = "needs MNIST: set TORCHCAPS_DATA to a folder with its four idx files (train-images-idx3-ubyte.gz, ...)"
+NO_BROWSER = "needs playwright and a browser: pip install playwright, apt-get install chromium"
 NO_GPU = "needs a CUDA device: torch sees none here"
 
 
 def has_mnist(folder: str | None) -> bool:
     """Whether a folder holds MNIST's files, gzipped or not."""
     return bool(folder) and any(Path(folder).glob("**/train-images-idx3-ubyte*"))
+
+
+def browser_path() -> str | None:
+    """The first browser that is installed; None without one, or without playwright, which drives it."""
+    browsers = map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))
+    return next(filter(None, browsers), None) if importlib.util.find_spec("playwright") else None
 
 
 def assert_close(got: Tensor, wanted: Tensor | float | list[object], tol: float = 1e-6) -> None:

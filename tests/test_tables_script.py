@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from explorer_support import browser_path, no_browser
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 ASSETS = Path(__file__).parents[1] / "docs" / "assets"
 CELLS = (
@@ -16,26 +18,18 @@ CELLS = (
     ("`c`", "0.9 %", "8,215,568", "2 min 08 s"),
 )
 
-pytestmark = pytest.mark.skipif(no_browser() is not None, reason=no_browser() or "")
 
-
-def test_a_click_on_a_heading_sorts() -> None:
-    from playwright.sync_api import sync_playwright
-
+@pytest.mark.browser
+def test_a_click_on_a_heading_sorts(browser: Browser) -> None:
     rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for cells in CELLS)
     heads = "".join(f"<th>{name}</th>" for name in ("row", "error", "parameters", "time"))
-    table = f"<article><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></article>"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
-        page = browser.new_page()
-        page.set_content(table)
-        for script in ("tablesort/tablesort.min.js", "tables.js"):
-            page.add_script_tag(path=ASSETS / script)
-        found = []
-        for column in (0, 1, 1, 2, 3):
-            page.locator("th").nth(column).click()
-            found.append("".join(name.strip("`") for name in page.locator("td:first-child").all_inner_texts()))
-        numbers = page.locator("td.number").count()
-        browser.close()
+    page = browser.new_page()
+    page.set_content(f"<article><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></article>")
+    for script in ("tablesort/tablesort.min.js", "tables.js"):
+        page.add_script_tag(path=ASSETS / script)
+    found = []
+    for column in (0, 1, 1, 2, 3):
+        page.locator("th").nth(column).click()
+        found.append("".join(name.strip("`") for name in page.locator("td:first-child").all_inner_texts()))
     assert found == ["abcd", "bcad", "dacb", "abcd", "dcba"]  # a second click turns the order round
-    assert numbers == 10
+    assert page.locator("td.number").count() == 10

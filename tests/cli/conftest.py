@@ -1,43 +1,21 @@
-"""A tiny trained run, and the command line called in this process."""
+"""A tiny trained run, and files made of it."""
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from torchcaps.cli import main
+from cli_support import Cli
 
 TINY = ("--conv-channels", "8", "--primary-types", "2", "--decoder-hidden", "16", "--batch-size", "50")
 SMALL_DATA = ("--limit-train", "200", "--limit-test", "100", "--validation-size", "100")
 
 
-@dataclass(frozen=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-
-Cli = Callable[..., Result]
-
-
-def call(*arguments: Any) -> Result:
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        code = main([str(argument) for argument in arguments])
-    return Result(code, out.getvalue(), err.getvalue())
-
-
 @pytest.fixture(scope="session")
 def cli() -> Cli:
-    return call
+    return Cli()
 
 
 @pytest.fixture(autouse=True)
@@ -56,12 +34,11 @@ def tiny() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
-def run_folder(tmp_path_factory: pytest.TempPathFactory, tiny: tuple[str, ...]) -> Path:
+def run_folder(cli: Cli, tmp_path_factory: pytest.TempPathFactory, tiny: tuple[str, ...]) -> Path:
     """A run of two epochs, not to be changed."""
     folder = tmp_path_factory.mktemp("cli") / "run"
     constant = ("--schedule", "constant", "--learning-rate", "0.01")  # so that it can be made longer
-    result = call("train", *tiny, *constant, "--epochs", "2", "--out", folder)
-    assert result.code == 0, result.err
+    cli.out("train", *tiny, *constant, "--epochs", "2", "--out", folder)
     return folder
 
 
@@ -94,11 +71,10 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def onnx_file(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def onnx_file(cli: Cli, run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run as an ONNX file."""
     for package in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(package, reason="the extra torchcaps[export] is not installed")
     path = tmp_path_factory.mktemp("cli") / "model.onnx"
-    result = call("export", run_folder, "--out", path)
-    assert result.code == 0, result.err
+    cli.out("export", run_folder, "--out", path)
     return path

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-Cli = Callable[..., Any]
+from cli_support import Cli
 
 # Words on the command line => what the error must say. RUN is a run, CNN a saved network that knows no data, DIGIT an
-# image, TINY the options of a small run, ␀ the NUL character, broken/FILE/HOW a copy of the run in which a file is
-# damaged.
+# image, TINY the options of a small run, broken/FILE/HOW a copy of the run in which a file is damaged.
 TABLE = r"""
 trian => "trian" | "train"
 share --repo you/net => RUN
@@ -29,26 +26,20 @@ train sabour2071 => "sabour2071" | "sabour2017"
 train TINY --data mnits => "mnits" | "mnist"
 train baseline-cnn --conv-kernel 5 => --conv-kernel is an option of --backbone conv, which is not chosen
 train --layer-kernel 3 => --layer-kernel is an option of the layer conv, which is not chosen
-train --momentum 0.5 => --momentum is an option of --optimizer sgd, which is not chosen
 train --num-iteration 3 => '--num-iterations'
 train --routing dynamc => there is no routing "dynamc"; did you mean "dynamic"? One of your own is loaded by
 train --epochs => --epochs
 train --epochs 0 => --epochs | 1 to 1000000000
 train --decoder-hidden 512;1024 => --decoder-hidden | 512;1024
 train TINY --conv-channels 65536 --primary-types 65536 => parameters | MiB
-train TINY --devices 4096 => devices | cores | 4096
-train TINY --batch-size 201 => 201 | 200
 train TINY --image-size 12 => 12×12 | 17×17
-train TINY --objects 2 => an image of digits holds 1 object, but the network looks for 2; set --objects 1
 train TINY --data-dir . => digits | --data-dir
 train TINY --init-from CNN => cnn | do not fit
-train TINY --data npz:no.npz => no.npz
-train TINY --data folder:damaged => 2 of 22 images cannot be taken
+train TINY --data folder:damaged => 2 of 22 images cannot be taken | 0.png | 1.png
 train --data mnist --data-dir "" => empty
 train TINY --out "" => --out | empty
 train TINY --out RUN => --resume | --out
 train TINY --out DIGIT/run => digit.png
-train --resume "" => --resume | empty
 train --resume RUN --out new => --resume | --out
 train --resume RUN --config x => --resume | --config
 train tf-notebook --resume RUN => first | tf-notebook
@@ -56,12 +47,9 @@ train --resume RUN --num-iterations 1 => num_iterations
 train --resume broken/last.ckpt/half --epochs 3 => last.ckpt
 train tf-notebook --config RUN/config.json => first | tf-notebook | --config
 train --config nowhere.json => nowhere.json
-train --config RUN => folder
 evaluate RUN --data npz:colour.npz => (1, 28, 28)
 evaluate RUN --precision auto => 'auto' is not one of '32', 'bf16'
-evaluate RUN --figure "" => --figure | empty
 evaluate RUN --figure . => --figure | is a folder
-evaluate RUN --figure new/ => --figure | is a folder
 evaluate CNN => --data
 evaluate nowhere => nowhere
 evaluate no-run => config.json
@@ -73,51 +61,36 @@ predict => IMAGE
 predict someone/net => IMAGE
 predict no-run DIGIT => is no run folder: it holds no config.json
 predict gone.onnx DIGIT => there is no file gone.onnx
-predict RUN nowhere.png => nowhere.png
-predict RUN half.png => half.png
 predict RUN DIGIT --out x.csv --json => --json shows what --out writes
 predict RUN DIGIT --fit stretch => --fit is for images that are not prepared; leave it out, or add --prepare none
 predict RUN DIGIT --max-megapixels 0 => --max-megapixels | at most 178
 reconstruct RUN --figure x.bmp => x.bmp | .png
-reconstruct CNN --data digits => BaselineCNN | sabour2017
 perturb DIGIT => is a file; this command needs a run folder
-perturb CNN --image DIGIT => BaselineCNN
 perturb RUN --capsule ten => "ten"
 perturb RUN --capsule 2 --follow label => --follow | --capsule
 perturb RUN --image DIGIT --follow label => --follow | digit.png
 perturb RUN --image DIGIT --index 1 => --index | --image
-perturb RUN --fit pad => --fit | --image
 perturb RUN --index 1 --index 2 => --component
 perturb RUN --component 1 --index 0 --index 100 => --index | 100 | digits
-routing CNN --image DIGIT => BaselineCNN
-routing RUN --image DIGIT --split train => --split | --image
 routing RUN --image DIGIT --count 9 => --count | --image
-routing RUN --invert => --invert | --image
 routing RUN --prepare none => --prepare is for a file given with --image
 routing RUN --input-capsule 0 --input-capsule 72 => --input-capsule | below 72 | got 72
 curves => RUN
 curves circle RUN => circle | symbolic links
 curves RUN --figure DIGIT/x.png => x.png
-curves RUN --figure a␀.png => NUL
 curves broken/metrics.csv/gone => metrics.csv
-curves broken/metrics.csv/binary => metrics.csv
 presets --figure x.png => --figure | sabour2017
 datasets --sample 3 => --sample
 datasets digits --figure x.png => --figure | --sample
 datasets mnist --data-dir nowhere => data_dir is nowhere, which is no folder
 datasets mnist --data-dir RUN --json => train-
 export RUN --half => --half is for --format folder; leave it out
-export RUN --format torch --out model.onnx => the file must end in .pt2, got model.onnx
 export RUN --format folder --other-seed nowhere => there is no configuration nowhere/config.json
 export RUN --format folder --out DIGIT => there is something at
-export RUN/best --format folder --out new => is a saved network without its training
-export broken/summary.json/renamed --format folder --out new => summary.json | damaged | best_epoch
 explore RUN RUN => each run may be given once
 explore RUN --train digits => --train trains a network of its own; leave RUN or --train out
 explore --train digits --data mnist => --data does not go with --train; leave it out
 explore --train digit => there is no data set "digit"; did you mean "digits"?
-robustness RUN RUN => given once
-robustness RUN --kind noise => --kind | noise
 robustness RUN --kind fgsm --angles 10 => --angles is for rotations | --kind | leave it out
 robustness RUN --kind rotation --epsilons 0.1 => --epsilons is for attacks | leave it out
 detect RUN --against no-such-data => no data set "no-such-data"
@@ -127,11 +100,8 @@ check code.py --shape 4,12,8 => code.py must be FILE:CLASS or package.module:CLA
 check gone.py:Layer --shape 4,12,8 => there is no file gone.py
 check gone.layers:Layer --shape 4,12,8 => gone.layers cannot be loaded: ModuleNotFoundError: No module named 'gone'
 check code.py:Layr --shape 4,12,8 => there is no class or function in code.py "Layr"; did you mean "Layer"?
+check code.py:text --shape 4,12,8 => code.py:text must give a torch.nn.Module, got a str
 check code.py:Asks --shape 4,12,8 => code.py:Asks, called without arguments, raises TypeError:
-check code.py:text --shape 4,12,8 => code.py:text, called without arguments, raises TypeError:
-check code.py:Layer --shape 4,12 => shape must be (B, I, K) or (B, C, H, W), B at least 2, got (4, 12)
-check code.py:Layer --shape 4,1,28,28 --mask => a mask is for poses (B, I, K), (4, 1, 28, 28)
-check code.py:Layer --shape 4,12,9 => a Linear, called with (4, 12, 9), raises RuntimeError:
 check code.py:Layer => --shape
 check code.py:Layer --shape four => --shape
 """
@@ -142,18 +112,15 @@ for line in TABLE.strip().splitlines():
 
 CODE = b"""
 from torch import nn
-Layer, text = lambda: nn.Linear(8, 5), "no module"
+Layer, text = lambda: nn.Linear(8, 5), lambda: "no module"
 class Asks(nn.Linear):
     pass
 """
-FILES = {"no.npz": b"PK not really", "code.py": CODE}
 DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
     "half": lambda c: c[: len(c) // 2],
     "bit": lambda c: c[:-100] + bytes([c[-100] ^ 1]) + c[-99:],
     "gone": lambda c: None,
-    "binary": lambda c: b"\x00\xff\n",
     "unclosed": lambda c: c.replace(b"}", b""),
-    "renamed": lambda c: c.replace(b'"best_epoch"', b'"b"'),
 }
 
 
@@ -161,34 +128,22 @@ DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
 def typed(
     run_folder: Path, cnn_folder: Path, digit_file: Path, tiny: tuple[str, ...], tmp_path: Path
 ) -> Callable[[str], list[str]]:
-    """The words of a row, and the files that it speaks of made, in an empty folder."""
+    """The words of a row; the files that rows speak of are in the folder one is in."""
+    (tmp_path / "code.py").write_bytes(CODE)
+    (tmp_path / "no-run").mkdir()
+    np.savez(tmp_path / "colour.npz", x=np.zeros((60, 28, 28, 3), np.uint8), y=np.arange(60) % 3)
+    for n in range(22):
+        (folder := tmp_path / "damaged" / "ab"[n % 2]).mkdir(parents=True, exist_ok=True)
+        (folder / f"{n}.png").write_bytes(digit_file.read_bytes()[: None if n > 1 else 90])
 
     def make(row: str) -> list[str]:
-        for path in tmp_path.iterdir():
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        for name, contents in FILES.items():
-            if name in row:
-                (tmp_path / name).write_bytes(contents)
-        if "half.png" in row:
-            (tmp_path / "half.png").write_bytes(DAMAGE["half"](digit_file.read_bytes()) or b"")
-        if "colour.npz" in row:
-            np.savez(tmp_path / "colour.npz", x=np.zeros((60, 28, 28, 3), np.uint8), y=np.arange(60) % 3)
-        if "no-run" in row:
-            (tmp_path / "no-run").mkdir()
-        if "circle" in row:
-            (tmp_path / "circle").symlink_to(tmp_path / "circle")
-        if "folder:damaged" in row:
-            for n in range(22):
-                (tmp_path / "damaged" / "ab"[n % 2]).mkdir(parents=True, exist_ok=True)
-                contents = digit_file.read_bytes()
-                (tmp_path / "damaged" / "ab"[n % 2] / f"{n}.png").write_bytes(contents if n > 1 else contents[:90])
         if found := re.search(r"broken/(\S+)/(\w+)", row):
+            shutil.rmtree(tmp_path / "broken", ignore_errors=True)
             file = shutil.copytree(run_folder, tmp_path / "broken") / found[1]
             contents = DAMAGE[found[2]](file.read_bytes())
             file.unlink() if contents is None else file.write_bytes(contents)
             row = row.replace(found[0], "broken")
-        places = {"RUN": run_folder, "CNN": cnn_folder, "DIGIT": digit_file, "␀": "\0"}
-        for name, place in places.items():
+        for name, place in {"RUN": run_folder, "CNN": cnn_folder, "DIGIT": digit_file}.items():
             row = row.replace(name, str(place))
         return shlex.split(row.replace("TINY", shlex.join(tiny)))
 
@@ -208,25 +163,9 @@ def test_one_sentence_and_nothing_left_behind(
         before = contents_of(tmp_path), contents_of(run_folder)
         result = cli(*arguments)
         assert (result.code, result.out) == (2, ""), (row, result)
-        assert (
-            re.fullmatch(r"Error: .{1,1500}\n", result.err) or "cannot be taken; mend or remove them" in result.err
-        ), row
+        lines = 3 if "folder:damaged" in row else 1  # images that cannot be taken are listed
+        assert re.fullmatch(rf"Error: .{{1,1500}}\n(  .+\n){{{lines - 1}}}", result.err), row
         assert "InputError" not in result.err
         missing = [fragment for fragment in fragments if fragment not in result.err]
         assert not missing, (row, missing, result.err)
         assert (contents_of(tmp_path), contents_of(run_folder)) == before, row
-
-
-def test_damaged_images_are_listed_line_by_line(cli: Cli, typed: Callable[[str], list[str]]) -> None:
-    first, *lines = cli(*typed("datasets folder:damaged")).err.splitlines()
-    assert "2 of 22 images cannot be taken" in first
-    assert [f"{n}.png" in line for n, line in enumerate(lines)] == [True, True]
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
-def test_what_may_never_end_is_not_opened(cli: Cli, run_folder: Path) -> None:
-    os.mkfifo("seven.png")
-    for arguments in (["train", "--config", "seven.png"], ["predict", run_folder, "seven.png"]):
-        result = cli(*arguments)
-        assert (result.code, "is a FIFO" in result.err or "pipe" in result.err) == (2, True)
-    assert "device" in cli("train", "--config", os.devnull).err

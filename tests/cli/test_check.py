@@ -3,42 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-Cli = Callable[..., Any]
+from cli_support import Cli
 
 CODE = """
-import torch
-from torch import nn
+from torchcaps.nn import Capsules, DenseCapsules, DynamicRouting
 
-class Layer(nn.Module):
-    def __init__(self, axis=1, own=True):
-        super().__init__()
-        self.axis, self.own = axis, own
-        self.weight = nn.Parameter(torch.randn(5, 12, 16, 8))
+class Layer(DenseCapsules):
+    def __init__(self, **options):
+        super().__init__(12, 8, out_capsules=5, capsule_dim=16, **options)
 
-    def forward(self, poses, mask=None):
-        votes = torch.einsum("jidk,bik->bjid", self.weight, poses)
-        if mask is not None:
-            votes = votes * mask[:, None, :, None]
-        logits = votes.new_zeros(len(poses), 5, 12)
-        for _ in range(3):
-            total = (logits.softmax(self.axis).unsqueeze(3) * votes).sum(2)
-            squared = total.square().sum(-1, keepdim=True)
-            capsules = squared / (1 + squared) * total / (squared + 1e-9).sqrt()
-            agreement = torch.einsum("bjid,bjd->bji", votes, capsules)
-            logits = logits + (agreement if self.own else agreement.mean(0))
-        return capsules
+class Mixes(Layer):
+    def forward(self, poses):
+        return super().forward(poses + poses.mean(0))
 
-def mixes():
-    return Layer(own=False)
+class Ignores(Layer):
+    def forward(self, capsules):
+        return super().forward(Capsules.of(capsules).poses)
 
 def over_inputs():
-    return Layer(2)
+    return Layer(routing=DynamicRouting(softmax_over="inputs"))
 
 ready = Layer()
 """
@@ -54,26 +41,26 @@ def _code() -> None:
 
 @pytest.mark.parametrize("named", ["code.py:Layer", "code.py:ready", "mine.layers:Layer"])
 def test_nothing_is_found(cli: Cli, named: str) -> None:
-    result = cli("check", named, *SHAPE, "--mask")
-    assert (result.code, result.err) == (0, "")
+    out = cli.out("check", named, *SHAPE, "--mask")
     source = named.partition(":")[0]
-    assert f"Looked at Layer of {source}, called with poses and a mask (4, 12, 8): nothing was found." in result.out
+    assert f"Looked at Layer of {source}, called with poses and a mask (4, 12, 8): nothing was found." in out
 
 
-def test_an_error_is_found(cli: Cli) -> None:
-    result = cli("check", "code.py:mixes", *SHAPE)
-    assert result.code == 1
-    assert "called with poses (4, 12, 8): 1 finding." in result.out
-    assert "error: mixes-images" in result.out
-    assert all(word in result.out for word in ("found", "usual cause", "cure"))
-    told = cli("check", "code.py:mixes", *SHAPE, "--json")
-    assert told.code == 1
+@pytest.mark.parametrize(
+    ("made", "options", "kind", "name", "severity"),
+    [
+        ("Mixes", (), "Mixes", "mixes-images", "error"),
+        ("Ignores", ("--mask",), "Ignores", "padding-changes-result", "error"),
+        ("over_inputs", (), "Layer", "softmax-over-inputs", "note"),
+    ],
+)
+def test_only_an_error_is_one(
+    cli: Cli, made: str, options: tuple[str, ...], kind: str, name: str, severity: str
+) -> None:
+    result, told = (cli("check", f"code.py:{made}", *SHAPE, *options, *more) for more in ((), ("--json",)))
+    assert result.code == told.code == (severity == "error")
+    assert f"called with poses{' and a mask' * bool(options)} (4, 12, 8): 1 finding." in result.out
+    assert all(word in result.out for word in (f"{severity}: {name}", "found", "usual cause", "cure"))
     found = json.loads(told.out)
-    assert (found["class_name"], found["shape"], found["mask"]) == ("Layer", [4, 12, 8], False)
-    assert [(each["name"], each["severity"]) for each in found["findings"]] == [("mixes-images", "error")]
-
-
-def test_a_note_is_no_error(cli: Cli) -> None:
-    result = cli("check", "code.py:over_inputs", *SHAPE)
-    assert result.code == 0
-    assert "note: softmax-over-inputs" in result.out
+    assert (found["class_name"], found["shape"], found["mask"]) == (kind, [4, 12, 8], bool(options))
+    assert [(each["name"], each["severity"]) for each in found["findings"]] == [(name, severity)]

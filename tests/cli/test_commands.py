@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from cli_support import Cli
 from own_parts import two_layers
 from torchcaps.files import read_json
 from torchcaps.models import create_model, get_preset, list_presets
-
-Cli = Callable[..., Any]
 
 
 def assert_figure(path: str | Path) -> None:
@@ -32,17 +29,16 @@ def read_rows(text: str) -> list[list[str]]:
 
 
 def test_train_says_first_what_it_does_and_last_what_to_do_next(cli: Cli, tiny: tuple[str, ...]) -> None:
-    result = cli("train", *tiny, "--figures")
-    assert (result.code, result.err) == (0, "")
+    out = cli.out("train", *tiny, "--figures")
     folder = Path("runs/first-digits-1")
-    assert [line.split(":")[0] for line in result.out.splitlines()[:4]] == ["Network", "Data", "Images", "Device"]
+    assert [line.split(":")[0] for line in out.splitlines()[:4]] == ["Network", "Data", "Images", "Device"]
     summary = read_json(folder / "summary.json", "summary")
-    assert f"{100 * summary['test']['best']['accuracy']:.2f} %" in result.out
-    assert f"Run folder  {folder}" in result.out
+    assert f"{100 * summary['test']['best']['accuracy']:.2f} %" in out
+    assert f"Run folder  {folder}" in out
     for command in ("evaluate", "reconstruct", "perturb"):
-        assert f"  torchcaps {command} {folder}\n" in result.out
+        assert f"  torchcaps {command} {folder}\n" in out
     for figure in (folder / "figures").iterdir():
-        assert figure.name in result.out
+        assert figure.name in out
         assert_figure(figure)
     assert summary["command"] == " ".join(["torchcaps", "train", *tiny, "--figures"])
 
@@ -64,8 +60,7 @@ def test_without_a_decoder_nothing_is_perturbed(
 
 def test_resume_and_a_configuration(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run_folder, tmp_path / "copy")
-    result = cli("train", "--resume", copy, "--epochs", "3", "--no-figures")
-    assert (result.code, result.err) == (0, "")
+    cli.out("train", "--resume", copy, "--epochs", "3", "--no-figures")
     assert read_json(copy / "summary.json", "summary")["epochs"] == 3
     assert len((copy / "metrics.csv").read_text().splitlines()) == 4
     assert (copy / "metrics.csv").read_text().startswith((run_folder / "metrics.csv").read_text())
@@ -78,19 +73,19 @@ def test_evaluate_finds_what_training_found(cli: Cli, run_folder: Path) -> None:
     summary = read_json(run_folder / "summary.json", "summary")
     for which in ("best", "last"):
         for split in ("test", "validation"):
-            words = ("evaluate", run_folder, "--which", which, "--split", split, "--json")
-            found, wanted = json.loads(cli(*words).out), summary[split][which]
+            words = ("evaluate", run_folder, "--which", which, "--split", split)
+            found, wanted = cli.json(*words), summary[split][which]
             assert (found["which"], found["split"], found["data"]) == (which, split, "digits")
             assert (found["accuracy"], found["num_images"]) == (wanted["accuracy"], 100)
             assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
-        half = json.loads(cli(*words, "--precision", "bf16").out)
+        half = cli.json(*words, "--precision", "bf16")
         assert half["loss"] == pytest.approx(found["loss"], rel=0.05)
         assert half["loss"] != found["loss"]
-    assert json.loads(cli("evaluate", run_folder, "--split", "train", "--json").out)["num_images"] == 200
+    assert cli.json("evaluate", run_folder, "--split", "train")["num_images"] == 200
 
 
 def test_evaluate_prints_every_class_and_the_confusion_matrix(cli: Cli, run_folder: Path) -> None:
-    found = json.loads(cli("evaluate", run_folder, "--json").out)
+    found = cli.json("evaluate", run_folder)
     out = cli("evaluate", run_folder).out
     assert f"Accuracy  {100 * found['accuracy']:.2f} %  ({found['num_correct']} of 100 images right)" in out
     classes, matrix = map(read_rows, out.split("Confusion"))
@@ -113,10 +108,9 @@ def test_figures_go_to_the_run(cli: Cli, run_folder: Path, tmp_path: Path) -> No
         ("routing", ["routing", "routing-statistics"]),
         ("curves", ["curves"]),
     ):
-        result = cli(command, copy)
-        assert (result.code, result.err) == (0, "")
+        out = cli.out(command, copy)
         files = [copy / "figures" / f"{name}.png" for name in written]
-        assert [line for line in result.out.splitlines() if line.startswith("wrote")] == [f"wrote {f}" for f in files]
+        assert [line for line in out.splitlines() if line.startswith("wrote")] == [f"wrote {f}" for f in files]
         for file in files:
             assert_figure(file)
 
@@ -128,7 +122,7 @@ def test_perturb_options_reach_the_library(cli: Cli, run_folder: Path, digit_fil
     run = load_run(run_folder)
     data, figure = run.dataset(), ("--figure", "x.png")
     options = ["--capsule", "4", "--range", "0.5", "--steps", "3", "--index", "2", "--split", "validation"]
-    (found,) = json.loads(cli("perturb", run_folder, *options, *figure, "--json").out)
+    (found,) = cli.json("perturb", run_folder, *options, *figure)
     wanted = perturb_capsule(run.model, data.validation.images[2], target=4, amplitude=0.5, steps=3)
     assert (found["class"], found["offsets"], len(found["components"])) == ("4", [-0.5, 0, 0.5], 16)
     assert found["score"] == pytest.approx(float(wanted.scores[4]), rel=1e-5)
@@ -153,7 +147,7 @@ def test_routing_tells_every_round(cli: Cli, run_folder: Path) -> None:
     images = run.dataset().test.images
     trace, statistics = trace_routing(run.model, images[3:4]), routing_statistics(run.model, images[:10])
     options = ["--index", "3", "--count", "10", "--figure", "x.png"]
-    found = json.loads(cli("routing", run_folder, *options, "--json").out)
+    found = cli.json("routing", run_folder, *options)
     assert found["image"].startswith("Image 3 of the test images of digits, class ")
     assert found["class_names"] == list(run.class_names)
     assert tuple(found["grid"]) == trace.grid
@@ -162,7 +156,7 @@ def test_routing_tells_every_round(cli: Cli, run_folder: Path) -> None:
         for name in ("logits", "coupling", "weighted_sum", "capsules", "lengths", "agreement"):
             np.testing.assert_array_equal(np.float32(each[name]), getattr(trace, name)[t, 0], err_msg=name)
     some = ["--input-capsule", "40", "--input-capsule", "2"]
-    few = json.loads(cli("routing", run_folder, *options, *some, "--json").out)
+    few = cli.json("routing", run_folder, *options, *some)
     assert (found["input_capsules"], few["input_capsules"]) == (list(range(72)), [40, 2])
     for part, every in zip(few["rounds"], found["rounds"], strict=True):
         assert part["coupling"] == [every["coupling"][40], every["coupling"][2]]
@@ -174,20 +168,19 @@ def test_routing_tells_every_round(cli: Cli, run_folder: Path) -> None:
     for t in range(3):
         entropy, agreement = statistics.entropy[t].mean(), statistics.mean_agreement[t].mean()
         assert [str(t + 1), f"{entropy:.3f}", f"{agreement:.4f}"] in of_all
-    assert len(json.loads(cli("routing", run_folder, "--num-iterations", "2", "--json").out)["rounds"]) == 2
+    assert len(cli.json("routing", run_folder, "--num-iterations", "2")["rounds"]) == 2
 
 
 def test_any_layer_is_followed(cli: Cli, digit_file: Path) -> None:
     fields = {"conv_channels": 4, "primary_types": 2, "decoder_hidden": (6,)}
     create_model("sabour2017", layers=two_layers(), **fields).save_pretrained("deep")
     options = ("--data", "digits", "--count", "3", "--figure", "x.png")
-    inner, last = (json.loads(cli("routing", "deep", *options, *m, "--json").out) for m in (("--layer", "1"), ()))
+    inner, last = (cli.json("routing", "deep", *options, *m) for m in (("--layer", "1"), ()))
     assert (inner["layer"], inner["class_names"]) == (1, ["type 0", "type 1", "type 2"])
     assert (inner["grid"], len(inner["input_capsules"]), inner["in_space"]) == ([2, 6, 6], 72, True)
     assert (last["layer"], len(last["class_names"]), last["grid"]) == (2, 10, [3, 4, 4])
     # an image file needs no data, and has no statistics
-    result = cli("routing", "deep", "--image", digit_file, "--figure", "file.png")
-    assert (result.code, result.err) == (0, "")
+    cli.out("routing", "deep", "--image", digit_file, "--figure", "file.png")
     assert Path("file.png").exists()
     assert not Path("file-statistics.png").exists()
 
@@ -203,7 +196,7 @@ def test_curves_of_several_runs(cli: Cli, run_folder: Path, tmp_path: Path) -> N
 
 
 def test_presets_are_all_there_with_their_parameters(cli: Cli) -> None:
-    out, found = cli("presets").out, json.loads(cli("presets", "--json").out)
+    out, found = cli("presets").out, cli.json("presets")
     by_name, words = {preset["name"]: preset for preset in found}, " ".join(cli("presets", "--diff").out.split())
     assert list(by_name) == list_presets()
     rows = {line.split()[0]: " ".join(line.split()) for line in out.splitlines() if line}
@@ -225,7 +218,7 @@ def test_one_preset_is_shown_and_drawn(cli: Cli) -> None:
     rows = [" ".join(line.split()) for line in result.out.splitlines()]
     assert "convolution 9×9, stride 2, squash 32×6×6×8 primary capsules 5,308,672" in rows
     assert "8,215,568, 6,804,224 without the decoder" in result.out
-    found = json.loads(cli("presets", "tf-notebook", "--json").out)
+    found = cli.json("presets", "tf-notebook")
     assert sum(layer["parameters"] for layer in found["layers"]) == found["parameters"]["with_decoder"]
 
 
@@ -233,11 +226,11 @@ def test_datasets_are_listed_and_described(cli: Cli, monkeypatch: pytest.MonkeyP
     from torchcaps.datasets import list_datasets
 
     monkeypatch.setattr("pooch.os_cache", lambda project: Path("cache", project))
-    out, found = cli("datasets").out, json.loads(cli("datasets", "--json").out)
+    out, found = cli("datasets").out, cli.json("datasets")
     assert [each["name"] for each in found] == [info.spec for info in list_datasets()]
     assert all(info.spec in out for info in list_datasets())
     assert "not on this machine" in cli("datasets", "mnist").out
-    assert json.loads(cli("datasets", "mnist", "--json").out)["here"] is False
+    assert cli.json("datasets", "mnist")["here"] is False
 
 
 def test_a_data_set_is_counted_and_a_part_of_it_is_drawn(cli: Cli) -> None:
@@ -245,14 +238,13 @@ def test_a_data_set_is_counted_and_a_part_of_it_is_drawn(cli: Cli) -> None:
 
     digits = load_dataset("digits")
     for split, part in (("train", digits.train), ("validation", digits.validation), ("test", digits.test)):
-        result = cli("datasets", "digits", "--sample", "23", "--split", split)
-        assert (result.code, result.err) == (0, "")
+        out = cli.out("datasets", "digits", "--sample", "23", "--split", split)
         labels = ", ".join(map(str, part.labels[:23].tolist()))
         words = "training" if split == "train" else split
-        assert f"Sample  the first 23 {words} images of digits\nLabels  {labels}\n" in result.out
-        assert ["0", "128", "14", "36"] in read_rows(result.out)
-        assert ["all", "1,293", "144", "360"] in read_rows(result.out)
-    found = json.loads(cli("datasets", "digits", "--sample", "1000", "--validation", "first", "--json").out)
+        assert f"Sample  the first 23 {words} images of digits\nLabels  {labels}\n" in out
+        assert ["0", "128", "14", "36"] in read_rows(out)
+        assert ["all", "1,293", "144", "360"] in read_rows(out)
+    found = cli.json("datasets", "digits", "--sample", "1000", "--validation", "first")
     assert found["sample"] == list(map(str, load_dataset("digits", validation="first").train.labels[:1000].tolist()))
     assert found["loaded"]["test"]["images"] == sum(found["loaded"]["test"]["per_class"]) == 360
     assert found["here"] is True
@@ -263,11 +255,10 @@ def test_own_images_are_counted(cli: Cli, tmp_path: Path) -> None:
         (folder := tmp_path / "photos" / ("cat", "dog")[n % 2]).mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (20, 30), (n, 2 * n, 0)).save(folder / f"{n}.png")
     (tmp_path / "photos" / "cat" / "no.png").write_text("no image")
-    result = cli("datasets", "folder:photos", "--image-size", "16", "--sample", "20", "--skip-damaged")
-    assert (result.code, result.err) == (0, "")
+    out = cli.out("datasets", "folder:photos", "--image-size", "16", "--sample", "20", "--skip-damaged")
     for words in ("3×16×16", "Left out:", "no.png", "wrote photos-sample.png"):
-        assert words in result.out
-    assert [row[0] for row in read_rows(result.out) if row[:1] in (["cat"], ["dog"])] == ["cat", "dog"]
+        assert words in out
+    assert [row[0] for row in read_rows(out) if row[:1] in (["cat"], ["dog"])] == ["cat", "dog"]
 
 
 def test_images_of_several_objects(cli: Cli, digit_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,16 +273,16 @@ def test_images_of_several_objects(cli: Cli, digit_file: Path, monkeypatch: pyte
     small = {"conv_channels": 4, "primary_types": 1, "decoder_hidden": (8,)}
     create_model("sabour2017-multimnist", **small).save_pretrained("pairs")
     of_pairs = ("pairs", "--data", "digits")
-    found = json.loads(cli("evaluate", *of_pairs, "--json").out)
+    found = cli.json("evaluate", *of_pairs)
     assert (found["num_images"], found["objects"], np.sum(found["confusion"])) == (30, 2, 60)
-    assert json.loads(cli("evaluate", *of_pairs, "--split", "train", "--json").out)["num_images"] == 40
+    assert cli.json("evaluate", *of_pairs, "--split", "train")["num_images"] == 40
     assert "were given exactly their classes" in cli("reconstruct", *of_pairs, "--count", "6", "--figure", "a.png").out
     for command in ("perturb", "routing"):
         result = cli(command, *of_pairs, "--index", "3", "--figure", "a.png")
         assert re.search(r"Image 3 of the test images of pairs, class \d \+ \d", result.out)
     refused = cli("perturb", *of_pairs, "--follow", "label")
     assert "needs an image of one object" in refused.err
-    (said,) = json.loads(cli("predict", "pairs", digit_file, "--json").out)
+    (said,) = cli.json("predict", "pairs", digit_file)
     longest = sorted(said["lengths"], key=lambda name: -said["lengths"][name])[:2]
     assert (said["classes"], "class" in said) == (longest, False)
     assert cli("predict", "pairs", digit_file).out.splitlines()[0] == f"{digit_file}  {' + '.join(longest)}"

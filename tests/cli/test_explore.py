@@ -10,18 +10,17 @@ import subprocess
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cli_support import Cli
 from tiny_runs import same_weights
 from torchcaps.explorer import Explorer
 from torchcaps.training import load_run
-
-Cli = Callable[..., Any]
 
 
 @pytest.fixture
@@ -100,7 +99,6 @@ def test_it_talks_to_nobody_and_a_signal_ends_it(
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, env=environment, **pipes)
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
         port = int(line.rpartition(" at http://127.0.0.1:")[2])
         assert any(awaited in line for line in process.stdout)

@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from cli_support import Cli
 from hub_stub import hub_stub
-from torchcaps.export import OnnxModel, graphs
+from torchcaps.export import OnnxModel
 from torchcaps.training import load_run
 
-Cli = Callable[..., Any]
 
-
-def test_a_torch_program(cli: Cli, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_program(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run_folder, tmp_path / "copy")
-    result = cli("export", copy, "--format", "torch")
-    assert (result.code, result.err) == (0, "")
-    compared, wrote = result.out.splitlines()
+    compared, wrote = cli.out("export", copy, "--format", "torch").splitlines()
     assert compared.startswith("Compared with the network on the first 32 test images of digits: largest difference")
     assert compared.endswith("in batches of 1 and 32")
     assert wrote.startswith(f"wrote {copy / 'model.pt2'} (")
     images = torch.rand(3, 1, 28, 28)
     lengths, _ = torch.export.load(copy / "model.pt2").module()(images)
     torch.testing.assert_close(lengths, load_run(copy).model(images).lengths, atol=1e-5, rtol=0)
-    monkeypatch.setattr(graphs, "TOLERANCE", -1.0)
-    result = cli("export", run_folder, "--format", "torch", "--out", "x.pt2")
-    assert (result.code, result.out) == (2, "")
-    assert "x.pt2 was not written: its lengths would differ by " in result.err
-    assert {path.name for path in tmp_path.iterdir()} == {"copy"}
 
 
 def test_a_run_on_sequences(cli: Cli) -> None:
@@ -43,8 +33,7 @@ def test_a_run_on_sequences(cli: Cli) -> None:
     np.savez("a.npz", x=x, y=np.arange(40) % 4, lengths=lengths)
     train = ("--data", "npz:a.npz", "--epochs", "1", "--sequence-channels", "4", "--out", "run", "--no-figures")
     assert cli("train", "sequences", *train).code == 0
-    result = cli("export", "run")
-    assert (result.code, result.err) == (0, "")
+    cli.out("export", "run")
     exported, network = OnnxModel("run/model.onnx"), load_run("run").model
     rows = torch.full((2, 3, 1, 9), torch.nan)
     rows[..., :5] = torch.randn(2, 3, 1, 5)
@@ -58,9 +47,8 @@ def test_a_folder_to_pass_on(cli: Cli, run_folder: Path, digit_file: Path, tmp_p
     other = shutil.copytree(run_folder, tmp_path / "other")
     for file in (other / "config.json", other / "summary.json"):
         file.write_text(file.read_text().replace('"seed": 0', '"seed": 7'))
-    result = cli("export", copy, "--format", "folder", "--half", "--other-seed", other)
-    assert (result.code, result.err) == (0, "")
-    assert result.out.startswith(f"wrote {copy / 'pretrained'}; ")
+    out = cli.out("export", copy, "--format", "folder", "--half", "--other-seed", other)
+    assert out.startswith(f"wrote {copy / 'pretrained'}; ")
     assert "over the seeds 0, 7" in (copy / "pretrained" / "README.md").read_text(encoding="utf-8")
     assert cli("predict", copy / "pretrained", digit_file).code == 0
 
@@ -69,11 +57,7 @@ def test_share(cli: Cli, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with hub_stub() as hub:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
         monkeypatch.setenv("HF_TOKEN", hub.token)
-        result = cli("share", run_folder, "--repo", "someone/net", "--private", "--half")
-        assert (result.code, result.out) == (0, f"shared at {hub.url}/someone/net\n")
+        out = cli.out("share", run_folder, "--repo", "someone/net", "--private", "--half")
+        assert out == f"shared at {hub.url}/someone/net\n"
         assert hub.files["someone/net"].keys() == {"config.json", "model.safetensors", "classes.json", "README.md"}
         assert hub.private == {"someone/net": True}
-        monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-        result = cli("share", run_folder, "--repo", "someone/net")
-        assert (result.code, result.err.count("\n")) == (2, 1)
-        assert "log in with `hf auth login`" in result.err

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from cli_support import Cli
 from torchcaps.analysis.results import Styled, Table
 from torchcaps.cli.show import print_json, print_table, say
 from torchcaps.errors import InputError, visible
-
-Cli = Callable[..., Any]
 
 HOSTILE = "a\x1b[31m\x1b]0;title\x07b\rc\nd\x7f\x9b2J\u202e\u2028\ud800[red]"
 SHOWN = r"a\x1b[31m\x1b]0;title\x07b\rc\nd\x7f\x9b2J\u202e\u2028\ud800[red]"

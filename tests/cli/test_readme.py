@@ -64,7 +64,6 @@ def check(call: str) -> None:
 
     context = click.Context(app, info_name="torchcaps")
     name, command, arguments = app.resolve_command(context, shlex.split(call))
-    assert command is not None
     parsed = command.make_context(name, arguments, parent=context)
     values = parsed.params
     if name == "train":

@@ -1,32 +1,52 @@
-"""A small trained run, and a line on what was left out without a browser."""
+"""The page in a real browser."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from explorer_support import no_browser
-from torchcaps.training import make_config, train
+from explorer_support import settle
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was left out, even without -r s."""
-    reason, reports = no_browser(), terminalreporter.stats.get("skipped", [])
-    number = sum(str(reason) in str(report.longrepr) for report in reports)
-    if number:
-        terminalreporter.write_line(f"skipped {number}: {reason}", yellow=True)
+@pytest.fixture
+def errors() -> list[str]:
+    """What browsers complained of: errors of scripts, and what the page's policy did not let them load."""
+    return []
 
 
-@pytest.fixture(scope="session")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on the embedded digits, trained for a few seconds: right on nine of ten test images. Not to be changed."""
-    folder = tmp_path_factory.mktemp("explorer") / "digits-run"
-    small: dict[str, Any] = {"conv_channels": 16, "primary_types": 4, "decoder_hidden": (64, 256)}
-    recipe: dict[str, Any] = {"epochs": 2, "batch_size": 32, "schedule": "one-cycle", "learning_rate": 0.004}
-    config = make_config(
-        "sabour2017", data="digits", limit_train=800, accelerator="cpu", precision="bf16", **small, **recipe
-    )
-    train(config, folder, figures=False)
-    return folder
+@pytest.fixture
+def open_page(browser: Browser, errors: list[str]) -> Iterator[Callable[..., Page]]:
+    """Opens pages, and sees to it that none of them asked anybody else for anything, nor met an error."""
+    contexts: list[Any] = []
+    requests: list[str] = []
+
+    def open_it(address: str, width: int = 1280, height: int = 900, *, fresh: bool = False, **options: Any) -> Page:
+        """A page whose image was cleared and whose tour was seen; a fresh one is as who comes first has it."""
+        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        context.set_default_timeout(20_000)  # milliseconds
+        contexts.append(context)
+        context.on("request", lambda request: requests.append(request.url))
+        context.on("weberror", lambda error: errors.append(str(error.error)))
+        context.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
+        page = context.new_page()
+        if not fresh:
+            page.add_init_script("localStorage.setItem('torchcaps-tour', 'seen')")
+        page.goto(address)
+        page.locator(".bar, .vote").first.wait_for()
+        if not fresh and "#" not in address and page.evaluate("networks[0].images && !learning"):
+            settle(page)
+            page.evaluate("ACTIONS.clear()")
+        return page
+
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert requests
+    outside = [url for url in requests if not url.startswith(("http://127.0.0.1:", "data:", "blob:"))]
+    assert not outside
+    assert not errors

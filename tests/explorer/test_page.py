@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,21 +11,16 @@ import pytest
 import torch
 from PIL import Image
 
-from explorer_support import browser_path, no_browser, served, small_network
+from explorer_support import png, settle, shipped, small_network
 from torchcaps.datasets import ImageSet
-from torchcaps.explorer import Explorer, Learning, open_explorer
+from torchcaps.explorer import Explorer, Learning, serving
 from torchcaps.explorer.state import shipped_images
 from torchcaps.training import Progress, load_run, make_config, train
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(no_browser() is not None, reason=no_browser() or "")]
-
-ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-ARGUMENTS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-WAIT = 20_000
-"""Milliseconds after which something has not happened."""
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 # A three, in shares of the drawing area.
 THREE = [(0.32, 0.28), (0.36, 0.22), (0.44, 0.18), (0.53, 0.18), (0.61, 0.22), (0.65, 0.29), (0.63, 0.37), (0.57, 0.43)]
@@ -35,67 +29,15 @@ THREE += [(0.3, 0.74)]
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Closed before other modules run: Playwright keeps an event loop in this thread."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=browser_path(), args=ARGUMENTS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def address(run_folder: Path) -> Iterator[str]:
-    """The page of the trained run."""
-    run = load_run(run_folder)
-    with served(open_explorer(run)) as address:
+def address() -> Iterator[str]:
+    """The page of the network that comes with torchcaps."""
+    with serving([shipped()], 0) as address:
         yield address
-
-
-@pytest.fixture
-def errors() -> list[str]:
-    """What browsers complained of: errors of scripts, and what the page's policy did not let them load."""
-    return []
-
-
-@pytest.fixture
-def open_page(browser: Browser, errors: list[str]) -> Iterator[Callable[..., Page]]:
-    """Opens pages, and sees to it that none of them asked anybody else for anything, nor met an error."""
-    contexts: list[Any] = []
-    requests: list[str] = []
-
-    def open_it(address: str, width: int = 1280, height: int = 900, *, fresh: bool = False, **options: Any) -> Page:
-        """A page whose image was cleared and whose tour was seen; a fresh one as who comes first has it."""
-        context = browser.new_context(viewport={"width": width, "height": height}, **options)
-        context.set_default_timeout(WAIT)
-        contexts.append(context)
-        context.on("request", lambda request: requests.append(request.url))
-        context.on("weberror", lambda error: errors.append(str(error.error)))
-        context.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
-        page = context.new_page()
-        if not fresh:
-            page.add_init_script("localStorage.setItem('torchcaps-tour', 'seen')")
-        page.goto(address)
-        page.locator(".bar").first.wait_for()
-        if not fresh and "#" not in address and page.evaluate("networks[0].images && !learning"):
-            settle(page)
-            page.evaluate("ACTIONS.clear()")
-        return page
-
-    yield open_it
-    for context in contexts:
-        context.close()
-    assert requests
-    outside = [url for url in requests if not url.startswith(("http://127.0.0.1:", "data:", "blob:"))]
-    assert not outside
-    assert not errors
 
 
 def draw(page: Page, points: list[tuple[float, float]] = THREE) -> None:
     """A stroke of the mouse, and the wait for what the network says of it."""
     area = page.locator(".drawing").bounding_box()
-    assert area is not None
     places = [(area["x"] + area["width"] * x, area["y"] + area["height"] * y) for x, y in points]
     page.mouse.move(*places[0])
     page.mouse.down()
@@ -109,11 +51,6 @@ def pick(page: Page, index: int) -> None:
     page.get_by_label("Test image").fill(str(index))
     page.get_by_label("Test image").press("Enter")
     settle(page)
-
-
-def settle(page: Page) -> None:
-    """Wait until nothing is asked or drawn any more."""
-    page.locator('.explorer[aria-busy="false"] .verdict strong').wait_for()
 
 
 def picture(page: Page, of: str = ".whole") -> str:
@@ -147,9 +84,8 @@ def test_it_opens_with_a_digit_that_moves_and_a_tour_that_is_remembered(
     assert outlined == ["capsules", "components", "decoded", "routing"]
     assert page.locator(".tour li").count() == 3
     page.get_by_role("button", name="Done").click()
-    for panel in (".whole", ".slider >> nth=-1", ".maps"):  # in sight at once
+    for panel in (".whole", ".slider >> nth=-1", "#cell"):  # in sight at once
         box = page.locator(panel).bounding_box()
-        assert box is not None
         assert box["y"] + box["height"] <= 800
     page.reload()
     settle(page)
@@ -252,9 +188,9 @@ def test_sliders_sweeps_and_iterations_redraw(open_page: Callable[..., Page], ad
     assert page.locator(".bar .number").all_inner_texts() == trained
 
 
-def test_a_cell_shows_its_patch_and_its_votes(open_page: Callable[..., Page], run_folder: Path) -> None:
-    explorer = open_explorer(load_run(run_folder))
-    with served(explorer) as address:
+def test_a_cell_shows_its_patch_and_its_votes(open_page: Callable[..., Page]) -> None:
+    explorer = shipped()
+    with serving([explorer], 0) as address:
         page = open_page(address)
         pick(page, 7)
         rows, columns = page.evaluate("state.view.routing.size")
@@ -263,10 +199,7 @@ def test_a_cell_shows_its_patch_and_its_votes(open_page: Callable[..., Page], ru
         for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowUp", "ArrowUp"):
             maps.press(key)
         image, box = drawing.bounding_box(), patch.bounding_box()
-        assert image is not None
-        assert box is not None
         pixel, patches = image["width"] / 28, explorer.patches
-        assert patches is not None
         assert box["x"] - image["x"] == pytest.approx(2 * patches["stride"][1] * pixel, abs=0.5)
         assert (box["y"] - image["y"], box["height"]) == pytest.approx((0, patches["size"][0] * pixel), abs=0.5)
         maps.press("Enter")
@@ -281,7 +214,6 @@ def test_a_cell_shows_its_patch_and_its_votes(open_page: Callable[..., Page], ru
         assert {coupling for _, coupling in page.locator(".votes td").evaluate_all(read)} == {"0.100"}
         last = page.locator(".map").last
         spot = last.bounding_box()
-        assert spot is not None
         last.hover(position={"x": spot["width"] - 2, "y": spot["height"] - 2})
         assert f"Row {rows}, column {columns}" in page.locator("#cell").inner_text()
         last.click(position={"x": spot["width"] - 2, "y": spot["height"] - 2})
@@ -341,12 +273,6 @@ def test_files_are_read_and_broken_ones_refused(
     assert "500" in errors.pop()
 
 
-def png(image: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
 def shown(page: Page) -> tuple[Any, ...]:
     """All that a link is to bring back."""
     sliders = [round(float(slider.input_value()), 3) for slider in page.get_by_role("slider").all()]
@@ -364,7 +290,7 @@ def test_a_link_brings_everything_back(open_page: Callable[..., Page], address: 
     page.get_by_role("button", name="Copy link").click()
     page.get_by_role("button", name="Link copied").wait_for()
     link = page.evaluate("navigator.clipboard.readText()")
-    assert link.startswith(f"{address}#pixels=")
+    assert link.startswith(f"{address}/#pixels=")
     assert page.url == link
 
     other = open_page(link)
@@ -389,7 +315,7 @@ def test_a_link_brings_everything_back(open_page: Callable[..., Page], address: 
         ("test=1&class=z", "The link names the class “z”, which this network has not."),
         ("test=1&pose=1,2", "The link has 2 components, but a capsule of this network has 16."),
     ):
-        page.goto(f"{address}#{broken}")
+        page.goto(f"{address}/#{broken}")
         page.get_by_text(sentence).wait_for()
 
 
@@ -397,7 +323,7 @@ def test_two_networks_side_by_side(open_page: Callable[..., Page]) -> None:
     image = shipped_images().images[7].numpy()
     first = Explorer(small_network("sabour2017", 10, (1, 28, 28)), name="three", images=shipped_images())
     second = Explorer(small_network("baseline-cnn", 10, (1, 28, 28)), name="cnn")
-    with served(first, second) as beside:
+    with serving([first, second], 0) as beside:
         page = open_page(beside)
         pick(page, 7)
         answers = page.locator(".answer").all()
@@ -423,7 +349,7 @@ def test_a_network_is_watched_while_it_learns(open_page: Callable[..., Page], tm
     small: dict[str, Any] = {"conv_channels": 8, "primary_types": 2, "decoder_hidden": (16,), "limit_train": 200}
     config = make_config("sabour2017", data="digits", epochs=3, batch_size=20, accelerator="cpu", **small)
     learning = Learning(config, Progress())
-    with served(learning.explorer, learning=learning) as address:
+    with serving([learning.explorer], 0, learning) as address:
         page = open_page(address)
         page.get_by_text("The training begins.").wait_for()
         before = picture(page, ".pupil:nth-child(4) .drawn")
@@ -488,7 +414,6 @@ def test_a_digit_is_drawn_by_keyboard_and_everything_is_named(open_page: Callabl
 def test_a_phone_is_wide_enough_and_takes_one_finger(open_page: Callable[..., Page], address: str) -> None:
     page = open_page(address, 390, 844, has_touch=True, is_mobile=True)
     area = page.locator(".drawing").bounding_box()
-    assert area is not None
     assert area["width"] >= 280
     fingers = page.context.new_cdp_session(page)
 
@@ -513,14 +438,13 @@ def test_a_phone_is_wide_enough_and_takes_one_finger(open_page: Callable[..., Pa
     slider.press("End")
     settle(page)
     box = page.locator(".whole").bounding_box()
-    assert box is not None
     assert 0 <= box["y"] <= 844 - box["height"]
 
 
 def test_networks_that_see_two_objects(open_page: Callable[..., Page]) -> None:
     images = ImageSet(torch.full((1, 3, 18, 20), 90, dtype=torch.uint8), torch.tensor([[3, 1]]))
     network = small_network("sabour2017-multimnist", in_shape=(3, 18, 20))
-    with served(Explorer(network, list("abcd"), images=images)) as address:
+    with serving([Explorer(network, list("abcd"), images=images)], 0) as address:
         page = open_page(address)
         pick(page, 0)
         assert "Its label is d and b." in page.locator(".label").inner_text()

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 import torchcaps
-from explorer_support import browser_path, no_browser, served, small_network
-from torchcaps.explorer import Explorer
+from explorer_support import small_network
+from torchcaps.explorer import Explorer, serving
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(no_browser() is not None, reason=no_browser() or "")]
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 PLAYGROUND = "document.querySelector('.playground').playground"
 SHOW = f"changes => {{ {PLAYGROUND}.show(changes); return {PLAYGROUND}.rounds(); }}"
 
 
-@pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright, served(Explorer(small_network())) as address:
-        browser = playwright.chromium.launch(executable_path=browser_path(), args=["--headless", "--no-sandbox"])
-        page = browser.new_page()
-        errors: list[str] = []
-        page.on("console", lambda line: errors.append(line.text))  # what the page's policy forbids is said there
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(f"{address}playground.html")
-        yield page
-        browser.close()
-        assert not errors
+@pytest.fixture
+def page(open_page: Callable[..., Page]) -> Iterator[Page]:
+    with serving([Explorer(small_network())], 0) as address:
+        yield open_page(f"{address}/playground.html", fresh=True)
 
 
 def expected(votes: torch.Tensor, routing: str, over: Any, iterations: int) -> dict[str, torch.Tensor]:
@@ -76,7 +66,6 @@ def test_a_vote_is_dragged_and_moved_by_keys_and_play_ends_at_the_last_iteration
     assert length.inner_text() == "length 0.69"  # a sum of 1.5: 2.25 / 3.25
     page.locator(".planes svg").first.scroll_into_view_if_needed()
     plane = page.locator(".planes svg").first.bounding_box()
-    assert plane is not None
     middle = plane["x"] + plane["width"] / 2, plane["y"] + plane["height"] / 2
     unit = plane["width"] / 4.4
     places = {vote.get_attribute("transform") for vote in page.locator(".planes svg").first.locator(".vote").all()}

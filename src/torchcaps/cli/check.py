@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from torchcaps.analysis.results import Result, Styled, Table
 from torchcaps.cli.options import Json, command
@@ -105,10 +104,6 @@ class Diagnosis(Result):
     shape: tuple[int, ...]
     mask: bool
     findings: list[Finding]
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it."""
-        return dataclasses.asdict(self)
 
     def tables(self) -> Iterator[Table]:
         """What was looked at, and each finding with its usual cause and cure."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from torchcaps.analysis.results import Result, Styled, Table
 from torchcaps.cli.options import DataDir, Figure, Json, Split, command
-from torchcaps.cli.runs import refuse_options
+from torchcaps.cli.runs import parts_of, refuse_options
 from torchcaps.cli.show import by, print_json, print_table, say, show
 from torchcaps.ranges import Count, Pixels, ValidationSplit
 
@@ -166,11 +166,6 @@ class Described(Result):
         assert self.dataset is not None
         title = f"The {self.title}"
         return {"": figure_samples(self.sample, self.dataset.class_names, count=len(self.sample), title=title)}
-
-
-def parts_of(dataset: Dataset) -> Mapping[str, ImageSet | PairSet]:
-    """Its images by their part."""
-    return {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
 
 
 def count_classes(images: ImageSet | PairSet, dataset: Dataset) -> list[int]:

@@ -20,8 +20,6 @@ from torchcaps.ranges import Range
 if TYPE_CHECKING:
     from torchcaps.explorer import Explorer
 
-PORTS = Range(0, 65_535, whole=True)
-
 
 @command(
     ("explore", "the network that comes with torchcaps; Ctrl-C ends it"),
@@ -39,15 +37,14 @@ def explore(
     data: Data = None,
     data_dir: DataDir = None,
     max_megapixels: MaxMegapixels = None,  # noqa: ARG001  applied as it is read
-    port: Annotated[int | None, PORTS, "Where to listen; 7860 or another free one by default."] = None,
+    port: Annotated[int | None, Range(0, 65_535, whole=True), "Where to listen; by default 7860 or a free one."] = None,
     browser: Annotated[bool, "Open the page in the browser, not only print its address."] = True,
     save: Annotated[Path | None, "Write the page to this new folder, where the network runs in the browser."] = None,
 ) -> None:
     """Draw, upload or pick an image and watch the capsules: lengths, reconstruction, components, routing.
 
-    The page is served on this machine only, needs no internet, and sends nothing anywhere. RUN is a run folder, a
-    folder written by save_pretrained, or a repository of the hub such as someone/capsnet; without it, the page shows
-    the network that comes with torchcaps. Two are shown side by side, with the images of the first.
+    The page is served on this machine only, needs no internet, and sends nothing anywhere. Two networks are shown side
+    by side, with the images of the first.
     """
     if len(run) > 2:
         raise click.UsageError(f"one network is explored, or two side by side, got {len(run)}")

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-import click
-
 from torchcaps.cli.options import WhichEpoch, command
-from torchcaps.cli.runs import open_run
+from torchcaps.cli.runs import open_run, refuse_options
 from torchcaps.cli.show import say
 
 Format = Literal["onnx", "torch", "folder"]
@@ -34,17 +32,16 @@ def export(
     half: Half = False,
     other_seed: OtherSeeds = (),
 ) -> None:
-    """Write a trained network so that it runs elsewhere; without RUN, the network that comes with torchcaps.
+    """Write a trained network so that it runs elsewhere.
 
-    RUN is a run folder, a folder written by save_pretrained, or a repository of the hub such as someone/capsnet.
     A file takes any number of images (B, C, H, W) with pixels 0 to 1, or of sequences (B, C, 1, l) of any length up to
     the longest in training, and gives `lengths` and, where the network has a decoder, `reconstruction`. Its output is
     compared with the network's on test images, one at a time and many together; a file that differs by more than 1e-4
     is not left behind. `torchcaps predict` takes an .onnx file.
     Reading a torch.export program can execute code: load one only from people you trust.
     """
-    if format != "folder" and (half or other_seed):
-        raise click.UsageError(f"{'--half' if half else '--other-seed'} is for --format folder; leave it out")
+    if format != "folder":
+        refuse_options(("half", "other_seed"), "is for --format folder")
     opened = open_run(run, which)
     path = out or (run if run is not None and run.is_dir() else Path()) / NAMES[format]
     from torchcaps import export as to

@@ -14,7 +14,7 @@ from torchcaps.cli.runs import figure_path, name_of, names_of, open_images, open
 from torchcaps.cli.show import say, show
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import could_be_repository, read_json, write_text
-from torchcaps.ranges import MOST_ENTRIES, AtLeastOneIteration, Count, Index, Range
+from torchcaps.ranges import AtLeastOneIteration, Count, Index
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Classifier: TypeAlias = Callable[[np.ndarray], Prediction]
 
-CONFIG, LAYERS = "config.json", Range(1, MOST_ENTRIES, whole=True)
+CONFIG = "config.json"
 MOST_NAMED = 20
 """Files that cannot be read and are named one by one."""
 ImageFile = Annotated[Path | None, "An image file instead of one of the data set."]
@@ -53,11 +53,9 @@ def predict(
 ) -> None:
     """Classify image files of any size, or all in a folder: the class, or those of several objects, and all scores.
 
-    RUN is a run folder, a folder written by save_pretrained, a repository of the hub such as someone/capsnet, or an
-    .onnx file written by `torchcaps export`. Without it, the network that comes with torchcaps classifies. For networks
-    that were trained on drawings, such as MNIST's digits, a photo of a drawing is first brought to their form; what was
-    changed much is said, and so is why an answer is unsure. Files that cannot be read are named at the end, with exit
-    code 2.
+    For networks that were trained on drawings, such as MNIST's digits, a photo of a drawing is first brought to their
+    form; what was changed much is said, and so is why an answer is unsure. Files that cannot be read are named at the
+    end, with exit code 2. RUN may also be an .onnx file written by `torchcaps export`.
     """
     network, words = split_words([*([] if run is None else [run]), *image])
     paths = image_files(words)
@@ -290,7 +288,7 @@ def routing(
     index: Annotated[Index, "Which image of the part."] = 0,
     image: ImageFile = None,
     files: ImageFiles,
-    layer: Annotated[int | None, LAYERS, "Which capsule layer, from 1; by default the last one."] = None,
+    layer: Annotated[Count | None, "Which capsule layer, from 1; by default the last one."] = None,
     num_iterations: Annotated[AtLeastOneIteration | None, "Iterations; by default the network's."] = None,
     count: Annotated[Count, "Images of the statistics."] = 100,
     input_capsule: Annotated[Sequence[Index], "Show this input capsule; may be given several times."] = (),

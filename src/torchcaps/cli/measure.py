@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from torchcaps.analysis.defaults import ANGLES, EPSILONS, EVASION_STEPS, PGD_STEPS, STEPS
 from torchcaps.cli.options import Accelerator, Data, DataDir, Figure, Json, Source, WhichEpoch, command
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Kind = Literal["rotation", "fgsm", "pgd"]
 Objective = Literal["loss", "scores"]
 Measure = Literal["reconstruction", "score"] | None
-KINDS: tuple[Kind, ...] = ("rotation", "fgsm", "pgd")
 
 
 @command(
@@ -42,11 +41,7 @@ def evaluate(
     figure: Annotated[Figure, "Draw the confusion matrix to this file, .png, .pdf or .svg."] = None,
     json: Json = False,
 ) -> None:
-    """Judge a network on the test images: accuracy, error, loss, each class, and the confusion matrix.
-
-    RUN is a run folder, a folder written by save_pretrained, or a repository of the hub such as someone/capsnet;
-    without it, the network that comes with torchcaps is judged.
-    """
+    """Judge a network on the test images: accuracy, error, loss, each class, and the confusion matrix."""
     from torchcaps.analysis import evaluate as judge
 
     opened = open_run(run, source.which, accelerator)
@@ -81,11 +76,9 @@ def robustness(
 ) -> None:
     """Measure how accuracy falls when images are turned, or changed along the network's gradient (FGSM and PGD).
 
-    RUN is a run folder, a folder written by save_pretrained, or a repository of the hub such as someone/capsnet;
-    several are compared. Without it, the network that comes with torchcaps is measured. PGD takes most of the time, in
-    proportion to --steps.
+    Several networks are compared. PGD takes most of the time, in proportion to --steps.
     """
-    kinds = [each for each in KINDS if each in (kind or KINDS)]
+    kinds = [each for each in get_args(Kind) if not kind or each in kind]
     if "rotation" not in kinds:
         refuse_options(("angles",), "is for rotations, which --kind leaves out")
     if kinds == ["rotation"]:
@@ -132,8 +125,8 @@ def probe(
 
     A ridge regression is fitted on training images and judged by R² on test images; a CNN is judged by what goes into
     its last layer, and the pixels are judged too. The factors are those of the data set, such as
-    smallnorb-azimuth's, or those by which images are changed here: rotation, scale, shear, shifts. RUN as for
-    robustness; several are compared; without it, the network that comes with torchcaps.
+    smallnorb-azimuth's, or those by which images are changed here: rotation, scale, shear, shifts. Several networks
+    are compared.
     """
     from torchcaps.analysis import Probing
     from torchcaps.analysis import probe as measure
@@ -182,11 +175,8 @@ def detect(
 ) -> None:
     """Measure how well images of another kind, and attacked images, are told by the distance to their reconstruction.
 
-    The limit of each class is what 5 % of its validation images pass. RUN is a run folder, a folder written by
-    save_pretrained, or a repository of the hub; without it, the network that comes with torchcaps.
+    The limit of each class is what 5 % of its validation images pass.
     """
-    from dataclasses import replace
-
     from torchcaps.analysis import detect as judge
     from torchcaps.analysis import fit_detector
 

@@ -43,6 +43,9 @@ COLUMN = 39
 """Characters of a line of the help before the words of an option."""
 WIDEST = 30
 """Characters of choices that the help names; of more, errors do."""
+RUN = """RUN is a run folder, a folder written by save_pretrained, or a repository of the hub such as someone/capsnet.
+Without it, the network that comes with torchcaps is taken."""
+"""In the help of commands that take a trained network."""
 PLUGIN = "Run this Python file, or an entry point of a package, for what it registers; may be given several times."
 
 
@@ -158,6 +161,8 @@ def command(*examples: tuple[str, str], cls: type[Command] = Command) -> Callabl
             return function(**values)
 
         words = inspect.cleandoc(function.__doc__ or "")
+        if any(each.name == "run" and not each.required for each in params):
+            words += f"\n\n{RUN}"
         return cls(function.__name__, params=params, callback=call, help=words, examples=examples)
 
     return decorate
@@ -309,11 +314,9 @@ def limit_images(text: str) -> float:
     from torchcaps.datasets import get_max_megapixels, set_max_megapixels
 
     click.get_current_context().call_on_close(partial(set_max_megapixels, get_max_megapixels()))
-    try:
-        set_max_megapixels(float(text))
-    except ValueError:
-        raise InputError(f"{text} is no number of megapixels above 0 and at most 178") from None
-    return float(text)
+    megapixels: float = read(text, float)
+    set_max_megapixels(megapixels)
+    return megapixels
 
 
 Which = Literal["best", "last"]

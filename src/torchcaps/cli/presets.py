@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
-
 from torchcaps.analysis.results import Result, Table
 from torchcaps.cli.options import Figure, Json, command
 from torchcaps.cli.runs import refuse_options
@@ -54,9 +52,9 @@ def presets(
 
     With PRESET, show one in full: its layers, with shapes and parameters, and every option.
     """
-    if preset is None and figure is not None:
-        raise click.UsageError("--figure is for one preset; name it, e.g. torchcaps presets sabour2017 --figure …")
-    if preset is not None and preset not in list_presets():
+    if preset is None:
+        refuse_options(("figure",), "is for one preset, as in torchcaps presets sabour2017")
+    elif preset not in list_presets():
         raise InputError(f"{unknown_name('preset', preset, list_presets())} {OF_ONES_OWN}")
     found = [Described(get_preset(each)) for each in (list_presets() if preset is None else [preset])]
     if diff:
@@ -101,17 +99,9 @@ class Described(Result):
         from torchcaps.analysis import list_layers
 
         preset, (with_decoder, without) = self.preset, self.parameters
-        others = (get_preset(each) for each in list_presets())  # a variant's name goes on from that of the other one
-        base = (o.name for o in others if preset.name.startswith(f"{o.name}-") and preset.source == o.source)
-        return {
-            "name": preset.name,
-            "variant_of": next(base, None),
-            "description": preset.description,
-            "source": preset.source,
-            "published": preset.published,
-            "data": preset.data,
-            "in_shape": preset.in_shape,
-            "num_classes": preset.num_classes,
+        about = ("name", "description", "source", "published", "data", "in_shape", "num_classes")
+        return {name: getattr(preset, name) for name in about} | {
+            "variant_of": preset.base,
             "parameters": {"with_decoder": with_decoder, "without_decoder": without},
             "layers": [dataclasses.asdict(layer) for layer in list_layers(self.planned)],
             "model": preset.network,

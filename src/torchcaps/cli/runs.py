@@ -12,10 +12,10 @@ from torchcaps.errors import InputError
 from torchcaps.files import real
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from torchcaps.cli.options import ImageFiles, Source, Which
-    from torchcaps.datasets import Dataset, ImageSet, Preparation
+    from torchcaps.datasets import Dataset, ImageSet, PairSet, Preparation
     from torchcaps.training import Run
 
 
@@ -62,8 +62,13 @@ def open_images(run: Run, source: Source) -> tuple[ImageSet, Dataset, str]:
             "with scikit-learn: smaller digits by other writers. For MNIST's own images, add --data mnist.",
             err=True,
         )
-    images = {"test": dataset.test, "validation": dataset.validation, "train": dataset.train}[source.split]
+    images = parts_of(dataset)[source.split]
     return images.preview(len(images)), dataset, f"{source.split} images of {dataset.name}"
+
+
+def parts_of(dataset: Dataset) -> Mapping[str, ImageSet | PairSet]:
+    """Its images by their part."""
+    return {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
 
 
 def data_for(run: Run, data: str | None) -> str | None:

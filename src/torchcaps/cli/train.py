@@ -15,6 +15,7 @@ import click
 
 from torchcaps.analysis.results import Styled, Table, percent
 from torchcaps.cli.options import Command, command, load_plugins, option, option_name, write_options
+from torchcaps.cli.runs import refuse_options
 from torchcaps.cli.show import command_line, is_main_process, print_table, say, show, typed
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.parts import OF_ONES_OWN, PARTS, Choice, Option, Settings, UnknownOption, all_parts, options
@@ -49,12 +50,9 @@ def known_options() -> dict[str, Option]:
     """The options of a run, of its recipe and of all registered parts, by their names; one name, one meaning."""
     found = {name: each for owner in all_parts() for name, each in options(owner).items()}
     found |= {**options(Recipe), **options(TrainConfig)}
-    return {name: each for name, each in found.items() if name not in NO_OPTIONS and not is_many(each)}
-
-
-def is_many(each: Option) -> bool:
-    """Whether an option holds several parts, which no name gives."""
-    return each.choice is not None and each.choice.many
+    return {  # an option that holds several parts is given by no name
+        name: each for name, each in found.items() if name not in NO_OPTIONS and not (each.choice and each.choice.many)
+    }
 
 
 def run_options() -> dict[str, list[click.Option]]:
@@ -135,27 +133,22 @@ def train(
     context = click.get_current_context()
     given = click.core.ParameterSource.COMMANDLINE  # None among the values is one, not an absence
     overrides = {name: value for name, value in fields.items() if context.get_parameter_source(name) is given}
-    for name, other in (("--out", out), ("--config", config)):
-        if resume is not None and other is not None:
-            raise InputError(f"--resume goes on in the run's own folder with its own settings; leave {name} out")
+    if resume is not None:
+        refuse_options(("out", "config", "find_learning_rate"), "is for a new run, and --resume continues one")
     described = build_config(preset, config, overrides) if resume is None else None  # a typo is told at once
 
     from torchcaps import training
     from torchcaps.training.progress import choose_progress
 
-    if find_learning_rate:
-        if described is None:
-            raise InputError("--find-learning-rate is for a new run; leave --resume out")
-        show(training.learning_rates(described))
-        return
+    if described is not None and find_learning_rate:
+        return show(training.learning_rates(described))
     common: dict[str, Any] = {"progress": choose_progress(), "figures": figures, "command": typed()}
     if described is not None:
         summary = training.train(described, out, **common)
     else:
         assert resume is not None
         summary = training.resume(resume, preset=preset, overrides=overrides, **common)
-    if is_main_process():
-        show_summary(summary)
+    return show_summary(summary) if is_main_process() else None
 
 
 def build_config(preset: str | None, file: Path | None, overrides: Mapping[str, Any]) -> TrainConfig:

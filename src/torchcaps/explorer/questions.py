@@ -19,15 +19,17 @@ import base64
 import json
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float
 
+from torchcaps.checks import check
 from torchcaps.errors import InputError
 from torchcaps.explorer.learning import Learning
 from torchcaps.explorer.state import Explorer, View, check_side_by_side, to_bytes
 from torchcaps.models.output import HIGHEST
+from torchcaps.ranges import Range
 
 LARGEST_FILE = 32 * 2**20
 """Bytes of an uploaded image at most."""
@@ -61,11 +63,9 @@ class Questions:
     def answer(self, name: str, question: Any) -> str:
         """The answer to the question of a name, as JSON."""
 
-        def value(name: str, kind: type, default: Any = None) -> Any:
+        def value(name: str, hint: Any, default: Any = None) -> Any:
             found = question.get(name, default) if isinstance(question, dict) else default
-            if type(found) is not kind:
-                kinds = f"{kind.__name__}, got {type(found).__name__}"
-                raise InputError(f"the question must have {name!r} of type {kinds}")
+            check(name, found, hint)
             return found
 
         try:
@@ -76,10 +76,8 @@ class Questions:
         return json.dumps(answer, default=encode, allow_nan=False)
 
     def _answer(self, name: str, value: Callable[..., Any]) -> View | dict[str, Any]:
-        number = value("network", int, 0)
-        if not 0 <= number < len(self.explorers):
-            raise InputError(f"networks go from 0 to {len(self.explorers) - 1}, got {number}")
-        explorer = self.explorers[number]
+        numbers = Range(0, len(self.explorers) - 1, whole=True)
+        explorer = self.explorers[value("network", Annotated[int, numbers], 0)]
         if name in ("look", "votes"):
             data, shape = _bytes(value("pixels", str)), explorer.model.in_shape
             if len(data) != math.prod(shape):
@@ -90,18 +88,14 @@ class Questions:
             image, iterations = np.frombuffer(data, np.uint8).reshape(shape).copy(), value("iterations", int, 0)
             if name == "look":
                 return explorer.look(image, iterations)
-            cell = value("cell", list)
-            if [type(each) for each in cell] != [int, int]:
-                raise InputError("a cell must be two whole numbers, its row and its column")
-            return explorer.votes(image, cell, iterations)
+            return explorer.votes(image, value("cell", tuple[int, int]), iterations)
         if name == "decode":
+            classes = value("classes", tuple[int, ...])
             try:
-                classes, poses = np.array(value("classes", list)), np.array(value("poses", list))
-            except ValueError:  # rows of different lengths
-                classes = poses = np.array("")
-            if classes.dtype.kind != "i" or poses.dtype.kind not in "if" or (classes.ndim, poses.ndim) != (1, 2):
-                raise InputError("classes must be whole numbers, and poses rows of numbers, all of one length")
-            return _coloured(explorer.decode(classes.tolist(), poses))
+                poses = np.array(value("poses", list), np.float64)
+            except (ValueError, TypeError, OverflowError):
+                raise InputError("poses must be rows of numbers, all of one length") from None
+            return _coloured(explorer.decode(classes, poses))
         if name == "pick":
             pixels, label = explorer.pick(value("index", int))
             return {"pixels": pixels, "label": label}

@@ -83,11 +83,9 @@ def write_page(explorer: Explorer, folder: Path) -> None:
     (folder / "index.html").write_text(page, encoding="utf-8")
     (folder / "about.js").write_text(f"const props = {facts};", encoding="utf-8")
     weights = {name: value.detach().float().cpu().contiguous() for name, value in explorer.model.named_parameters()}
-    if all(
-        torch.equal(value.half().float(), value) for value in weights.values()
-    ):  # as the shipped ones: half as large
-        weights = {name: value.half() for name, value in weights.items()}
-    (folder / "weights.safetensors").write_bytes(save(weights))
+    halves = {name: value.half() for name, value in weights.items()}
+    fits = all(torch.equal(halves[name].float(), value) for name, value in weights.items())  # as of the shipped one
+    (folder / "weights.safetensors").write_bytes(save(halves if fits else weights))
 
 
 def describe_network(explorer: Explorer) -> dict[str, Any]:

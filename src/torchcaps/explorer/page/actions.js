@@ -4,7 +4,7 @@ const ACTIONS = {
   clear() {
     if (state.pixels) remember();
     history.replaceState(null, "", location.pathname + location.search);
-    return setImage({ ...UNTOUCHED, pixels: null });
+    return setImage({ pixels: null });
   },
   undo,
   reset() {

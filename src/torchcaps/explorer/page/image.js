@@ -2,7 +2,6 @@
 
 const past = []; // images before the present one, the last one last
 const MOST_PAST = 50;
-const UNTOUCHED = { test: null, label: "", original: null, wanted: null };
 
 function remember() {
   const { pixels, test, label, original } = state;

@@ -26,7 +26,7 @@ function build() {
 }
 
 build();
-setImage({ ...UNTOUCHED, pixels: null });
+setImage({ pixels: null });
 buildLearning();
 if (location.hash.length > 1) restore();
 else openAlive();
