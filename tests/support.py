@@ -1,4 +1,4 @@
-"""Assertions that several tests share. tests/test_support.py shows each of them fail."""
+"""Assertions and small networks that several tests share."""
 
 from __future__ import annotations
 

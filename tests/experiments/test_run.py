@@ -103,10 +103,10 @@ def test_a_plan_that_cannot_be(tiny: Table, record) -> None:
 
 
 def test_wrong_input_is_said_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs.jsonl").write_text("{")
     for words, said in (
-        ("", "required: table"),
         ("nowhere.py", "nowhere.py"),
-        ("mnist --seeds 0", "invalid choice: 0"),
+        ("mnist --results .", "runs.jsonl is damaged or no list of runs"),
         ("mnist --cluster nonsense", "no dask scheduler"),
     ):
         with pytest.raises(SystemExit) as caught:
@@ -120,7 +120,7 @@ def job(table: Table, row: str) -> run.Job:
     return made
 
 
-def test_a_run_is_recorded_once_and_is_an_ordinary_run_folder(tiny: Table) -> None:
+def test_a_run_is_an_ordinary_run_folder_and_is_measured_again_without_training(tiny: Table) -> None:
     made = job(tiny, "measured")
     assert run.work(made, HERE, Progress()) == run.DONE
     (log,) = read_runs(RESULTS).values()
@@ -128,21 +128,16 @@ def test_a_run_is_recorded_once_and_is_an_ordinary_run_folder(tiny: Table) -> No
     assert not {*ELSEWHERE, "seed", "precision"} & log.config.keys()
     assert {kind: each["num_images"] for kind, each in log.measures.items()} == {"rotation": 10, "pgd-scores": 5}
     (line,) = read_curves(RESULTS)[log.name]
+    assert float(line["validation_loss"]) == pytest.approx(log.summary["validation"]["last"]["loss"], rel=1e-4)
     found = load_run(made.folder)
     assert found.config == dataclasses.replace(made.row.config(0), precision="32", accelerator="cpu")
     assert found.summary is not None
     assert found.summary["test"] == log.summary["test"]
     assert found.summary["command"] == tiny.again(made.row, 0, "auto")
-    assert float(line["validation_loss"]) == pytest.approx(log.summary["validation"]["last"]["loss"], rel=1e-4)
 
-
-def test_more_is_measured_without_training_where_the_weights_are_there(tiny: Table) -> None:
-    made = job(tiny, "measured")
-    run.work(made, HERE, Progress())
-    trained = (made.folder / "summary.json").read_bytes()
     more = made._replace(row=dataclasses.replace(made.row, measures={"latency": None, "fgsm": 7}))
     assert run.work(more, HERE, Progress()) == run.DONE
-    assert (made.folder / "summary.json").read_bytes() == trained
+    assert load_run(made.folder).summary == found.summary
     (log,) = read_runs(RESULTS).values()
     assert log.measures["fgsm"]["num_images"] == 7
     assert len(read_curves(RESULTS)[log.name]) == 1
