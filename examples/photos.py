@@ -134,13 +134,14 @@ def load_photos(kind: str, way: str, _: DataRequest) -> Splits:
     """Photos of randomly chosen test digits; to learn from, MNIST as it is."""
     mnist = load_dataset("mnist")
     images, chosen = [], []
-    with tempfile.NamedTemporaryFile(suffix=".jpg") as file:
+    with tempfile.TemporaryDirectory() as folder:
+        photo = Path(folder, "photo.jpg")
         for seed in SEEDS:
             random = np.random.default_rng([seed, KINDS.index(kind)])
             for i in random.choice(len(mnist.test), NUMBER, replace=False):
                 chosen.append(i)
-                Path(file.name).write_bytes(photograph(mnist.test.images[i, 0].numpy(), random, kind))
-                images.append(read_image(file.name, mnist.in_shape, **WAYS[way]))
+                photo.write_bytes(photograph(mnist.test.images[i, 0].numpy(), random, kind))
+                images.append(read_image(photo, mnist.in_shape, **WAYS[way]))
     test = ImageSet(torch.from_numpy(np.stack(images)), mnist.test.labels[chosen])
     return Splits(mnist.train, test, mnist.class_names, mnist.validation)
 

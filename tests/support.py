@@ -89,12 +89,6 @@ def assert_batch_independent(function: Callable[[Tensor], Tensor], batch: Tensor
         assert_close(function(batch[i : i + 1]) / scale, together[i : i + 1] / scale, tol)
 
 
-def assert_sums_to_one(coupling: Tensor, over: str) -> None:
-    """Coupling (B, I, J) sums to one over the axis on which capsules compete."""
-    sums = coupling.sum({"outputs": 2, "inputs": 1}[over])
-    assert_close(sums, torch.ones_like(sums), 1e-5)
-
-
 def assert_raises(
     kind: type[Exception], function: Callable[..., object], *args: object, say: str, **kwargs: object
 ) -> None:
