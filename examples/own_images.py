@@ -30,6 +30,7 @@ from experiments.table import Row, Table
 from torchcaps.analysis import evaluate
 from torchcaps.datasets import DataRequest, ImageSet, Splits, register_dataset
 from torchcaps.datasets.sources.folder import load_folder
+from torchcaps.errors import unknown_name
 from torchcaps.training import Run
 
 #: Images with the names of their classes.
@@ -115,7 +116,10 @@ DRAWINGS: dict[str, Callable[[], Drawn]] = {
 )
 def load_drawn(request: DataRequest) -> Splits:
     """The images of a drawing, or the letters of a folder of fonts, drawn anew and read as a folder of one's own."""
-    drawing = DRAWINGS.get(str(request.path), partial(draw_letters, request.path))
+    name = str(request.path)
+    if name not in DRAWINGS and not request.path.is_dir():
+        raise unknown_name("drawing or folder of fonts", name, DRAWINGS)
+    drawing = DRAWINGS.get(name, partial(draw_letters, request.path))
     with tempfile.TemporaryDirectory() as folder:
         for number, (label, image) in enumerate(drawing()):
             file = Path(folder, label, f"{number:05}.png")
