@@ -138,13 +138,14 @@ def test_own_images_are_drawn_as_a_folder_and_its_rows_can_be_run(tmp_path: Path
     assert [row.config(0).fitted != () for row in own.TABLE.rows] == [True] * 5, "as images of one's own"
 
 
+@pytest.mark.slow
 @pytest.mark.mnist
 def test_photos_are_right_when_they_are_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     photos, network = example("photos"), load_pretrained("compact")
-    monkeypatch.setattr(photos, "NUMBER", 20)
-    right = {way: evaluate(network, load_dataset(f"photos-paper{way}").test).num_correct for way in photos.WAYS}
-    assert right[""] >= 59, "of 60"
-    assert right["-as-they-are"] < 20 > right["-inverted"]
+    for way, number, least, most in (("", 20, 59, 60), ("-as-they-are", 4, 0, 4), ("-inverted", 4, 0, 4)):
+        monkeypatch.setattr(photos, "NUMBER", number)
+        right = evaluate(network, load_dataset(f"photos-paper{way}").test).num_correct
+        assert least <= right <= most, f"{way}: {right} of {3 * number}"
 
 
 # ---- interests
