@@ -55,6 +55,12 @@ def test_wrong_results_stop_it(
     assert "÷" not in told.out
 
 
+def test_an_unknown_section_is_refused(speed: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        speed.main(["rooting"])
+    assert "sections are convolution, choice, step, routing, costs, export" in capsys.readouterr().err
+
+
 def test_a_ratio_is_the_median_of_the_rounds_ratios(speed: ModuleType) -> None:
     assert speed.ratio([2.0, 30.0, 4.0], [1.0, 10.0, 1.0]) == (3.0, 2.5, 3.5)
     assert speed.ratio([2.0], [1.0]) == (2.0, 2.0, 2.0)
