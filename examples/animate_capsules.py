@@ -1,6 +1,6 @@
 """What capsules encode, in motion: test digits over what is decoded while a component of their capsules changes.
 
-    python examples/animate_capsules.py --out docs/images/capsules.gif --data mnist    # the picture of the README
+    python examples/animate_capsules.py --out docs/images/capsules.gif --data mnist    # that of docs/index.md
     python examples/animate_capsules.py --network runs/compact-kmnist-1 --data kmnist --out kmnist.gif
 
 Of each digit's capsule the three components that change the decoded picture most are changed one after the other, by

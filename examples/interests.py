@@ -24,6 +24,7 @@ import time
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -163,6 +164,12 @@ def train(parts: dict[str, Examples], setting: dict[str, Any]) -> dict[str, Any]
     return setting | best | {"seconds": time.process_time() - started}
 
 
+def mean_and_deviation(values: Sequence[float]) -> str:
+    """Over the seeds; the deviation of a single one is not known."""
+    deviation = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{mean(values):.2f}{deviation}"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the options and the ratings, search, train, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -191,8 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for method in METHODS:
         best = max(SEARCH, key=lambda each: run(method=method, **each, seed=0)["validation"]["ndcg"])
         tests = [run(method=method, **best, seed=seed)["test"] for seed in given.seeds]
-        values = torch.tensor([list(test.values()) for test in tests])
-        cells = [f"{mean:.2f} ± {deviation:.2f}" for mean, deviation in zip(values.mean(0), values.std(0), strict=True)]
+        cells = [mean_and_deviation([test[name] for test in tests]) for name in tests[0]]
         print(f"{method:<18}" + "".join(f"{cell:>15}" for cell in cells) + f"   {best['rate']}, {best['deviation']}")
 
 

@@ -4,9 +4,9 @@
     python examples/sequences.py                                       # JapaneseVowels, 7 to 29 places, 12 channels
     python examples/sequences.py --data npz:mine.npz --epochs 100      # x (N, C, L), y and lengths
 
-Each network gets the same trials, of a learning rate and a dropout each, with the seeds 100, 101, ...; the mean
-accuracy on the validation cases chooses among them, and of equal ones the loss. Only the chosen one is trained with the
-seeds 0, 1, ... and tested, at the epoch that the validation cases chose. A padded place is NaN, and changes no result.
+Each network gets the same trials, of a learning rate and a dropout each, with the seed 100; the accuracy on the
+validation cases chooses among them, and of equal ones the loss. Only the chosen one is trained with the seeds 0, 1, ...
+and tested, at the epoch that the validation cases chose. A padded place is NaN, and changes no result.
 """
 
 from __future__ import annotations
@@ -99,17 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=20, help="default: %(default)s")
     parser.add_argument("--validation-size", type=int, default=45, help="training cases kept back (default: 45)")
     parser.add_argument("--seeds", type=int, default=5, help="of the test (default: %(default)s)")
-    parser.add_argument("--search-seeds", type=int, default=1, help="of each trial (default: %(default)s)")
-    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS, help="default: all")
     given = parser.parse_args(arguments)
 
     data = load_dataset(given.data, validation_size=given.validation_size, seed=0)
-    for name in given.networks:
-        make = NETWORKS[name]
-        trials = {}
-        for trial in itertools.product(RATES, DROPOUTS):
-            found = [train(make, data, 100 + seed, given.epochs, *trial)[1] for seed in range(given.search_seeds)]
-            trials[trial] = tuple(map(mean, zip(*found, strict=True)))
+    for name, make in NETWORKS.items():
+        trials = {
+            trial: train(make, data, 100, given.epochs, *trial)[1] for trial in itertools.product(RATES, DROPOUTS)
+        }
         best = max(trials, key=lambda trial: trials[trial])
         tested = [accuracy(train(make, data, seed, given.epochs, *best)[0], data) for seed in range(given.seeds)]
         spread = f" ± {100 * stdev(tested):.2f}" if len(tested) > 1 else ""

@@ -52,6 +52,10 @@ class Page:
         """The difference of two rows' errors, and the ends of its interval."""
         return difference(self.rows[row], self.rows[other], error)
 
+    def interval(self, row: str, other: str) -> str:
+        """It as text."""
+        return interval(*self.gap(row, other))
+
     def length(self, row: str) -> str:
         """How long a row was trained."""
         runs: Runs = self.rows[row]
@@ -116,12 +120,9 @@ FIGURES: dict[str, Callable[[Page], Figure]] = {"differences": draw_differences,
 
 def write_page(results: Path, page: Path) -> list[Path]:
     """Write the page, and its figures into ``images`` beside it; these files."""
-    given: dict[str, Any] = {"page": Page(results), "heads": HEADS, "tests": TESTS, "shipped": SHIPPED}
-    given["interval"] = lambda row, other: interval(*given["page"].gap(row, other))
-    options: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    environment = jinja2.Environment(keep_trailing_newline=True, **options)
-    text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(given)
-    draw = {page.parent / f"images/results-{name}.png": function for name, function in FIGURES.items()}
-    files = [save_figure(function(given["page"]), path) for path, function in draw.items()]
-    write_text(page, text)
-    return [page, *files]
+    found = Page(results)
+    options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    template = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), undefined=jinja2.StrictUndefined, **options)
+    write_text(page, template.render(page=found, heads=HEADS, tests=TESTS, shipped=SHIPPED))
+    images = page.parent / "images"
+    return [page, *(save_figure(draw(found), images / f"results-{name}.png") for name, draw in FIGURES.items())]

@@ -1,4 +1,4 @@
-"""Assertions that several tests share. tests/test_support.py shows each of them fail."""
+"""Assertions and small networks that several tests share."""
 
 from __future__ import annotations
 
@@ -96,12 +96,6 @@ def assert_batch_independent(function: Callable[[Tensor], Tensor], batch: Tensor
     scale = together.abs().max().clamp_min(torch.finfo(together.dtype).tiny)
     for i in range(len(batch)):
         assert_close(function(batch[i : i + 1]) / scale, together[i : i + 1] / scale, tol)
-
-
-def assert_sums_to_one(coupling: Tensor, over: str) -> None:
-    """Coupling (B, I, J) sums to one over the axis on which capsules compete."""
-    sums = coupling.sum({"outputs": 2, "inputs": 1}[over])
-    assert_close(sums, torch.ones_like(sums), 1e-5)
 
 
 def assert_raises(

@@ -21,13 +21,6 @@ def speed(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return speed
 
 
-@pytest.fixture
-def gpu(speed: ModuleType) -> ModuleType:
-    import gpu
-
-    return gpu
-
-
 @pytest.mark.slow
 def test_every_section_checks_times_and_writes(
     speed: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -74,7 +67,11 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios(speed: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_a_dry_run_of_the_gpus_benchmark(gpu: ModuleType, tmp_path: Path) -> None:
+def test_a_dry_run_of_the_gpus_benchmark(
+    speed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import gpu
+
     assert gpu.main(["--dry-run", "--out", str(tmp_path / "gpu.jsonl")]) == 0
     lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
     found = {(line["what"], line.get("contender")) for line in lines}
@@ -83,6 +80,9 @@ def test_a_dry_run_of_the_gpus_benchmark(gpu: ModuleType, tmp_path: Path) -> Non
     assert ("routing, forward + backward, full", "naive") in found
     assert lines[-1]["what"] == "epoch of 66 images, bf16"
     assert all(line.get("milliseconds", line.get("seconds")) > 0 and line["gpu"] == "none: a dry run" for line in lines)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.main([]) == 2
+    assert "needs a CUDA GPU" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -93,11 +93,3 @@ def test_large_images_are_a_table(speed: ModuleType, capsys: pytest.CaptureFixtu
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[3:]]
     assert [row[0].removeprefix("| ") for row in rows] == [*large_images.HEADS, *large_images.PRESETS]
     assert all(float(row[3].removesuffix(" |")) > 0 for row in rows)
-
-
-def test_without_a_gpu_it_says_so(
-    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert gpu.main([]) == 2
-    assert "needs a CUDA GPU" in capsys.readouterr().err

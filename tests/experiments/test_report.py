@@ -11,7 +11,6 @@ import pytest
 from experiments.report import main, show
 from experiments.store import RESULTS
 from experiments.table import Table
-from torchcaps.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / RESULTS
@@ -123,13 +122,6 @@ def test_the_line_that_makes_a_row_again_what_it_ran_on_and_what_is_missing_are_
         "Not run yet: measured, large.",
     ):
         assert words in page
-
-
-def test_a_damaged_record_is_named(tiny: Table, record) -> None:
-    record(tiny.rows[0])
-    (RESULTS / "runs.jsonl").write_text("{")
-    with pytest.raises(InputError, match=r"runs\.jsonl is damaged or no list of runs"):
-        page_of(tiny)
 
 
 def test_the_committed_page_is_what_the_recorded_runs_give(capsys: pytest.CaptureFixture[str]) -> None:

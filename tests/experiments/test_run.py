@@ -10,9 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,22 +26,22 @@ from torchcaps.training import Progress, load_run
 from torchcaps.training.config import ELSEWHERE
 
 HERE = {"accelerator": "cpu"}
-HEAD = """
+ROWS = """
 from experiments.table import Row, Table
 from experiments.tables import ZOO
 
 TINY = {"conv_channels": 4, "primary_types": 2, "decoder": False, "limit_train": 100, "limit_test": 40}
 TINY |= {"validation_size": 40, "batch_size": 50, "epochs": 2, "max_shift": 0}
-"""
-ROWS = f"""{HEAD}
-def brightness(run, test):
-    return {{"mean": float(test.images.float().mean())}}
 
-OWN = Row("azimuth-own", "mine", "sabour2017", TINY | {{"routing": "mine"}}, data="digits",
-          measures={{"rotation": 5, "light": brightness}})
-WILD = Row("wild", "diverges", "sabour2017", TINY | {{"learning_rate": 1e30}}, data="digits")
+def brightness(run, test):
+    return {"mean": float(test.images.float().mean())}
+
+OWN = Row("azimuth-own", "mine", "sabour2017", TINY | {"routing": "mine"}, data="digits",
+          measures={"rotation": 5, "light": brightness})
+WILD = Row("wild", "diverges", "sabour2017", TINY | {"learning_rate": 1e30}, data="digits")
 BAD = Row("bad", "fails", "sabour2017", TINY, data="npz:nowhere.npz")
-TABLE = Table(name="zoo", title="The zoo and mine", rows=(*ZOO.rows, BAD, OWN, WILD))
+LONG = Row("long", "long", "sabour2017", TINY | {"epochs": 30}, data="digits", seeds=2)
+TABLE = Table(name="zoo", title="The zoo and mine", rows=(*ZOO.rows, BAD, OWN, WILD, LONG))
 """
 PLUGIN = """
 import torchcaps
@@ -52,11 +50,6 @@ from torchcaps.nn import DynamicRouting
 @torchcaps.register("routing", "mine")
 class Mine(DynamicRouting):
     pass
-"""
-LONG = f"""{HEAD}
-TABLE = Table(name="long", title="Long", rows=(
-    Row("long", "long", "sabour2017", TINY | {{"epochs": 30}}, data="digits", seeds=2),
-))
 """
 
 
@@ -103,10 +96,10 @@ def test_a_plan_that_cannot_be(tiny: Table, record) -> None:
 
 
 def test_wrong_input_is_said_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs.jsonl").write_text("{")
     for words, said in (
-        ("", "required: table"),
         ("nowhere.py", "nowhere.py"),
-        ("mnist --seeds 0", "invalid choice: 0"),
+        ("mnist --results .", "runs.jsonl is damaged or no list of runs"),
         ("mnist --cluster nonsense", "no dask scheduler"),
     ):
         with pytest.raises(SystemExit) as caught:
@@ -120,7 +113,7 @@ def job(table: Table, row: str) -> run.Job:
     return made
 
 
-def test_a_run_is_recorded_once_and_is_an_ordinary_run_folder(tiny: Table) -> None:
+def test_a_run_is_an_ordinary_run_folder_and_is_measured_again_without_training(tiny: Table) -> None:
     made = job(tiny, "measured")
     assert run.work(made, HERE, Progress()) == run.DONE
     (log,) = read_runs(RESULTS).values()
@@ -128,21 +121,16 @@ def test_a_run_is_recorded_once_and_is_an_ordinary_run_folder(tiny: Table) -> No
     assert not {*ELSEWHERE, "seed", "precision"} & log.config.keys()
     assert {kind: each["num_images"] for kind, each in log.measures.items()} == {"rotation": 10, "pgd-scores": 5}
     (line,) = read_curves(RESULTS)[log.name]
+    assert float(line["validation_loss"]) == pytest.approx(log.summary["validation"]["last"]["loss"], rel=1e-4)
     found = load_run(made.folder)
     assert found.config == dataclasses.replace(made.row.config(0), precision="32", accelerator="cpu")
     assert found.summary is not None
     assert found.summary["test"] == log.summary["test"]
     assert found.summary["command"] == tiny.again(made.row, 0, "auto")
-    assert float(line["validation_loss"]) == pytest.approx(log.summary["validation"]["last"]["loss"], rel=1e-4)
 
-
-def test_more_is_measured_without_training_where_the_weights_are_there(tiny: Table) -> None:
-    made = job(tiny, "measured")
-    run.work(made, HERE, Progress())
-    trained = (made.folder / "summary.json").read_bytes()
     more = made._replace(row=dataclasses.replace(made.row, measures={"latency": None, "fgsm": 7}))
     assert run.work(more, HERE, Progress()) == run.DONE
-    assert (made.folder / "summary.json").read_bytes() == trained
+    assert load_run(made.folder).summary == found.summary
     (log,) = read_runs(RESULTS).values()
     assert log.measures["fgsm"]["num_images"] == 7
     assert len(read_curves(RESULTS)[log.name]) == 1
@@ -178,10 +166,10 @@ def test_rows_of_ones_own_are_run_two_at_a_time_with_a_plugin() -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows no signal reaches another process: it just ends")
 @pytest.mark.parametrize("number", [15, 9], ids=["SIGTERM", "SIGKILL"])  # Windows has no name for the second
 def test_a_run_whose_command_is_ended_writes_its_checkpoint_and_goes_on(number: int) -> None:
-    Path("long.py").write_text(LONG)
-    words = ("long.py", "--accelerator", "cpu")
+    Path("rows.py").write_text(ROWS)
+    words = ("rows.py", "--row", "long", "--accelerator", "cpu")
     process = start(*words)
-    folder = RESULTS / "long/long/seed-0"
+    folder = RESULTS / "zoo/long/seed-0"
     wait_for(folder / "metrics.csv")
     process.send_signal(number)
     out, _ = process.communicate(timeout=100)  # the run holds the other end of the pipe until it has ended
@@ -192,27 +180,22 @@ def test_a_run_whose_command_is_ended_writes_its_checkpoint_and_goes_on(number: 
     code, out = finish(*words, "--seeds", "1")
     assert code == 0, out
     assert len(json.loads((folder / "summary.json").read_text())["resumed_with"]) == 1
-    (whole,) = run.plan(load_table("long.py"), Path("other"), seeds=1)
+    (whole,) = run.plan(load_table("rows.py"), Path("other"), rows=("long",), seeds=1)
     run.work(whole, HERE, Progress())
-    logs = [read_runs(results)["long/long/0"] for results in (RESULTS, Path("other"))]
+    logs = [read_runs(results)["zoo/long/0"] for results in (RESULTS, Path("other"))]
     assert logs[0].summary["test"] == logs[1].summary["test"]
 
 
-@pytest.fixture
-def cluster() -> Iterator[Any]:
-    """A scheduler with two workers on this machine."""
+def test_the_workers_of_a_cluster_make_the_runs() -> None:
     distributed = pytest.importorskip("distributed")
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as made:
-        yield made
-
-
-def test_the_workers_of_a_cluster_make_the_runs(cluster: Any) -> None:
-    Path("long.py").write_text(LONG.replace('"epochs": 30', '"epochs": 2'))
-    code, out = finish("long.py", "--cluster", cluster.scheduler_address, "--accelerator", "cpu")
+    Path("rows.py").write_text(ROWS.replace('"epochs": 30', '"epochs": 2'))
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        words = ("--row", "long", "--cluster", cluster.scheduler_address, "--accelerator", "cpu")
+        code, out = finish("rows.py", *words)
     assert code == 0, out
-    done = {line.partition(";")[0] for line in out.splitlines() if line.startswith("long/long")}
-    assert done == {"long/long/0: done", "long/long/1: done"}
-    assert read_runs(RESULTS).keys() == read_curves(RESULTS).keys() == {"long/long/0", "long/long/1"}
+    done = {line.partition(";")[0] for line in out.splitlines() if line.startswith("zoo/long")}
+    assert done == {"zoo/long/0: done", "zoo/long/1: done"}
+    assert read_runs(RESULTS).keys() == read_curves(RESULTS).keys() == {"zoo/long/0", "zoo/long/1"}
 
 
 def test_rows_load_their_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

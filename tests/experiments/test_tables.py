@@ -74,17 +74,6 @@ def test_every_recorded_run_is_one_of_its_row_and_has_its_epochs() -> None:
     assert curves.keys() == RUNS.keys()
 
 
-def test_the_words_beside_the_records_say_what_they_ran_on() -> None:
-    words = " ".join((RECORDED / "README.md").read_text(encoding="utf-8").split())
-    summaries = [log.summary for log in RUNS.values()]
-    makers = [each["hardware"]["processor"].split("(")[0] for each in summaries]
-    assert f"{makers.count('Intel')} runs are from an Intel Xeon, {makers.count('AMD EPYC')} from an AMD EPYC" in words
-    precisions = [each["precision"] for each in summaries]
-    assert f"{precisions.count('32')} in float32, {precisions.count('bf16')} in bfloat16" in words
-    inexact = sum(not each["exact"] for each in summaries) / len(summaries)
-    assert f"For {inexact:.0%} of the {len(summaries)} runs it is not".replace("%", " %") in words
-
-
 def test_a_table_that_cannot_be(tiny: Table, tmp_path: Path) -> None:
     with pytest.raises(InputError, match='did you mean "mnist"'):
         load_table("mnits")

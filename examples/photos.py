@@ -1,6 +1,8 @@
-"""Photos of MNIST's digits, drawn on paper or a board by this script, and how many of them a network gets right.
+"""Data sets of your own in one file: photos of MNIST's test digits on paper or a board, drawn here.
 
-    python experiments/photos.py --network compact --kinds paper desk
+    torchcaps evaluate --plugin examples/photos.py --data photos-paper              # prepared, as predict does it
+    torchcaps evaluate --plugin examples/photos.py --data photos-desk-inverted      # only dark and light changed
+    torchcaps evaluate --plugin examples/photos.py --data photos-desk-as-they-are
 
 Each photo shows one digit in ink on paper: uneven light, noise, JPEG, any place, 10 to 60 % of the frame, 300 to 1,000
 pixels a side. The other kinds: chalk on a blackboard, ruled paper, squared paper, a thin pen, a sheet of paper on a
@@ -9,11 +11,10 @@ desk, the shadow of a hand. The settings of the preparation were chosen on photo
 
 from __future__ import annotations
 
-import argparse
 import io
-import statistics
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,16 @@ import torch
 from PIL import Image
 from scipy.ndimage import distance_transform_edt, gaussian_filter, maximum_filter
 
-from torchcaps.analysis import load_image, predict
-from torchcaps.datasets import Preparation, load_dataset
-from torchcaps.models import Network, load_pretrained
+from torchcaps.datasets import DataRequest, ImageSet, Preparation, Splits, load_dataset, read_image, register_dataset
 
-KINDS = ("paper", "chalk", "ruled", "squared", "thin pen", "desk", "shadow")
+KINDS = ("paper", "chalk", "ruled", "squared", "thin-pen", "desk", "shadow")
+#: How they are brought to the form of MNIST's digits, by what the name ends with.
+WAYS: dict[str, dict[str, Any]] = {
+    "": {"preparation": Preparation()},
+    "-as-they-are": {},
+    "-inverted": {"invert": True},
+}
+NUMBER, SEEDS = 200, range(3)  # photos, with each seed
 INKS = ((20, 20, 25), (25, 35, 120), (30, 60, 170), (150, 25, 30), (20, 95, 50), (85, 30, 110), (90, 55, 30))
 PAPERS = ((250, 250, 248), (245, 240, 225), (225, 225, 222), (230, 238, 245), (205, 195, 175))
 CHALKS = ((240, 240, 235), (235, 225, 150), (235, 190, 195))
@@ -38,7 +44,7 @@ DESKS = ((90, 60, 40), (60, 60, 65), (160, 120, 80), (25, 25, 28))
 def photograph(digit: np.ndarray, random: np.random.Generator, kind: str = "paper") -> bytes:
     """A JPEG file of a digit, pixels 0..255 (28, 28), light on dark; ``random`` chooses all but the kind."""
     frame = random.integers(300, 1001, 2)
-    ink = _ink(digit, frame, random, thin=kind == "thin pen")
+    ink = _ink(digit, frame, random, thin=kind == "thin-pen")
     grounds, colours = (BOARDS, CHALKS) if kind == "chalk" else (PAPERS, INKS)
     scene = _one(grounds, random) * np.ones((*frame, 1))
     if kind in ("ruled", "squared"):
@@ -124,44 +130,23 @@ def _shade(y: np.ndarray, x: np.ndarray, random: np.random.Generator) -> np.ndar
     return 1 - depth / (1 + np.exp(-across / random.uniform(0.02, 0.1)))
 
 
-def photos(images: np.ndarray, labels: np.ndarray, count: int, seed: int, kind: str) -> list[tuple[bytes, int]]:
-    """So many photos of randomly chosen digits, and their labels."""
-    random = np.random.default_rng([seed, KINDS.index(kind)])
-    chosen = random.choice(len(images), count, replace=False)
-    return [(photograph(images[i, 0], random, kind), int(labels[i])) for i in chosen]
+def load_photos(kind: str, way: str, _: DataRequest) -> Splits:
+    """Photos of randomly chosen test digits; to learn from, MNIST as it is."""
+    mnist = load_dataset("mnist")
+    images, chosen = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        photo = Path(folder, "photo.jpg")
+        for seed in SEEDS:
+            random = np.random.default_rng([seed, KINDS.index(kind)])
+            for i in random.choice(len(mnist.test), NUMBER, replace=False):
+                chosen.append(i)
+                photo.write_bytes(photograph(mnist.test.images[i, 0].numpy(), random, kind))
+                images.append(read_image(photo, mnist.in_shape, **WAYS[way]))
+    test = ImageSet(torch.from_numpy(np.stack(images)), mnist.test.labels[chosen])
+    return Splits(mnist.train, test, mnist.class_names, mnist.validation)
 
 
-def judge(model: Network, taken: Sequence[tuple[bytes, int]]) -> dict[str, float]:
-    """The percentage of photos that the network gets right: as they are, with dark and light changed, prepared."""
-    ways: dict[str, dict[str, Any]] = {"as they are": {}, "inverted": {"invert": True}}
-    ways["prepared"] = {"preparation": Preparation()}
-    images: dict[str, list[torch.Tensor]] = {way: [] for way in ways}
-    with tempfile.NamedTemporaryFile(suffix=".jpg") as file:
-        for contents, _ in taken:
-            Path(file.name).write_bytes(contents)
-            for way, options in ways.items():
-                images[way].append(load_image(file.name, model.in_shape, **options))
-    labels = np.array([label for _, label in taken])
-    return {
-        way: 100 * float((predict(model, torch.stack(all_)).classes == labels).mean()) for way, all_ in images.items()
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", default="compact", help="what load_pretrained takes")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--count", type=int, default=200, help="photos of each kind and seed")
-    given = parser.parse_args()
-    model, test = load_pretrained(given.network), load_dataset("mnist").test
-    images, labels = test.images.numpy(), test.labels.numpy()
-    for kind in given.kinds:
-        found = [judge(model, photos(images, labels, given.count, seed, kind)) for seed in given.seeds]
-        for way in found[0]:
-            right = [each[way] for each in found]
-            print(f"{kind}, {way}: {statistics.mean(right):.2f} % ({min(right):.1f} to {max(right):.1f})", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+for kind in KINDS:
+    for way in WAYS:
+        about = {"title": f"photos of MNIST's test digits, {kind}{way}", "source": "drawn here", "licence": "MNIST's"}
+        register_dataset(f"photos-{kind}{way}", **about)(partial(load_photos, kind, way))
