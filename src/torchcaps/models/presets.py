@@ -193,16 +193,9 @@ def _larger(strides: Sequence[int], doublings: int) -> tuple[int, ...]:
 
 
 def load_pretrained(source: str | Path = "compact", *, device: torch.device | str = "cpu", **download: Any) -> Network:
-    """Read a trained network of any kind, in evaluation mode; nothing in its files is executed.
+    """Read a trained network of any kind; without ``source``, the one that comes with torchcaps.
 
-    Args:
-        source: A folder that ``save_pretrained`` wrote; the name of a network that comes with torchcaps,
-            ``"compact"``; or a repository of the Hugging Face hub such as ``"someone/capsnet-mnist"``.
-        device: Where to put the network.
-        **download: For the hub, as for :meth:`torchcaps.CapsNet.from_pretrained`.
-
-    Raises:
-        InputError: As for :meth:`torchcaps.CapsNet.from_pretrained`.
+    Arguments and errors are those of :meth:`torchcaps.CapsNet.from_pretrained`.
 
     Example:
         >>> from torchcaps import create_model, load_pretrained
