@@ -19,6 +19,22 @@ NO_BROWSER = "needs playwright and a browser: pip install playwright, apt-get in
 NO_GPU = "needs a CUDA device: torch sees none here"
 
 
+SIZES: dict[str, Any] = {
+    "in_channels": 3,
+    "in_shape": (1, 28, 28),
+    "num_classes": 10,
+    "in_types": 8,
+    "in_capsules": (8, 6, 6),
+    "in_dim": 16,
+    "out_capsules": 10,
+    "num_capsules": 10,
+    "capsule_dim": 16,
+    "out_shape": (1, 28, 28),
+    "learning_rate": 0.1,
+}
+"""What the data tell, of any part."""
+
+
 def has_mnist(folder: str | None) -> bool:
     """Whether a folder holds MNIST's files, gzipped or not."""
     return bool(folder) and any(Path(folder).glob("**/train-images-idx3-ubyte*"))

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import torchcaps.nn
 import torchcaps.ops
-from support import assert_raises, small
+from support import SIZES, assert_raises, small
 from torchcaps import analysis, create_model, datasets, dynamic_routing, route, squash
 from torchcaps.datasets import resize_images
 from torchcaps.errors import InputError, WrongType
@@ -121,19 +121,6 @@ MODULES: tuple[nn.Module, ...] = (
     PrimaryCapsules(3, primary_types=2, primary_dim=4),
     Decoder(4, 5, (1, 3, 3), decoder_hidden=(6,)),
 )
-SIZES: dict[str, Any] = {
-    "in_channels": 3,
-    "in_shape": (1, 28, 28),
-    "num_classes": 10,
-    "in_types": 8,
-    "in_capsules": (8, 6, 6),
-    "in_dim": 16,
-    "out_capsules": 10,
-    "num_capsules": 10,
-    "capsule_dim": 16,
-    "out_shape": (1, 28, 28),
-    "learning_rate": 0.1,
-}
 
 
 def functions() -> dict[str, Callable[..., object]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from routing_cases import ROUTINGS
 from support import assert_raises, small
 from torchcaps import InputError, create_model, list_presets
-from torchcaps.models import get_preset
+from torchcaps.models import ModelOutput, get_preset
 from torchcaps.nn import B2IRouting, DenseCapsules
 from torchcaps.parts import flat
 from torchcaps.testing import diagnose
@@ -299,11 +299,6 @@ class Short(Layer):
         return SimpleNamespace(name="capsules", poses=super().forward(poses) / 10)
 
 
-class Answer(NamedTuple):
-    scores: Tensor
-    capsules: Tensor
-
-
 class Network(nn.Module):
     """Of images: a CNN, capsules of pieces of its map, and scores."""
 
@@ -311,9 +306,9 @@ class Network(nn.Module):
         super().__init__()
         self.map, self.layer = nn.Sequential(nn.Conv2d(3, K, 5, 4), nn.BatchNorm2d(K), nn.ReLU()), Layer()
 
-    def forward(self, images: Tensor) -> Answer:
+    def forward(self, images: Tensor) -> ModelOutput:
         capsules = self.layer(self.map(images).flatten(2).transpose(1, 2))
-        return Answer(capsules.norm(dim=-1).softmax(-1), capsules)
+        return ModelOutput(capsules.norm(dim=-1).softmax(-1), capsules)
 
 
 RIGHT: list[Callable[[], nn.Module]] = [Layer, Loops, Product, Transposed, ByHand, Attention, Short]

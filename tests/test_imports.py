@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 import pytest
@@ -18,43 +18,28 @@ SOURCE = Path(torchcaps.__file__).parent
 # the files of BASE <- ops <- nn <- models <- analysis <- training <- cli; datasets stands beside ops.
 BASE = {"_lazy", "_version", "checks", "errors", "files", "machine", "parts", "ranges"}
 INNER = BASE | {"plugins", "ops", "nn", "models", "datasets", "analysis", "training", "image_spec"}
-MAY_IMPORT: dict[str, set[str]] = {
-    "errors": set(),
-    "_version": set(),
-    "_lazy": {"errors"},
-    "files": {"errors"},
-    "ranges": {"errors"},
-    "machine": {"errors"},
-    "plugins": {"errors"},
+MAY_IMPORT: dict[str, Set[str]] = {
+    **dict.fromkeys(("errors", "_version"), frozenset()),
+    **dict.fromkeys(("_lazy", "files", "ranges", "machine", "plugins"), frozenset({"errors"})),
     "checks": {"errors", "ranges"},
     "parts": {"errors", "ranges", "checks"},
-    "ops": BASE,
+    **dict.fromkeys(("ops", "datasets"), BASE),
     "nn": BASE | {"ops"},
-    "models": BASE | {"ops", "nn"},
-    "datasets": BASE,
+    **dict.fromkeys(("models", "testing"), BASE | {"ops", "nn"}),
     "analysis": BASE | {"ops", "nn", "models", "datasets"},
     "image_spec": BASE | {"datasets", "analysis"},
-    "training": INNER,
-    "testing": BASE | {"ops", "nn"},
-    "sklearn": INNER,
-    "export": INNER,
-    "explorer": INNER,
+    **dict.fromkeys(("training", "sklearn", "export", "explorer"), INNER),
     "cli": INNER | {"export", "explorer", "testing"},
     "__init__": {"_lazy", "_version"},
     "__main__": {"cli"},
 }
 # What a part may import from outside; the standard library always.
 EVERYWHERE = {"torch", "jaxtyping", "lazy_loader"}
-PACKAGES: dict[str, set[str]] = {
-    "errors": set(),
-    "_version": set(),
+PACKAGES: dict[str, Set[str]] = {
+    **dict.fromkeys(("errors", "_version", "ranges", "machine", "plugins"), frozenset()),
     "_lazy": {"lazy_loader"},
     "files": {"filelock"},
-    "ranges": set(),
-    "machine": set(),
-    "plugins": set(),
-    "checks": {"torch"},
-    "parts": {"torch"},
+    **dict.fromkeys(("checks", "parts"), frozenset({"torch"})),
     "ops": EVERYWHERE | {"numpy"},
     "nn": EVERYWHERE | {"timm"},
     "models": EVERYWHERE | {"huggingface_hub", "safetensors", "jinja2"},

@@ -30,6 +30,7 @@ def test_version_changelog_and_citation_agree() -> None:
     assert version > Version(released[0][0]) if version.is_devrelease else str(version) == released[0][0]
     cited = dict(re.findall(r"^([\w-]+): (\S+)$", citation, re.MULTILINE))
     assert (cited["version"], cited["date-released"]) == released[0]
+    assert f'repository-code: "{ADDRESS}"\n' in citation
 
 
 def test_the_citation_names_the_paper_of_each_routing() -> None:
@@ -37,10 +38,6 @@ def test_the_citation_names_the_paper_of_each_routing() -> None:
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     papers = re.findall(r"^  - type: article\n    notes: \"(.+)\"$", citation, re.MULTILINE)
     assert len(papers) == len(PARTS["routing"]) - 1
-
-
-def test_the_citation_names_the_repository() -> None:
-    assert f'repository-code: "{ADDRESS}"\n' in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
 def test_links_and_images_of_the_readme_lead_somewhere_from_pypi_too() -> None:

@@ -28,69 +28,26 @@ def test_names_resolve_and_are_described() -> None:
                 assert inspect.getdoc(method), f"{name}.{method_name}"
 
 
-def test_options_go_by_name() -> None:
-    for function in (torchcaps.dynamic_routing, torchcaps.route, torchcaps.margin_loss):
-        options = list(inspect.signature(function).parameters.values())[3:]
-        assert all(option.kind is option.KEYWORD_ONLY for option in options)
-
-
-TESTS = str(Path(__file__).parent)
-
-SHAPES_AT_RUN_TIME = """
-import sys, types
-
-from beartype import BeartypeConf, beartype
-from jaxtyping import TypeCheckError, install_import_hook
-
-sys.modules["lenient"] = lenient = types.ModuleType("lenient")
-lenient.check = beartype(conf=BeartypeConf(is_pep484_tower=True))  # 2 is a float
-CHECKED = ["torchcaps.ops", "torchcaps.nn", "torchcaps.models.capsnet", "torchcaps.models.cnn"]
-
-with install_import_hook(CHECKED, "lenient.check"):
-    import itertools
-    import torch
-    import torchcaps
-    from torchcaps.models import get_preset
-
-    torchcaps.create_model
-
-sys.path.insert(0, sys.argv[1])
-from support import drawn_for, labels_for, small
-
-torch.set_num_threads(1)
-poses, weight = torch.randn(2, 5, 3), torch.randn(5, 4, 6, 3)
-bias, prior = dict(bias=torch.randn(4, 6)), dict(prior=torch.randn(5, 4))
-for axis, stop, leaky, extra in itertools.product(("outputs", "inputs"), (False, True), (False, True), (bias, prior)):
-    options = dict(softmax_over=axis, stop_gradient=stop, leaky=leaky, **extra)
-    torchcaps.route(poses, weight, return_coupling=True, **options)
-    torchcaps.dynamic_routing(torchcaps.compute_votes(poses, weight), **options)
-    del options["stop_gradient"]
-    torchcaps.routing_rounds(torchcaps.compute_votes(poses, weight), **options)
-
-votes, active, logits, beta = torch.randn(2, 5, 4, 6), torch.rand(2, 5), torch.randn(2, 5, 4), torch.zeros(4)
-torchcaps.self_attention_routing(votes, bias=torch.zeros(5, 4), return_coupling=True)
-torchcaps.inverted_attention_routing(votes, norm_weight=torch.ones(6), return_coupling=True)
-torchcaps.self_routing(votes, active, logits, return_coupling=True)
-for mixture in (torchcaps.em_routing, torchcaps.em_routing_code, torchcaps.vb_routing):
-    mixture(votes, active, beta, beta, return_coupling=True)
-
+ROOT = Path(__file__).parents[1]
+CHECKED = "torchcaps.ops,torchcaps.nn,torchcaps.models.capsnet,torchcaps.models.cnn,lenient.check"
 PRESETS = "sabour2017-code keras-tutorial torch-notebook compact-deep efficient-capsnet-mnist hinton2018-code vb2020 "
 PRESETS += "hahn2019-smallnet aff-capsnet sabour2017-multimnist baseline-cnn cnn-pooled"
-for preset in PRESETS.split():
-    model = torchcaps.create_model(preset, (2, 18, 21), 3, **small(preset))
-    images, labels = torch.rand(2, 2, 18, 21), labels_for(model, 2)
-    for targets in (None, labels) if model.objects > 1 else (None, labels, torch.eye(3)[labels] > 0):
-        output = model(images, targets, return_coupling=get_preset(preset).has_capsules)
-        model.loss(output, drawn_for(model, images), labels).total.backward()
-
-try:
-    torchcaps.ops.losses._reduce(torch.rand(2, 3), "none")
-except TypeCheckError:
-    print("checked")
-"""
+EXERCISE = [
+    *(f"tests/models/test_presets.py::test_a_preset_keeps_the_contract[{preset}]" for preset in PRESETS.split()),
+    "tests/nn/test_dynamic_routing.py::test_the_loop_is_the_equations_for_every_option",
+    "tests/nn/test_dynamic_routing.py::test_the_fused_path_is_the_loop_for_every_option",
+    "tests/nn/test_routing.py::test_numbers_are_those_of_the_equations",
+]
 
 
 @pytest.mark.slow
-def test_shapes_are_those_of_the_signatures() -> None:
-    run = subprocess.run([sys.executable, "-c", SHAPES_AT_RUN_TIME, TESTS], capture_output=True, text=True, check=False)
-    assert run.stdout.strip() == "checked", run.stderr[-3000:]
+def test_shapes_are_those_of_the_signatures(tmp_path: Path) -> None:
+    """Presets and routings, tested once more while each annotation is checked; one call that does not fit is seen."""
+    wrong = tmp_path / "test_wrong.py"
+    wrong.write_text("import torch, torchcaps.ops.losses as l\ndef test_it(): l._reduce(torch.rand(2, 3), 'none')\n")
+    options = ["-n0", "-c", "pyproject.toml", f"--jaxtyping-packages={CHECKED}"]
+    command = [sys.executable, "-m", "pytest", *options, *EXERCISE, str(wrong)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    failed = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    assert len(failed) == 1, run.stdout[-3000:]
+    assert "test_it - jaxtyping.TypeCheckError" in failed[0]

@@ -17,14 +17,9 @@ def usable_cores() -> int:
 
 
 def check_memory(size: int, what: str) -> None:
-    """Raise unless something still fits into memory; nothing is raised where it is not known how much there is.
+    """Raise InputError unless so many bytes still fit into memory, or it is not known how much there is.
 
-    Args:
-        size: Bytes.
-        what: What is to be held, in the plural, for the error.
-
-    Raises:
-        InputError: It does not fit.
+    ``what`` they hold, in the plural, is for the error.
     """
     free = free_memory_mib()
     if free is not None and size > free * MIB:

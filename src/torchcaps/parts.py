@@ -32,8 +32,6 @@ ClassT = TypeVar("ClassT", bound=type)
 Spec = str | Mapping[str, Any] | nn.Module | bool | None
 """How a part is written; True is the usual one, False and None leave out a part that may be absent."""
 Tree = dict[str, Any]
-OF_ONES_OWN = "One of your own is loaded by --plugin FILE."
-"""Said where a part is not known."""
 
 
 class Registry(dict[str, EntryT]):
@@ -48,7 +46,7 @@ class Registry(dict[str, EntryT]):
         self.kind = kind
 
     def __missing__(self, name: str) -> NoReturn:
-        raise unknown_name(self.kind, name, self)
+        raise InputError(f"{unknown_name(self.kind, name, self)} One of your own is loaded by --plugin FILE.")
 
     def add(self, name: str, entry: EntryT) -> None:
         """Add an entry; raise InputError if the name is taken."""
@@ -120,8 +118,6 @@ def find(kind: str, name: object) -> type:
     """The class of a part; raise InputError, with the nearest name, if there is none."""
     if not isinstance(name, str):
         raise InputError(f'{kind} must have a "name", one of {", ".join(PARTS[kind])}, got {shown(name)}')
-    if name not in PARTS[kind]:
-        raise InputError(f"{unknown_name(kind, name, PARTS[kind])} {OF_ONES_OWN}")
     return PARTS[kind][name]
 
 
@@ -202,11 +198,8 @@ def build(kind: str, spec: Spec, **sizes: Any) -> Any:
     """
     if isinstance(spec, nn.Module):
         return spec
-    given = _mapping(kind, spec)
-    cls = find(kind, given.pop("name", None))
-    for name in given:
-        if name not in options(cls):
-            raise unknown_name(f"option of {kind} {part_of(cls)[1]}", name, options(cls))
+    given = complete(kind, spec)
+    cls = find(kind, given.pop("name"))
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     wanted = [n for n, p in inspect.signature(cls).parameters.items() if p.default is p.empty and p.kind in plain]
     for name in wanted:

@@ -103,10 +103,8 @@ def import_file(name: str | Path) -> ModuleType:
 
 def _run_file(name: str) -> str:
     file = os.path.realpath(name)
-    if not Path(file).is_file():
-        raise InputError("there is no such file; a Python file that registers parts of your own is meant")
     if file not in _loaded.values():
-        import_file(file)
+        import_file(name)
     return file
 
 

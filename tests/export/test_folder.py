@@ -1,4 +1,4 @@
-"""From runs to a folder with a model card, and to the hub."""
+"""From runs to a folder with a model card, to the hub, and to what an exported file says and is compared on."""
 
 from __future__ import annotations
 
@@ -15,15 +15,27 @@ from safetensors.torch import load_file
 
 from hub_stub import Hub, hub_stub
 from support import assert_close, assert_raises
+from tiny_runs import tiny_config, write_bars
 from torchcaps import load_pretrained
 from torchcaps.analysis import evaluate
 from torchcaps.errors import InputError
-from torchcaps.export import export_folder, share, training_record
+from torchcaps.export import describe_run, export_folder, random_images, sample_images, share, training_record
 from torchcaps.files import read_json, write_json
-from torchcaps.training import Run, load_run
+from torchcaps.models.pretrained import SHIPPED
+from torchcaps.training import Run, load_run, train
 from torchcaps.training.config import override
 
 FILES = {"config.json", "model.safetensors", "classes.json", "README.md"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two runs of one training, of the seeds 0 and 1, not to be changed."""
+    folder = tmp_path_factory.mktemp("runs")
+    bars = write_bars(folder / "bars.npz")
+    for seed in (0, 1):
+        train(tiny_config(bars, seed=seed, epochs=2, learning_rate=0.01), folder / str(seed), figures=False)
+    return folder / "0", folder / "1"
 
 
 @pytest.fixture
@@ -48,11 +60,14 @@ def test_what_a_card_says_of_a_run(run: Run, runs: tuple[Path, Path]) -> None:
         errors = each["test"]["best"]["error"], each["test"]["last"]["error"]
         assert (result.seed, result.best_epoch) == (seed, each["best_epoch"])
         assert (result.best_error, result.last_error) == errors
-    assert (record.preset, record.data, record.which, record.precision) == ("sabour2017", None, "last", "32")
+    assert (record.preset.name, record.data, record.which, record.precision) == ("sabour2017", None, "last", "32")
     assert record.images == summaries[0]["images"]
     assert record.recipe["epochs"] == 2
     assert record.versions["torch"] == torch.__version__
     assert "1 thread)" in record.hardware
+    described = describe_run(run)
+    assert (described.in_shape, described.class_names, described.preset) == ((1, 18, 18), ("0", "1", "2"), "sabour2017")
+    assert describe_run(load_run(runs[0] / "best")).preset is None
 
 
 def test_the_command_trains_it_again_anywhere(run: Run) -> None:
@@ -74,11 +89,10 @@ def test_the_command_trains_it_again_anywhere(run: Run) -> None:
         assert f" --init-from {said} " in training_record(dataclasses.replace(run, config=started)).command + " "
 
 
-def copied(run: Path, to: Path, config: dict[str, Any] | None = None, summary: dict[str, Any] | None = None) -> Path:
-    """A copy of a run with other values in its configuration and its summary."""
+def copied(run: Path, to: Path, **config: Any) -> Path:
+    """A copy of a run with other values in its configuration."""
     shutil.copytree(run, to)
-    for name, changes in (("config", config), ("summary", summary)):
-        write_json(to / f"{name}.json", read_json(to / f"{name}.json", name) | (changes or {}))
+    write_json(to / "config.json", read_json(to / "config.json", "configuration") | config)
     return to
 
 
@@ -86,10 +100,10 @@ def test_runs_that_do_not_go_together(run: Run, runs: tuple[Path, Path], tmp_pat
     again = copied(runs[1], tmp_path / "again")
     assert_raises(InputError, training_record, run, others=[runs[1], again], say="two of the runs have the seed 1")
     assert_raises(InputError, training_record, run, others=[runs[0]], say="two of the runs have the seed 0")
-    other = copied(runs[1], tmp_path / "other", config={"precision": "bf16"})
+    other = copied(runs[1], tmp_path / "other", precision="bf16")
     said = f"{other} is not of the same training as {runs[0]}: they differ in precision"
     assert_raises(InputError, training_record, run, others=[other], say=said)
-    elsewhere = copied(runs[1], tmp_path / "elsewhere", config={"devices": 2, "data_dir": "x"})
+    elsewhere = copied(runs[1], tmp_path / "elsewhere", devices=2, data_dir="x")
     assert len(training_record(run, others=[elsewhere]).results) == 2
     (again / "summary.json").unlink()
     said = f"finish it with torchcaps train --resume {again}"
@@ -97,6 +111,28 @@ def test_runs_that_do_not_go_together(run: Run, runs: tuple[Path, Path], tmp_pat
     assert_raises(InputError, training_record, load_run(again), say=said)
     saved = load_run(runs[0] / "best")
     assert_raises(InputError, training_record, saved, say="a model card is written from a run folder")
+
+
+def with_data(run: Run, data: str, data_dir: str | None = None) -> Run:
+    assert run.config is not None
+    return dataclasses.replace(run, config=dataclasses.replace(run.config, data=data, data_dir=data_dir))
+
+
+def test_images_to_compare_on(run: Run, runs: tuple[Path, Path], tmp_path: Path) -> None:
+    assert run.config is not None
+    images, words = sample_images(run)
+    assert torch.equal(images, run.dataset().test.images[:32])
+    assert words == f"the first {len(images)} test images of {run.config.data}"
+    for other, said in (
+        (with_data(run, "mnist", str(tmp_path)), "32 random images (mnist is not on this machine)"),
+        (with_data(run, f"npz:{tmp_path / 'gone.npz'}"), "32 random images (the data cannot be read: "),
+        (load_run(runs[0] / "best"), f"32 random images ({runs[0] / 'best'} does not say what it was trained on)"),
+    ):
+        images, words = sample_images(other)
+        assert torch.equal(images, random_images(run.model.in_shape))
+        assert words.startswith(said)
+    images, words = sample_images(load_run(SHIPPED["compact"]))
+    assert (images.shape, words) == ((32, 1, 28, 28), "the first 32 test images of digits")
 
 
 # the folder
@@ -125,10 +161,9 @@ def test_half_precision_is_measured_as_it_is_stored(run: Run, tmp_path: Path) ->
     assert record.stored_error == evaluate(load_pretrained(tmp_path / "net"), run.dataset().test).error
     card = (tmp_path / "net" / "README.md").read_text(encoding="utf-8")
     assert f"{100 * record.stored_error:.2f} % test error, measured after rounding" in card
-    elsewhere = dataclasses.replace(run.config, data="mnist", data_dir=str(tmp_path))  # type: ignore[type-var]
+    elsewhere = with_data(run, "mnist", str(tmp_path))
     said = "rounded weights are tested again, but mnist is not on this machine"
-    run = dataclasses.replace(run, config=elsewhere)
-    assert_raises(InputError, export_folder, run, tmp_path / "other", half=True, say=said)
+    assert_raises(InputError, export_folder, elsewhere, tmp_path / "other", half=True, say=said)
     assert not (tmp_path / "other").exists()
 
 
@@ -179,17 +214,14 @@ def test_summaries_that_are_damaged_or_say_less(run: Run) -> None:
     def with_summary(**changes: Any) -> Run:
         return dataclasses.replace(run, summary=(run.summary or {}) | changes)
 
-    for where, value in (
-        ("test", None),
-        ("test", {"best": {"error": 0.1}}),
-        ("hardware", {"threads": "2"}),
-        ("hardware", 3),
+    for changes, reason in (
+        ({"test": None}, ""),
+        ({"test": {"best": {"error": 0.1}}}, "it has no 'last'"),
+        ({"hardware": {"threads": "2"}}, ""),
+        ({"hardware": 3}, ""),
     ):
-        wrong = with_summary(**{where: value})
-        assert_raises(InputError, training_record, wrong, say="summary.json is damaged or no summary: ")
-    wrong = dataclasses.replace(run, summary={})
-    assert_raises(InputError, training_record, wrong, say="damaged or no summary: it has no 'test'")
-    named = dataclasses.replace(run, config=dataclasses.replace(run.config, data="digits"))  # type: ignore[type-var]
-    record = training_record(dataclasses.replace(named, summary=with_summary(hardware={"threads": 1}).summary))
+        said = f"summary.json is damaged or no summary: {reason}"
+        assert_raises(InputError, training_record, with_summary(**changes), say=said)
+    record = training_record(with_data(with_summary(hardware={"threads": 1}), "digits"))
     assert record.hardware == "an unnamed processor (1 thread)"
     assert (record.data, record.data_title.split()[0], record.data_licence) == ("digits", "UCI", "CC BY 4.0")

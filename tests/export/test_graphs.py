@@ -6,7 +6,6 @@ import copy
 import json
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,36 +18,44 @@ from own_parts import register
 from support import assert_raises, small
 from torchcaps import create_model
 from torchcaps.errors import InputError
-from torchcaps.export import Agreement, OnnxModel, export_onnx, export_program, graphs
+from torchcaps.export import Agreement, Description, OnnxModel, export_onnx, export_program, graphs, random_images
 from torchcaps.models import Network
 
 for package in ("onnx", "onnxruntime", "onnxscript"):
     pytest.importorskip(package, reason="the extra torchcaps[export] is not installed")
 
-Make = Callable[..., Any]
-
+SHAPE, CLASSES = (1, 18, 20), ("zero", "one", "two", "three")
 KINDS: dict[str, dict[str, Any]] = {
     "capsules": {"preset": "sabour2017"},
     "objects": {"preset": "sabour2017", "objects": 2, "standardise": True, "decoder_channels": (6, 5, 4)},
-    "activations": {
-        "preset": "sabour2017",
-        "routing": "active",
-    },  # of the parts of one's own; they choose what is decoded
+    "activations": {"preset": "sabour2017", "routing": "active"},  # one's own, which choose what is decoded
     "cnn": {"preset": "baseline-cnn"},
 }
 
 
+def make_network(preset: str = "sabour2017", **overrides: Any) -> Network:
+    """A network whose capsules have lengths that differ, as those of trained ones."""
+    torch.manual_seed(0)
+    made = create_model(preset, SHAPE, len(CLASSES), **small(preset) | overrides)
+    if made.has_capsules:
+        with torch.no_grad():
+            made.class_capsules.transform.weight.mul_(20)
+    return made
+
+
+def describe(**values: Any) -> Description:
+    return Description(**{"in_shape": SHAPE, "class_names": CLASSES, **values})
+
+
 @pytest.fixture(scope="module", params=KINDS)
-def exported(
-    request: pytest.FixtureRequest, make_network: Make, describe: Make, make_images: Make, tmp_path_factory: Any
-) -> tuple[Network, Path, Agreement]:
+def exported(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[Network, Path, Agreement]:
     """A network, its ONNX file, and how they agree."""
     with pytest.MonkeyPatch.context() as patch:
         register(patch)
         model = make_network(**KINDS[request.param])
     path = tmp_path_factory.mktemp("onnx") / "model.onnx"
     description = describe(preset=KINDS[request.param]["preset"], objects=model.objects)
-    return model, path, export_onnx(model.train(), path, description, make_images(5))
+    return model, path, export_onnx(model.train(), path, description, random_images(SHAPE, 5))
 
 
 def outputs(model: Network, images: Tensor) -> list[np.ndarray]:
@@ -59,13 +66,11 @@ def outputs(model: Network, images: Tensor) -> list[np.ndarray]:
     return [each.numpy() for each in (output.scores, output.reconstruction) if each is not None]
 
 
-def test_an_onnx_file_gives_what_the_network_gives(
-    exported: tuple[Network, Path, Agreement], make_images: Make, describe: Make
-) -> None:
+def test_an_onnx_file_gives_what_the_network_gives(exported: tuple[Network, Path, Agreement]) -> None:
     model, path, agreement = exported
-    has_decoder = getattr(model, "decoder", None) is not None
+    has_decoder = model.decoder is not None
     for count in (1, 3, 300):
-        images = make_images(count)
+        images = random_images(SHAPE, count)
         said = OnnxModel(path)(images.numpy())
         wanted = outputs(model, images / 255)
         assert (said.reconstruction is None) == (len(wanted) == 1) != has_decoder
@@ -73,9 +78,8 @@ def test_an_onnx_file_gives_what_the_network_gives(
             np.testing.assert_allclose(got, expected, atol=1e-5)
         assert np.ptp(wanted[0], axis=1).min() > 1e-3, "lengths that differ, so that decoding is tested"
     assert all(module.training for module in model.modules()), "the network stays as it was"
-    assert OnnxModel(path).description == describe(
-        preset="sabour2017" if has_decoder else "baseline-cnn", objects=model.objects
-    )
+    preset = "sabour2017" if has_decoder else "baseline-cnn"
+    assert OnnxModel(path).description == describe(preset=preset, objects=model.objects)
     assert agreement.images == 5
     assert 0 <= agreement.lengths < 1e-6
     assert (agreement.reconstruction is not None) == has_decoder
@@ -98,7 +102,7 @@ def test_what_an_onnx_file_is(exported: tuple[Network, Path, Agreement]) -> None
         for each in (*proto.graph.input, *proto.graph.output)
     }
     expected: dict[str, list[str | int]] = {"images": ["batch", 1, 18, 20], "lengths": ["batch", 4]}
-    if getattr(model, "decoder", None) is not None:
+    if model.decoder is not None:
         expected["reconstruction"] = ["batch", *([2] if model.objects == 2 else []), 1, 18, 20]
     assert shapes == expected
     contents = path.read_bytes()
@@ -108,9 +112,7 @@ def test_what_an_onnx_file_is(exported: tuple[Network, Path, Agreement]) -> None
 
 
 @pytest.mark.parametrize("kind", ["capsules", "cnn"])
-def test_a_program_gives_what_the_network_gives(
-    make_network: Make, describe: Make, make_images: Make, tmp_path: Path, kind: str
-) -> None:
+def test_a_program_gives_what_the_network_gives(tmp_path: Path, kind: str) -> None:
     model = make_network(**KINDS[kind])
     path, extra = tmp_path / "model.pt2", {graphs.DESCRIPTION: ""}
     agreement = export_program(model, path, describe())
@@ -119,14 +121,14 @@ def test_a_program_gives_what_the_network_gives(
     assert json.loads(extra[graphs.DESCRIPTION]) == json.loads(json.dumps(vars(describe())))
     assert json.loads(extra[graphs.DESCRIPTION])["class_names"] == list(describe().class_names)
     for count in (1, 7):
-        images = make_images(count) / 255
+        images = random_images(SHAPE, count) / 255
         for got, wanted in zip(program.module()(images), outputs(model, images), strict=True):
             np.testing.assert_allclose(got.detach(), wanted, atol=1e-6)
     assert "torchcaps" not in str(program.graph), "operators of torch only"
     assert b".py" not in path.read_bytes()
 
 
-def test_sequences_of_any_length(describe: Make, tmp_path: Path) -> None:
+def test_sequences_of_any_length(tmp_path: Path) -> None:
     """A file for rows of up to 20 places gives of shorter ones what the network gives of padded ones."""
     shape, path = (1, 1, 20), tmp_path / "model.onnx"
     model = create_model("sequences", shape, 4, **small("sequences")).eval()
@@ -150,9 +152,7 @@ WRITERS = {"onnx": (export_onnx, "model.onnx"), "torch": (export_program, "model
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_a_file_that_differs_is_not_left_behind(
-    make_network: Make, describe: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_file_that_differs_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     write, name = WRITERS[kind]
     model, real = make_network("baseline-cnn", hidden=()), graphs.trace
     (tmp_path / name).write_bytes(b"what was there")
@@ -179,9 +179,7 @@ def test_differences_are_absolute_up_to_one_and_relative_beyond() -> None:
     assert math.isnan(graphs.difference(row, row * math.nan))
 
 
-def test_what_is_not_written(
-    make_network: Make, describe: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = make_network()
     for write, name in WRITERS.values():
         said = f"the file must end in {Path(name).suffix}, got {tmp_path / 'model.bin'}"

@@ -12,13 +12,16 @@ import pytest
 
 from support import assert_raises
 from torchcaps.errors import InputError
-from torchcaps.export import OnnxModel, onnx_model
+from torchcaps.export import Description, OnnxModel, onnx_model
 
 onnx = pytest.importorskip("onnx", reason="the extra torchcaps[export] is not installed")
 pytest.importorskip("onnxruntime", reason="the extra torchcaps[export] is not installed")
 
-Make = Callable[..., Any]
 Graph = tuple[Sequence[Any], Sequence[Any]]
+
+
+def describe(**values: Any) -> Description:
+    return Description(**{"in_shape": (1, 18, 20), "class_names": ("zero", "one", "two", "three"), **values})
 
 
 def write_mean(path: Path, metadata: dict[str, str], output: str = "lengths", more: Graph = ((), ())) -> Path:
@@ -50,7 +53,7 @@ def write_mean(path: Path, metadata: dict[str, str], output: str = "lengths", mo
 
 
 @pytest.fixture
-def mean(tmp_path: Path, describe: Make) -> OnnxModel:
+def mean(tmp_path: Path) -> OnnxModel:
     return OnnxModel(write_mean(tmp_path / "mean.onnx", describe().to_metadata()), threads=1)
 
 
@@ -72,7 +75,7 @@ def test_images_that_do_not_fit(mean: OnnxModel) -> None:
     assert_raises(TypeError, mean, np.zeros((1, 1, 18, 20), np.int64), say="got int64")
 
 
-def test_files_that_are_none_of_ours(tmp_path: Path, describe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_none_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata = describe().to_metadata()
     with (tmp_path / "x.onnx").open("wb") as file:
         file.truncate(3 * 2**30)
@@ -142,7 +145,7 @@ def of_shape(operator: str, *inputs: str, size: list[int]) -> Graph:
     ],
 )
 def test_graphs_that_cannot_be_run(
-    tmp_path: Path, describe: Make, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Graph], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Graph], said: str
 ) -> None:
     monkeypatch.setattr(onnx_model, "SECONDS", 2.0)
     model = OnnxModel(write_mean(tmp_path / "x.onnx", describe().to_metadata(), more=make()), threads=1)
@@ -153,14 +156,14 @@ def test_graphs_that_cannot_be_run(
     assert "\n" not in str(caught.value)
 
 
-def test_a_constant_of_another_folder_is_not_read(tmp_path: Path, describe: Make) -> None:
+def test_a_constant_of_another_folder_is_not_read(tmp_path: Path) -> None:
     np.ones(4, np.float32).tofile(tmp_path / "outside.bin")
     (tmp_path / "folder").mkdir()
     path = write_mean(tmp_path / "folder" / "x.onnx", describe().to_metadata(), more=outside())
     assert_raises(InputError, OnnxModel, path, say=f"{path} is damaged or no ONNX file: ")
 
 
-def test_a_batch_that_takes_too_much_is_halved(tmp_path: Path, describe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_takes_too_much_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each image takes 20 MB of the 64."""
     monkeypatch.setattr(onnx_model, "MEMORY", 64 * 2**20)
     copies = [onnx.helper.make_node("Expand", ["mean_column", "size"], ["added"])]
@@ -172,7 +175,7 @@ def test_a_batch_that_takes_too_much_is_halved(tmp_path: Path, describe: Make, m
     np.testing.assert_allclose(model(images).lengths, np.full((9, 4), 0.4), rtol=0.02)
 
 
-def test_scores_that_are_not_finite(tmp_path: Path, describe: Make) -> None:
+def test_scores_that_are_not_finite(tmp_path: Path) -> None:
     for value in (float("nan"), float("inf")):
         fill = onnx.helper.make_tensor("value", onnx.TensorProto.FLOAT, [1], [value])
         node = onnx.helper.make_node("ConstantOfShape", ["size"], ["added"], value=fill)

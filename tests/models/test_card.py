@@ -16,7 +16,6 @@ from support import small
 from torchcaps import create_model
 from torchcaps.models import Network, SeedResult, TrainingRecord, get_preset
 from torchcaps.models.card import model_card
-from torchcaps.parts import flat
 
 
 def network_of(preset: str = "sabour2017", num_classes: int = 3, **options: Any) -> Network:
@@ -26,12 +25,8 @@ def network_of(preset: str = "sabour2017", num_classes: int = 3, **options: Any)
 
 
 def training(**values: Any) -> TrainingRecord:
-    preset = get_preset(values.pop("preset", "sabour2017"))
     plain = {
-        "preset": preset.name,
-        "preset_source": preset.source,
-        "preset_description": preset.description,
-        "preset_options": flat(preset.network),
+        "preset": get_preset("sabour2017"),
         "data": "mnist",
         "data_title": "MNIST handwritten digits",
         "data_source": "LeCun, Cortes, Burges",
@@ -78,6 +73,11 @@ def test_one_run() -> None:
     ):
         assert fact in card, fact
     assert "Here changed" not in card
+    unknown = model_card(network_of())
+    for word in ("Classes:", "## Results", "## Training"):
+        assert word in card
+        assert word not in unknown
+    assert ModelCard(unknown).data.eval_results is None
 
 
 def test_several_seeds_and_the_last_epoch() -> None:
@@ -115,13 +115,6 @@ def test_what_was_changed_rounded_or_prepared_is_said() -> None:
     assert "--invert" not in drawn
 
 
-def test_nothing_is_said_that_is_not_known() -> None:
-    card = model_card(network_of())
-    for word in ("Classes:", "## Results", "## Training"):
-        assert word not in card
-    assert ModelCard(card).data.eval_results is None
-
-
 def test_names_from_files_stay_names() -> None:
     names = ("<script>alert(1)</script>", "[a](http://b.c)", "x\n# y", "www.b.c_d_ *e* `f`\x1b[2J", "__init__")
     card = model_card(network_of(num_classes=5), training(hardware="<b>|</b>"), class_names=names)
@@ -137,10 +130,12 @@ def test_a_part_of_a_plugin_is_loaded_as_it_was_trained(monkeypatch: pytest.Monk
     register(monkeypatch)
     network = network_of(routing="cosine")
     command = "torchcaps train sabour2017 --plugin a.py --plugin 'my routings' --routing cosine"
-    card = model_card(network, training(command=command))
+    card = model_card(network, training(command=command), source="someone/net")
     assert 'torchcaps.load_plugin("a.py")\ntorchcaps.load_plugin("my routings")\nmodel =' in card
-    assert "torchcaps predict --plugin a.py --plugin 'my routings' path" in card
+    predict = "torchcaps predict --plugin a.py --plugin 'my routings' network image.png"
+    assert f"hf download someone/net --local-dir network\n{predict}" in card
     assert 'torchcaps.load_plugin("parts.py")\nmodel =' in model_card(network)
+    assert "```bash\ntorchcaps predict image.png\n```" in model_card(network_of(), source="compact")
     command = """torchcaps train sabour2017 --plugin 'a"b\n```.py' --routing cosine"""
     card = model_card(network, training(command=command))
     assert r'torchcaps.load_plugin("a\"b\n```.py")' in card
@@ -157,13 +152,3 @@ def test_without_the_extra_a_network_is_saved_without_a_card(
         model_card(network)
     network.save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
-
-
-def test_it_is_cited_and_names_where_it_can_be_had() -> None:
-    card = model_card(network_of(), source="someone/net")
-    (bibtex,) = re.findall(r"```bibtex\n(.*?)```", card, re.DOTALL)
-    assert bibtex.count("{") == bibtex.count("}")
-    assert 'torchcaps.load_pretrained("someone/net")' in card
-    assert "hf download someone/net --local-dir network\ntorchcaps predict network image.png" in card
-    shipped = model_card(network_of(), source="compact")
-    assert "```bash\ntorchcaps predict image.png\n```" in shipped

@@ -66,18 +66,14 @@ def says_what_it_is(name: str) -> None:
     recipe = Recipe().replace(preset.recipe)
     assert recipe.crop in (None, *preset.in_shape[1:])
     assert recipe.validation_size is None  # how many images are set apart is the data set's own affair
-    model = on_meta(name)
-    assert (model.in_shape, model.num_classes) == (preset.in_shape, preset.num_classes)
-    assert {key: describe(model)[key] for key in preset.network} == preset.network
-    assert complete("network", json.loads(json.dumps(preset.network))) == preset.network
     assert not own_parts("network", preset.network)
 
 
 def keeps_its_numbers(name: str) -> None:
-    preset, written = get_preset(name), KEPT[name]
-    assert complete("network", written["model"]) == preset.network
+    preset, written, model = get_preset(name), KEPT[name], on_meta(name)
+    assert (model.in_shape, model.num_classes) == (preset.in_shape, preset.num_classes)
+    assert complete("network", written["model"]) == preset.network == describe(model)
     assert Recipe().replace(written["recipe"]) == Recipe().replace(preset.recipe)
-    model = on_meta(name)
     assert sum(each.numel() for each in model.parameters()) == written["parameters"]
     grids = [each.grid for each in model.flow] if isinstance(model, CapsNet) else []
     assert json.loads(json.dumps(grids)) == written["grids"]

@@ -1,7 +1,8 @@
-"""Each source's network and its optimizer written once more, plainly, in float64, with the source's own epsilons.
+"""Each source's network written once more, plainly, in float64, with the source's own epsilons.
 
 The presets are held against it whole: capsules, lengths, losses, the gradient of each weight, and steps of training.
-Only what the sources say is in it, nothing of the package, so it also says what they compute in the fewest words.
+Only what the sources say is in it, so it also says what they compute in the fewest words. Of the package it has Adam,
+which tests/training/test_recipe.py holds against both forms' equations.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from torchcaps.datasets import Batch
 from torchcaps.models import CapsNet, create_model, get_preset, list_presets
+from torchcaps.parts import build
 from torchcaps.training.data import RunData
 from torchcaps.training.loop import Trainer
 from torchcaps.training.recipe import Recipe, learning_rate
@@ -25,7 +28,7 @@ from torchcaps.training.recipe import Recipe, learning_rate
 SOURCES = ("sabour2017-code", "tf-notebook", "keras-tutorial", "torch-notebook", "torch-tutorial")
 SHAPE = (1, 20, 22)  # 3 types on a map of 2 rows and 3 columns: no two axes of one size
 TYPES, CLASSES = 3, 5
-SMALL = {"conv_channels": 6, "primary_types": TYPES, "capsule_dim": 4, "decoder_hidden": (9, 7)}
+SMALL: dict[str, Any] = {"conv_channels": 6, "primary_types": TYPES, "capsule_dim": 4}
 
 Weights = dict[str, Tensor]
 
@@ -126,27 +129,12 @@ def losses(name: str, w: Weights, images: Tensor, labels: Tensor) -> dict[str, T
     return found | {"classification": classification, "total": classification + reconstruction}
 
 
-class Adam:
+def adam(name: str, w: Weights) -> torch.optim.Optimizer:
     """The source's: TensorFlow and Keras add epsilon to the root before the bias of its moments is corrected."""
-
-    def __init__(self, name: str, w: Weights) -> None:
-        self.first, self.eps = name in ("sabour2017-code", "tf-notebook", "keras-tutorial"), 1e-8
-        self.b1, self.b2 = 0.9, 0.999
-        if self.first:  # kept in float32
-            self.b1, self.b2 = (torch.tensor(beta, dtype=torch.float32).item() for beta in (self.b1, self.b2))
-        if name == "keras-tutorial":
-            self.eps = 1e-7
-        self.m, self.v = ({key: torch.zeros_like(value) for key, value in w.items()} for _ in range(2))
-
-    def step(self, w: Weights, t: int, rate: float) -> None:
-        for key, value in w.items():
-            assert value.grad is not None
-            self.m[key] = self.b1 * self.m[key] + (1 - self.b1) * value.grad
-            self.v[key] = self.b2 * self.v[key] + (1 - self.b2) * value.grad**2
-            root, corrected = self.v[key].sqrt(), (1 - self.b2**t) ** 0.5
-            root = (root + self.eps) / corrected if self.first else root / corrected + self.eps
-            value.data -= rate * self.m[key] / (1 - self.b1**t) / root
-            value.grad = None
+    form = "torch" if name.startswith("torch") else "tensorflow"
+    spec = {"name": "adam", "adam": form, "adam_eps": 1e-7 if name == "keras-tutorial" else 1e-8}
+    optimizer: torch.optim.Optimizer = build("optimizer", spec, params=list(w.values()), learning_rate=1e-3)
+    return optimizer
 
 
 # ---- beside the presets
@@ -154,9 +142,7 @@ class Adam:
 
 def preset(name: str, scale: float) -> CapsNet:
     """A preset's small network, W of that deviation, all else drawn so that capsules are neither long nor short."""
-    overrides = (
-        SMALL if get_preset(name).network["decoder"] else {k: v for k, v in SMALL.items() if k != "decoder_hidden"}
-    )
+    overrides = SMALL | ({"decoder_hidden": (9, 7)} if get_preset(name).network["decoder"] else {})
     torch.manual_seed(3)
     model = create_model(name, SHAPE, CLASSES, **overrides)
     assert isinstance(model, CapsNet)
@@ -218,13 +204,14 @@ def test_a_preset_is_its_source(name: str, scale: float, size: int) -> None:
 def test_24_steps_of_a_preset_follow_its_source(name: str) -> None:
     model = preset(name, 0.3).float()
     w, recipe = weights(model), Recipe().replace(get_preset(name).recipe)
-    data, adam = RunData(range(1000), None, None, []), Adam(name, w)
+    data, optimizer = RunData(range(1000), None, None, []), adam(name, w)
     trainer = Trainer(Fabric(accelerator="cpu", devices=1, precision="32-true"), model, data, recipe)
     for t, (images, labels) in enumerate(batches(24, 4), 1):
         wanted = losses(name, w, images, labels)["total"]
         wanted.backward()
-        rate = learning_rate(recipe, t - 1, 1000)
-        adam.step(w, t, rate)
+        optimizer.param_groups[0]["lr"] = learning_rate(recipe, t - 1, 1000)
+        optimizer.step()
+        optimizer.zero_grad()
         trainer.step(Batch(images.float(), labels, None))
         assert float(trainer.last_loss) == pytest.approx(wanted.item(), rel=5e-6), t
 
@@ -233,13 +220,8 @@ def test_the_page_says_of_every_preset_what_it_was_compared_with() -> None:
     page = (Path(__file__).parents[2] / "docs" / "against-the-sources.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1:3] for line in page.partition("\n## ")[0].splitlines() if line.startswith("| `")]
     kinds = {name: kind.strip() for names, kind in rows for name in re.findall(r"`([^`]+)`", names)}
-    assert set(kinds.values()) <= {
-        "original code",
-        "original code in part",
-        "rewriting",
-        "the paper's numbers",
-        "nothing",
-    }
+    every = {"original code", "original code in part", "rewriting", "the paper's numbers", "nothing"}
+    assert set(kinds.values()) <= every
     assert sum(names.count("`") for names, _ in rows) == 2 * len(kinds), "a preset has two rows"
     assert set(kinds) == set(list_presets())
     assert {name for name, kind in kinds.items() if kind.startswith("original")} < set(SOURCES)

@@ -14,9 +14,8 @@ from torchcaps.cli.options import Figure, Json, command
 from torchcaps.cli.runs import refuse_options
 from torchcaps.cli.show import by, print_json, print_table, show
 from torchcaps.cli.train import field_help, option_of
-from torchcaps.errors import InputError, unknown_name
 from torchcaps.models.presets import Preset, get_preset, list_presets
-from torchcaps.parts import OF_ONES_OWN, PARTS, Tree, complete, find, flat, options
+from torchcaps.parts import PARTS, Tree, complete, find, flat, options
 from torchcaps.ranges import as_text
 from torchcaps.training.config import NO_OPTIONS, TrainConfig
 from torchcaps.training.recipe import Recipe
@@ -54,8 +53,6 @@ def presets(
     """
     if preset is None:
         refuse_options(("figure",), "is for one preset, as in torchcaps presets sabour2017")
-    elif preset not in list_presets():
-        raise InputError(f"{unknown_name('preset', preset, list_presets())} {OF_ONES_OWN}")
     found = [Described(get_preset(each)) for each in (list_presets() if preset is None else [preset])]
     if diff:
         refuse_options(("json", "figure"), "does not go with --diff, which prints tables")

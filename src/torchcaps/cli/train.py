@@ -18,7 +18,7 @@ from torchcaps.cli.options import Command, command, load_plugins, option, option
 from torchcaps.cli.runs import refuse_options
 from torchcaps.cli.show import command_line, is_main_process, print_table, say, show, typed
 from torchcaps.errors import InputError, unknown_name
-from torchcaps.parts import OF_ONES_OWN, PARTS, Choice, Option, Settings, UnknownOption, all_parts, options
+from torchcaps.parts import PARTS, Choice, Option, Settings, UnknownOption, all_parts, find, options
 from torchcaps.plugins import loaded_plugins, plugin_options
 from torchcaps.ranges import as_text
 from torchcaps.training.config import NO_OPTIONS, WHOLE, TrainConfig, make_config, override, read_config
@@ -86,8 +86,7 @@ def read_part(choice: Choice, name: str) -> str | None:
     """The name of a part, or NAME:VALUE with its first option, or ``none`` where it may be left out."""
     if name == "none" and choice.optional:
         return None
-    if name.partition(":")[0] not in PARTS[choice.kind]:
-        raise InputError(f"{unknown_name(choice.kind, name, PARTS[choice.kind])} {OF_ONES_OWN}")
+    find(choice.kind, name.partition(":")[0])  # raises, where there is none
     return name
 
 

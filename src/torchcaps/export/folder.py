@@ -77,23 +77,10 @@ def share(
 ) -> str:
     """Put what :func:`export_folder` writes into a repository of the Hugging Face hub.
 
-    Args:
-        run: The run, finished.
-        repository: Its owner and name, such as ``"someone/capsnet-mnist"``; it is made if it is not there.
-        which: The epoch whose weights ``run.model`` has.
-        private: Make a new repository that only you can read.
-        half: See :func:`export_folder`.
-        others: See :func:`export_folder`.
-        token: One that may write; else that of ``hf auth login`` or of the environment variable HF_TOKEN.
-
-    Returns:
-        The address of the repository.
-
-    Raises:
-        InputError: As for :func:`export_folder`; or the hub cannot be reached, does not know you, or refuses.
+    Arguments, result and errors are those of :func:`export_folder` and :meth:`torchcaps.CapsNet.push_to_hub`.
     """
     record, saved = _saved(run, which, half, others)
-    message = f"{record.preset} on {record.data_title}, made with torchcaps"
+    message = f"{record.preset.name} on {record.data_title}, made with torchcaps"
     return run.model.push_to_hub(repository, private=private, commit_message=message, token=token, **saved)
 
 

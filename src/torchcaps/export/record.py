@@ -34,22 +34,24 @@ def describe_run(run: Run) -> Description:
     return Description(**vars(run.images), preset=preset)
 
 
-def sample_images(run: Run, count: int = SAMPLE) -> tuple[Shaped[Tensor, "N C H W"], str]:
-    """The first test images of a run's data, ``count`` at most, and what they are, in words.
+def sample_images(run: Run) -> tuple[Shaped[Tensor, "N C H W"], str]:
+    """The first 32 test images of a run's data, or all, if there are fewer; and what they are, in words.
 
     They are random where the data are not on this machine: nothing is downloaded. For a network that comes with
     torchcaps they are the embedded digits.
     """
-    shape, data = run.model.in_shape, run.shown_data
-    if data is None:
-        return random_images(shape, count), f"{count} random images ({run.path} does not say what it was trained on)"
+    data = run.shown_data
     try:
-        if not run.has_data(data):
-            return random_images(shape, count), f"{count} random images ({data} is not on this machine)"
-        images = run.dataset(data).test.images[:count]
+        if data is None:
+            why = f"{run.path} does not say what it was trained on"
+        elif run.has_data(data):
+            images = run.dataset(data).test.images[:SAMPLE]
+            return images, f"the first {len(images)} test images of {data}"
+        else:
+            why = f"{data} is not on this machine"
     except InputError as error:
-        return random_images(shape, count), f"{count} random images (the data cannot be read: {error})"
-    return images, f"the first {len(images)} test images of {data}"
+        why = f"the data cannot be read: {error}"
+    return random_images(run.model.in_shape), f"{SAMPLE} random images ({why})"
 
 
 def random_images(in_shape: Sequence[int], count: int = SAMPLE) -> UInt8[Tensor, "N C H W"]:
@@ -83,12 +85,8 @@ def training_record(
         if seeds.count(seed) > 1:
             raise InputError(f"two of the runs have the seed {seed}; a mean over seeds needs different ones")
     info, _ = find_dataset(run.config.data)
-    preset = get_preset(run.config.preset)
     return TrainingRecord(
-        preset=preset.name,
-        preset_source=preset.source,
-        preset_description=preset.description,
-        preset_options=flat(preset.network),
+        preset=get_preset(run.config.preset),
         data=None if info.takes_path else info.name,
         data_title="own images" if info.takes_path else info.title,
         data_source="not published" if info.takes_path else info.source,

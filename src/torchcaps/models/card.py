@@ -16,6 +16,7 @@ from torch import nn
 
 from torchcaps._version import __version__
 from torchcaps.errors import visible
+from torchcaps.models.presets import Preset
 from torchcaps.parts import describe, flat, own_parts
 from torchcaps.ranges import as_text
 
@@ -34,12 +35,8 @@ class SeedResult:
 class TrainingRecord:
     """What a card says of a network's training."""
 
-    preset: str
-    """The name of the preset that the network and the recipe started from."""
-    preset_source: str
-    preset_description: str
-    preset_options: Mapping[str, Any]
-    """The preset's options of the network by their flat names."""
+    preset: Preset
+    """What the network and the recipe started from."""
     data: str | None
     """The data set as ``load_dataset`` knows it; None for somebody's own files."""
     data_title: str
@@ -102,10 +99,10 @@ def model_card(
         "on_one_line": visible,
     }
     tree = describe(network)
-    published = training.preset_options if training else {}
+    published = flat(training.preset.network) if training else {}
     words = shlex.split(training.command) if training else []
     kind = "Capsule network" if network.has_capsules else "Convolutional network"
-    name = f"{training.preset} on {training.data_title}" if training else kind
+    name = f"{training.preset.name} on {training.data_title}" if training else kind
     template = Path(__file__).with_name("card.md.jinja").read_text(encoding="utf-8")
     return environment.from_string(template).render(
         {"network": network, "training": training, "source": source, "class_names": class_names, "half": half},

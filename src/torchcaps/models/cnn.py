@@ -162,7 +162,6 @@ class BaselineCNN(CNN):
         self.classify = nn.Linear(widths[-1], num_classes)
 
     def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F"]:
-        """What the last layer sees of images with pixels 0..1."""
         maps = self.stem(images)
         for conv, norm in zip(self.convs, self.norms, strict=True):
             maps = self.drop_channels(self.max_pool(norm(conv(maps)).relu()))
@@ -203,7 +202,6 @@ class PooledCNN(CNN):
             self.backbone.init_weights()
 
     def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F"]:
-        """What the last layer sees of images with pixels 0..1."""
         maps = self.backbone(images)
         if self.pooling == "none":
             return maps.flatten(1)

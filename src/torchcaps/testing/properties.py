@@ -44,9 +44,6 @@ class Subject:
 
     given: Routing
     sizes: tuple[int, int, int, int]
-    device: torch.device
-    softmax_over: SoftmaxOver | None
-    """The axis over which coupling sums to one, if it is known."""
     module: Routing
 
     def inputs(self, dtype: torch.dtype = torch.float64, *, batch: int = BATCH) -> Inputs:
@@ -57,7 +54,7 @@ class Subject:
         drawn = {name: torch.randn(shape, generator=random, dtype=torch.float64) for name, shape in shapes.items()}
         drawn["poses"] /= drawn["poses"].norm(dim=-1, keepdim=True)
         drawn["activations"] = drawn["activations"].sigmoid()
-        return {name: tensor.to(self.device, dtype) for name, tensor in drawn.items()}
+        return {name: tensor.to(dtype) for name, tensor in drawn.items()}
 
     def call(self, inputs: Inputs, *, return_coupling: bool = True) -> Routed:
         """Capsules, and the coupling where there is one, as :class:`torchcaps.nn.DenseCapsules` calls a routing."""
@@ -92,17 +89,11 @@ class Check(NamedTuple):
 _CHECKS: dict[str, Check] = {}
 
 
-def check(cause: str, *, moved: bool = True, name: str | None = None) -> Callable[..., Any]:
-    """Register the check of a property that is called as its function is.
-
-    Args:
-        cause: What usually breaks it.
-        moved: Whether it holds for any parameters, not only for those of the start.
-        name: Of the property, where it is not that of the function.
-    """
+def check(cause: str, *, moved: bool = True) -> Callable[..., Any]:
+    """Register the check of the property that its function is named after; the arguments are those of ``Check``."""
 
     def register(find: Callable[[Subject], str]) -> Callable[[Subject], str]:
-        _CHECKS[name or find.__name__.strip("_").replace("_", " ")] = Check(find, cause, moved)
+        _CHECKS[find.__name__.strip("_").replace("_", " ")] = Check(find, cause, moved)
         return find
 
     return register
@@ -112,12 +103,10 @@ def check(cause: str, *, moved: bool = True, name: str | None = None) -> Callabl
 def check_routing(
     routing: Routing,
     *,
-    softmax_over: SoftmaxOver | None = None,
     in_capsules: AtLeastTwo = 7,
     in_dim: AtLeastTwo = 6,
     out_capsules: AtLeastTwo = 5,
     out_dim: AtLeastTwo = 4,
-    device: torch.device | str = "cpu",
     skip: Collection[str] = (),
 ) -> dict[str, str]:
     """Check that a routing algorithm of one's own does what a capsule layer relies on; in about a second.
@@ -144,7 +133,8 @@ def check_routing(
       component) has not, and skips it.
     - ``lengths`` *: capsules are not longer than one, or, where it returns activations, these lie in 0..1, as losses on
       scores expect.
-    - ``coupling``: where it is returned, it lies in 0..1 and sums to one over the axis that ``softmax_over`` names.
+    - ``coupling``: where it is returned, it lies in 0..1 and sums to one over the axis that the routing's attribute
+      ``softmax_over`` names; over either of both if that is None.
     - ``other votes`` *: it asks the votes only for what all :class:`torchcaps.nn.Votes` answer, so that it works over
       any transform, and gives the same over votes that are built as over those that are not.
     - ``inactive capsules`` *: if it weighs input capsules by their activations, one with an activation of zero changes
@@ -155,18 +145,15 @@ def check_routing(
     - ``gradients`` *: those of poses, weight and the routing's own parameters are those of finite differences in
       float64, and neither poses nor weight are without effect. Skip it for a gradient that is stopped on purpose.
     - ``used parameters``: every parameter of the routing gets a gradient.
-    - ``torch.func.vmap`` *: gives what a loop gives, or an error that says that it cannot.
 
     Args:
-        routing: A :class:`torchcaps.nn.Routing` that belongs to no layer. A copy is checked, told the sizes by
-            :meth:`~torchcaps.nn.Routing.bind`, in the mode it is in: call ``.eval()`` before if it has dropout.
-        softmax_over: The axis over which its coupling sums to one, ``"outputs"`` or ``"inputs"``; its own attribute
-            ``softmax_over`` if None, and either of both if that is None.
+        routing: A :class:`torchcaps.nn.Routing` that belongs to no layer. A copy is checked on the CPU, told the
+            sizes by :meth:`~torchcaps.nn.Routing.bind`, in the mode it is in: call ``.eval()`` before if it has
+            dropout.
         in_capsules: I to check with; at least 2, as all sizes.
         in_dim: K.
         out_capsules: J.
         out_dim: D.
-        device: Where to check, e.g. ``"cuda"``; it must have float64.
         skip: Properties that it does not have on purpose.
 
     Returns:
@@ -182,7 +169,7 @@ def check_routing(
         'sums to one over the outputs'
     """
     sizes = in_capsules, in_dim, out_capsules, out_dim
-    return _run(Subject(routing, sizes, torch.device(device), softmax_over or routing.softmax_over, routing), skip)
+    return _run(Subject(routing, sizes, routing), skip)
 
 
 # ---- the properties
@@ -246,7 +233,7 @@ def _state(subject: Subject) -> str:
     with torch.no_grad():
         for tensor in (*other.parameters(), *other.buffers()):
             tensor.zero_()
-    other.load_state_dict(torch.load(file, map_location=subject.device, weights_only=True))
+    other.load_state_dict(torch.load(file, weights_only=True))
     got = dataclasses.replace(subject, module=other).call(inputs)
     return _require_same(got, wanted, "before and after saving and loading the state_dict")
 
@@ -260,7 +247,7 @@ def _dtypes(subject: Subject) -> str:
             if tensor is not None:
                 require(tensor.dtype == dtype, f"inputs of {dtype} give {name} of {tensor.dtype}")
         results.append(Routed(routed.poses))
-    with torch.autocast(subject.device.type, torch.bfloat16), torch.no_grad():
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         halved = subject.to(torch.float32).call(subject.inputs(torch.float32)).poses
     require(halved.is_floating_point(), f"under bfloat16 autocast, capsules are of {halved.dtype}")
     require(bool(halved.isfinite().all()), "under bfloat16 autocast, capsules are not finite")
@@ -291,7 +278,7 @@ def _batch_independence(subject: Subject) -> str:
 @check("a reshape or view where a permute or transpose is meant, or a start from the first input capsule", moved=False)
 def _input_order(subject: Subject) -> str:
     inputs = subject.inputs()
-    order = torch.arange(subject.sizes[0], device=subject.device).roll(1)
+    order = torch.arange(subject.sizes[0]).roll(1)
     moved = {"weight": inputs["weight"][order]} | {name: inputs[name][:, order] for name in ("poses", "activations")}
     wanted = subject.call(inputs)
     if wanted.coupling is not None:
@@ -304,7 +291,7 @@ def _input_order(subject: Subject) -> str:
 )
 def _output_order(subject: Subject) -> str:
     inputs = subject.inputs()
-    order = torch.arange(inputs["weight"].shape[1], device=subject.device).roll(1)
+    order = torch.arange(inputs["weight"].shape[1]).roll(1)
     capsules, activations, coupling = subject.call(inputs)
     wanted = Routed(
         capsules[:, order],
@@ -320,7 +307,7 @@ def _rotation(subject: Subject) -> str:
     inputs = subject.inputs()
     D = inputs["weight"].shape[2]
     square = torch.randn(D, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    rotation = torch.linalg.qr(square).Q.to(subject.device)
+    rotation = torch.linalg.qr(square).Q
     turned = inputs | {"weight": torch.einsum("ed,ijdk->ijek", rotation, inputs["weight"])}
     wanted, got = subject.call(inputs).poses @ rotation.T, subject.call(turned).poses
     return _require_same(Routed(got), Routed(wanted), "rotated before and after routing")
@@ -355,7 +342,7 @@ def _coupling(subject: Subject) -> str:
     require(low >= -TOLERANCE and high <= 1 + TOLERANCE, f"coupling lies in {low:.4g}..{high:.4g} instead of 0..1")
     sums: dict[SoftmaxOver, Tensor] = {"outputs": coupling.detach().sum(2), "inputs": coupling.detach().sum(1)}
     off = {axis: float((total - 1).abs().max()) for axis, total in sums.items()}
-    axis = subject.softmax_over or ("outputs" if off["outputs"] <= off["inputs"] else "inputs")
+    axis = subject.module.softmax_over or ("outputs" if off["outputs"] <= off["inputs"] else "inputs")
     low, high = (float(each) for each in sums[axis].aminmax())
     other: SoftmaxOver = "inputs" if axis == "outputs" else "outputs"
     instead = f", but to one over the {other}" if off[other] <= TOLERANCE else ""
@@ -400,7 +387,7 @@ def _masks(subject: Subject) -> str:
     few = {name: tensor[1:] if name == "weight" else tensor[:, 1:] for name, tensor in inputs.items()}
     poses = inputs["poses"].clone()
     poses[:, 0] = torch.nan
-    mask = torch.ones(BATCH, I, dtype=torch.bool, device=subject.device)
+    mask = torch.ones(BATCH, I, dtype=torch.bool)
     mask[:, 0] = False
     votes = DenseVotes(poses, inputs["weight"]).masked(mask)
     got = subject.route(votes, inputs["activations"])
@@ -437,11 +424,8 @@ def _finite_numbers(subject: Subject) -> str:
     return f"for {', '.join(cases)}"
 
 
-@check(
-    "a detach() or no_grad() that should not be there, an operation in place, or float32 inside",
-    name="gradients",
-)
-def _gradients_agree(subject: Subject) -> str:
+@check("a detach() or no_grad() that should not be there, an operation in place, or float32 inside")
+def _gradients(subject: Subject) -> str:
     inputs = {name: tensor.requires_grad_() for name, tensor in subject.inputs().items()}
     leaves = inputs | subject.parameters()
     seen = _seen(subject.call(inputs))
@@ -449,7 +433,7 @@ def _gradients_agree(subject: Subject) -> str:
     random = torch.Generator().manual_seed(2)
     largest = 0.0
     for name, tensor in leaves.items():
-        direction = torch.randn(tensor.shape, generator=random, dtype=torch.float64).to(subject.device)
+        direction = torch.randn(tensor.shape, generator=random, dtype=torch.float64)
         direction /= direction.norm()
         step = 1e-5 * max(1.0, float(tensor.detach().norm()))
         ends = []
@@ -477,22 +461,6 @@ def _used_parameters(subject: Subject) -> str:
     return f"{len(gradients)} parameters"
 
 
-@check("a decision on the values of a tensor, or a result kept outside of the call", name="torch.func.vmap")
-def _vmap(subject: Subject) -> str:
-    inputs = subject.inputs()
-    stacked = torch.stack([inputs["poses"], inputs["poses"].flip(0)])  # the same activations
-
-    def capsules(poses: Tensor) -> Tensor:
-        return subject.call(inputs | {"poses": poses}).poses
-
-    wanted = torch.stack([capsules(poses) for poses in stacked])
-    try:
-        got = torch.func.vmap(capsules)(stacked)
-    except Exception as error:
-        return f"not supported: {type(error).__name__}: {reason_of(error)}"
-    return _require_same(Routed(got), Routed(wanted), "under torch.func.vmap and from a loop")
-
-
 # ---- running them, and what they share
 
 
@@ -517,11 +485,11 @@ def _fresh(subject: Subject, moved: bool = False) -> Subject:
     """A copy in float64: no check is misled by what another one left behind, nor is the user's module changed."""
     module = copy.deepcopy(subject.given)
     module.bind(LayerSize(*subject.sizes))
-    fresh = dataclasses.replace(subject, module=module.to(subject.device, torch.float64))
+    fresh = dataclasses.replace(subject, module=module.to("cpu", torch.float64))
     random = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for parameter in fresh.parameters().values() if moved else ():
-            parameter += MOVED * torch.randn(parameter.shape, generator=random, dtype=torch.float64).to(subject.device)
+            parameter += MOVED * torch.randn(parameter.shape, generator=random, dtype=torch.float64)
     return fresh
 
 
@@ -574,14 +542,10 @@ def _named(routed: Routed) -> Iterable[tuple[str, Tensor | None]]:
 def _require_shapes(routed: Routed, subject: Subject, batch: int) -> None:
     I, _, J, D = subject.sizes
     wanted = {"capsules": (batch, J, D), "activations": (batch, J), "coupling": (batch, I, J)}
-    letters = {"capsules": "(B, J, D)", "activations": "(B, J)", "coupling": "(B, I, J)"}
     for name, tensor in _named(routed):
-        if tensor is None and name != "capsules":
-            continue
-        require(isinstance(tensor, Tensor), f"it returns {name} of type {type(tensor).__name__} instead of a tensor")
-        assert tensor is not None
-        shape, fitting = tuple(tensor.shape), wanted[name]
-        require(shape == fitting, f"it returns {name} of shape {shape} instead of {fitting} = {letters[name]}")
+        if tensor is not None or name == "capsules":
+            got = tuple(tensor.shape) if isinstance(tensor, Tensor) else f"none, being of type {type(tensor).__name__}"
+            require(got == wanted[name], f"it returns {name} of shape {got} instead of {wanted[name]}")
 
 
 def _require_same(got: Routed, wanted: Routed, which: str, tolerance: float = TOLERANCE) -> str:
