@@ -96,7 +96,7 @@ def test_answers_beyond_the_bounds_are_unsure() -> None:
     assert usual.caveats(0.8, 40) == usual.caveats(0.9, None) == usual.caveats(0.9, None, 0.8) == ()
     (low,), (far,), (near,) = usual.caveats(0.5, 20), usual.caveats(0.9, 70), usual.caveats(0.9, None, 0.85)
     assert low == "its score 0.50 is below 0.80, the bound of 99 % of the validation images"
-    assert "unlike anything it was trained on" in far
+    assert "unlike the training images" in far
     assert "0.85 beside 0.90" in near
     assert len(usual.caveats(0.1, 90)) == 2
     assert Calibration().caveats(0.3, 1e9) == ("its score 0.30 is below 0.50",)

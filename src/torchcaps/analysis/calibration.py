@@ -57,8 +57,9 @@ class Calibration:
         if runner_up is not None and runner_up >= NEAR * score:
             reasons.append(f"another class has nearly the same score, {runner_up:.2f} beside {score:.2f}")
         if error is not None and self.error is not None and error > self.error:
-            unlike = "unlike anything it was trained on: " if self.images else ""
-            reasons.append(f"{unlike}its reconstruction is off by {error:.1f}, more than {self.error:.1f}{usual}")
+            unlike = "the image is unlike the training images: " if self.images else ""
+            error_words = f"the squared error of its reconstruction is {error:.1f}, more than {self.error:.1f}{usual}"
+            reasons.append(f"{unlike}{error_words}")
         return tuple(reasons)
 
 

@@ -150,7 +150,7 @@ function caveats(scores, best, pixels, drawn) {
   if (score < least) reasons.push(`its score ${two(score)} is below ${two(least)}${usual}`);
   if (next >= props.browser.near * score) reasons.push(`another class has nearly the same score, ${two(next)} beside ${two(score)}`);
   if (most !== null && off > most)
-    reasons.push(`${usual && "unlike anything it was trained on: "}its reconstruction is off by ${off.toFixed(1)}, more than ${most.toFixed(1)}${usual}`);
+    reasons.push(`${usual && "the image is unlike the training images: "}the squared error of its reconstruction is ${off.toFixed(1)}, more than ${most.toFixed(1)}${usual}`);
   return reasons;
 }
 
