@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
+
+from torchcaps.ops.memory import get_working_memory, set_working_memory
 
 pytest.register_assert_rewrite("support")
 from support import NO_GPU, NO_MNIST, has_mnist  # noqa: E402  after its asserts learn to explain themselves
@@ -42,6 +45,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _working_memory() -> Iterator[None]:
+    """A test may set the working memory; the next one finds it as it was."""
+    before = get_working_memory()
+    yield
+    set_working_memory(before)
 
 
 @pytest.fixture
