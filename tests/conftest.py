@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from torchcaps.ops.memory import get_working_memory, set_working_memory
+
 pytest.register_assert_rewrite("support")
 # after its asserts learn to explain themselves
 from support import NO_BROWSER, NO_GPU, NO_MNIST, browser_path, has_mnist  # noqa: E402
@@ -50,6 +52,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _working_memory() -> Iterator[None]:
+    """A test may set the working memory; the next one finds it as it was."""
+    before = get_working_memory()
+    yield
+    set_working_memory(before)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -52,21 +52,12 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-class Case(NamedTuple):
-    """Sizes B, I, J, D, K of a dense layer, an order of memory, MiB of working memory, and options of routing."""
-
-    size: tuple[int, int, int, int, int]
-    order: tuple[int, ...]
-    mib: float
-    options: dict[str, Any]
-
-
-def draw_cases(seed: int = 0) -> Iterator[Case]:
-    """Every combination of the options, each with sizes, an order and an amount of memory drawn at random."""
+def draw_cases(seed: int = 0) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], float, dict[str, Any]]]:
+    """Every combination of the options, after sizes, an order and an amount of memory drawn at random."""
     rng = Random(seed)
     for values in itertools.product(*OPTIONS.values()):
         options = dict(zip(OPTIONS, values, strict=True))
-        yield Case(rng.choice(SIZES), rng.choice(ORDERS), rng.choice(MEMORY), options)
+        yield rng.choice(SIZES), rng.choice(ORDERS), rng.choice(MEMORY), options
 
 
 def reordered(tensor: Tensor, order: tuple[int, ...]) -> Tensor:

@@ -53,8 +53,14 @@ def assert_close(got: Tensor, wanted: Tensor | float | list[object], tol: float 
 
 
 def with_gradients(outputs: Any, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A NamedTuple of tensors by their names, and the gradients of a fixed random sum of them: ``d name`` of a leaf."""
-    found = {name: each for name, each in outputs._asdict().items() if each is not None}
+    """Tensors by their names, and the gradients of a fixed random sum of them: ``d name`` of a leaf.
+
+    Args:
+        outputs: A mapping, or a NamedTuple, of tensors and None.
+        leaves: What they were made of.
+    """
+    named = outputs if isinstance(outputs, dict) else outputs._asdict()
+    found = {name: each for name, each in named.items() if each is not None}
     learned = [each for each in found.values() if each.requires_grad]
     random = torch.Generator().manual_seed(1)
     cotangents = [torch.randn(each.shape, dtype=torch.float64, generator=random).to(each.dtype) for each in learned]

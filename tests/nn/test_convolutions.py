@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import pickle
 from typing import Any
@@ -10,23 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from support import (
-    assert_batch_independent,
-    assert_close,
-    assert_differs,
-    assert_finite,
-    assert_gradients_reach,
-    assert_raises,
-    drawn_for,
-    labels_for,
-)
-from torchcaps import create_model
+from support import assert_close, assert_differs, assert_finite, assert_raises
 from torchcaps.errors import InputError, WrongType
-from torchcaps.nn import ChannelNorm, ConvBackbone, Convolution, StackBackbone
+from torchcaps.nn import ChannelNorm, ConvBackbone, Convolution, Decoder, PrimaryCapsules, StackBackbone
 from torchcaps.nn.convolutions import conv_stem, draw_layers
-from torchcaps.ops.convolution import choice, transform
 from torchcaps.parts import build
 
 SHAPE = {"in_channels": 1, "in_shape": (1, 28, 28), "num_classes": 10}
@@ -73,66 +61,16 @@ def test_a_convolution_is_conv2d() -> None:
         )
         for one, other in zip(mine, yours, strict=True):
             assert_close(one / other.abs().max(), other / other.abs().max(), 1e-5)
-    said = "Convolution: input must have shape (B, 6, H, W), got (3, 7, 13, 12): in_channels is 6"
-    assert_raises(InputError, ours, torch.randn(3, 7, 13, 12), say=said)
 
 
 def test_weights_travel() -> None:
     (ours, theirs), features = both(SIZES[0], relu=True), torch.randn(2, 3, 9, 9)
-    wanted = F.relu(theirs(features))
     loaded, assigned = (Convolution(3, 7, 5, 2, 1, relu=True) for _ in range(2))
-    assert_differs(loaded.weight, ours.weight)
     loaded.load_state_dict(theirs.state_dict())
     assert loaded.weight.is_contiguous(memory_format=torch.channels_last)
     assigned.load_state_dict(theirs.state_dict(), assign=True)
-    for each in (loaded, assigned, copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
-        assert_close(each(features), wanted, 1e-5)
-        assert each.relu
-    theirs.load_state_dict(ours.state_dict())
-    assert theirs.weight.equal(ours.weight)
-
-
-def test_a_relu_in_place_may_follow() -> None:
-    stack, features = nn.Sequential(Convolution(1, 64, 5), nn.ReLU(inplace=True)), torch.randn(2, 1, 9, 9)
-    stack(features).sum().backward()
-    assert_gradients_reach(stack)
-    assert_close(stack(features), F.relu(F.conv2d(features, stack[0].weight, stack[0].bias)), 1e-5)
-
-
-# ---- whole networks
-
-NETWORKS = {
-    "sabour2017-multimnist": {"conv_channels": 16, "primary_types": 3, "decoder_hidden": (16, 24)},
-    "torch-notebook": {"conv_channels": 24, "primary_types": 4, "decoder_hidden": (16, 24)},
-    "cnn-pooled": {"stack_channels": (64, 24, 16, 8)},
-}
-
-
-def test_networks_are_those_of_plain_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
-    transformed, way = [], {}
-    forward = transform.forward
-    monkeypatch.setattr(transform, "forward", lambda *args: transformed.append(1) or forward(*args))
-    monkeypatch.setattr(choice, "LEAST_GAIN", float("inf"))
-    for module in ("torchcaps.ops.convolution", "torchcaps.nn.primary"):
-        choose = lambda shape, images, learning: way["narrow" if shape.channels < 16 else "wide"]  # noqa: E731
-        monkeypatch.setattr(f"{module}.choose", choose)
-    for preset, sizes in NETWORKS.items():
-        model = create_model(preset, **sizes).eval()
-        images, labels = torch.rand(8, *model.in_shape), labels_for(model, 8)
-        found: list[dict[str, Tensor]] = []
-        for wide, narrow in (("plain", "plain"), ("transform", "columns")):
-            way |= {"wide": wide, "narrow": narrow}
-            output = model(images, labels)
-            loss = model.loss(output, drawn_for(model, images), labels).total
-            grads = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
-            with torch.no_grad():
-                results = {"lengths": output.lengths, "inferred": model(images).lengths, "loss": loss}
-            found.append(results | {name: g for (name, _), g in zip(model.named_parameters(), grads, strict=True)})
-            assert len(transformed) >= 2 * (wide == "transform"), "with and without learning"
-        for name, plain in found[0].items():
-            scale = plain.abs().max().clamp_min(1e-30)
-            assert_close(found[1][name] / scale, plain / scale, 2e-5)
-        transformed.clear()
+    for each in (loaded, assigned, pickle.loads(pickle.dumps(ours))):
+        assert_close(each(features), F.relu(theirs(features)), 1e-5)
 
 
 def test_each_location_is_normalised_over_its_channels() -> None:
@@ -154,18 +92,17 @@ def test_each_location_is_normalised_over_its_channels() -> None:
 
 
 def test_a_stem() -> None:
-    images = torch.rand(3, 2, 12, 13)
-    for norm in ("none", "channel"):
-        stem = conv_stem(2, (4, 6), (1, 2), norm, 0.0).train()
-        assert stem(images).shape == (3, 6, 4, 5)
-        assert (stem(images) >= 0).all()
-        assert_batch_independent(stem, images)
-        stem(images).square().sum().backward()
-        assert_gradients_reach(stem)
-    stem = conv_stem(1, (4, 5, 6), (1, 3, 2), "none", 0.3)
-    convs = [layer for layer in stem if isinstance(layer, nn.Conv2d)]
-    assert [(conv.in_channels, conv.stride[0]) for conv in convs] == [(1, 1), (4, 3), (5, 2)]
-    assert isinstance(stem[-1], nn.Dropout2d)
+    images = torch.rand(3, 1, 32, 33)
+    for norm, dropout in (("none", 0.0), ("channel", 0.3)):
+        stem = conv_stem(1, (4, 5, 6), (1, 3, 2), norm, dropout)
+        maps = images
+        for conv, stride in zip((each for each in stem if isinstance(each, nn.Conv2d)), (1, 3, 2), strict=True):
+            maps = F.conv2d(maps, conv.weight, conv.bias, stride)
+            if norm == "channel":
+                maps = F.layer_norm(maps.movedim(1, -1), maps.shape[1:2]).movedim(-1, 1)
+            maps = maps.relu()
+        assert_close(stem.eval()(images), maps, 1e-5)
+        assert isinstance(stem[-1], nn.Dropout2d) == (dropout > 0)
     assert conv_stem(2, (), (), "channel", 0.3)(images) is images
 
 
@@ -182,14 +119,35 @@ def test_values_that_do_not_fit() -> None:
         assert_raises(InputError, StackBackbone, 1, **options, say=said)
 
 
-def test_backbones_start_as_their_options_say() -> None:
-    torch.manual_seed(0)
-    for init, std in (("glorot", (2 / (9 * (8 + 512))) ** 0.5), ("truncated-normal", 0.05 * 0.88)):
+CUT = 0.8796
+"""Of its deviation, a normal distribution keeps so much if it is cut at two deviations."""
+
+
+def glorot(fan: int) -> float:
+    return (2 / fan) ** 0.5
+
+
+def test_weights_start_as_the_options_say() -> None:
+    for init, bias, stds in (
+        ("glorot", 0.0, (glorot(9 * (8 + 512)), glorot(9 * (64 + 256)), glorot(160 + 512))),
+        ("truncated-normal", 0.1, (0.05 * CUT, 0.1 * CUT, 0.1 * CUT)),
+    ):
         backbone = ConvBackbone(1, stem_channels=(8, 512), stem_strides=(1, 1), conv_init=init)
-        backbone.init_weights()
-        assert backbone.stem[2].weight.std().item() == pytest.approx(std, rel=0.1)
-    for init, std in (("he", (2 / (3 * 25)) ** 0.5), ("truncated-normal", 0.05 * 0.88)):
-        for norm in ("none", "batch", "batch-after"):
-            first = StackBackbone(3, stack_channels=(512,), stack_init=init, stack_norm=norm)[0]
-            assert first.weight.std().item() == pytest.approx(std, rel=0.05)
-            assert norm == "batch" if first.bias is None else (first.bias == (0 if init == "he" else 0.1)).all()
+        primary = PrimaryCapsules(64, primary_kernel=3, conv_init=init)
+        for each in (backbone, primary):
+            each.init_weights()
+        decoder = Decoder(10, 16, (1, 28, 28), decoder_init=init)
+        for layer, std in zip((backbone.stem[2], primary.convs[0], decoder.layers[0]), stds, strict=True):
+            assert layer.weight.std().item() == pytest.approx(std, rel=0.1)
+            assert_close(layer.bias, bias)
+    primary = PrimaryCapsules(64, primary_kernel=3, primary_activations=True, primary_init="matrix-capsules")
+    primary.init_weights()
+    for conv, std, bias in ((primary.convs[0], 0.5, 0.0), (primary.activity[0], 3.0, -1.0)):
+        assert conv.weight.std().item() == pytest.approx(std * CUT, rel=0.05)
+        assert_close(conv.bias, bias)
+    for (init, std, bias), norm in itertools.product(
+        (("he", glorot(3 * 25), 0.0), ("truncated-normal", 0.05 * CUT, 0.1)), ("none", "batch", "batch-after")
+    ):
+        first = StackBackbone(3, stack_channels=(512,), stack_init=init, stack_norm=norm)[0]
+        assert first.weight.std().item() == pytest.approx(std, rel=0.05)
+        assert norm == "batch" if first.bias is None else (first.bias == bias).all()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import torchcaps
 from calling import check_ways
 from nn import routing_oracle as oracle
+from own_parts import Cosine, Silent
 from routing_cases import ROUTINGS, TRANSFORMS
 from support import assert_close, assert_finite, assert_raises, assert_same, with_gradients
 from torchcaps import InputError, squash
@@ -25,18 +26,15 @@ from torchcaps.nn import (
     Capsules,
     ConvCapsules,
     DenseCapsules,
-    DynamicRouting,
     EMCodeRouting,
     EMRouting,
     GroupedRouting,
     InvertedAttentionRouting,
     LayerSize,
     Routed,
-    Routing,
     SelfAttentionRouting,
     SelfRouting,
     VBRouting,
-    Votes,
 )
 from torchcaps.nn.routing import vb
 from torchcaps.parts import PARTS, part_of
@@ -55,7 +53,7 @@ class Algorithm(NamedTuple):
 
 
 def routing_logits(votes: Any) -> Any:
-    return (votes.sum(3) if votes.ndim == 4 else votes.sum(2)) / 2
+    return (votes.nan_to_num().sum(3) if votes.ndim == 4 else votes.sum(2)) / 2
 
 
 def for_components(each: Tensor, votes: Tensor) -> Tensor:
@@ -64,33 +62,37 @@ def for_components(each: Tensor, votes: Tensor) -> Tensor:
 
 ALGORITHMS = {
     "self-attention": Algorithm(
-        lambda V, a, u, b, n: torchcaps.self_attention_routing(V, bias=a[0][:, None] * u, return_coupling=True),
+        lambda V, a, u, b, n, mask=None: torchcaps.self_attention_routing(
+            V, bias=a[0][:, None] * u, mask=mask, return_coupling=True
+        ),
         lambda V, a, u, b, n: oracle.self_attention(V, a[:, None] * u),
     ),
     "inverted-attention": Algorithm(
-        lambda V, a, u, b, n: torchcaps.inverted_attention_routing(
-            V, n, norm_weight=for_components(u, V), norm_bias=for_components(b, V), return_coupling=True
+        lambda V, a, u, b, n, mask=None: torchcaps.inverted_attention_routing(
+            V, n, norm_weight=for_components(u, V), norm_bias=for_components(b, V), mask=mask, return_coupling=True
         ),
         lambda V, a, u, b, n: oracle.inverted_attention(V, n, u[0], b[0], 1e-5),
     ),
     "self": Algorithm(
-        lambda V, a, u, b, n: torchcaps.self_routing(V, a, routing_logits(V), return_coupling=True),
+        lambda V, a, u, b, n, mask=None: torchcaps.self_routing(
+            V, a, routing_logits(V), mask=mask, return_coupling=True
+        ),
         lambda V, a, u, b, n: oracle.self_routing(V, a, routing_logits(V)),
     ),
     "em": Algorithm(
-        lambda V, a, u, b, n: torchcaps.em_routing(
-            V, a, u, b, n, final_lambda=0.5, cost_scale=0.7, return_coupling=True
+        lambda V, a, u, b, n, mask=None: torchcaps.em_routing(
+            V, a, u, b, n, final_lambda=0.5, cost_scale=0.7, mask=mask, return_coupling=True
         ),
         lambda V, a, u, b, n: oracle.em(V, a, u, b, n, 0.5, 0.7),
     ),
     "em-code": Algorithm(
-        lambda V, a, u, b, n: torchcaps.em_routing_code(
-            V, a, u, b / 100, n, final_beta=0.02, min_variance=0.001, return_coupling=True
+        lambda V, a, u, b, n, mask=None: torchcaps.em_routing_code(
+            V, a, u, b / 100, n, final_beta=0.02, min_variance=0.001, mask=mask, return_coupling=True
         ),
         lambda V, a, u, b, n: oracle.em_code(V, a, u, b / 100, n, 0.02, 0.001),
     ),
     "vb": Algorithm(
-        lambda V, a, u, b, n: torchcaps.vb_routing(V, a, u, b, n, return_coupling=True),
+        lambda V, a, u, b, n, mask=None: torchcaps.vb_routing(V, a, u, b, n, mask=mask, return_coupling=True),
         lambda V, a, u, b, n: oracle.vb(V, a, u, b, n),
     ),
 }
@@ -106,6 +108,9 @@ def inputs(B: int = 3, I: int = 7, J: int = 5, D: int = 4, *, scale: float = 1.0
 
 def given(routed: Routed) -> list[Tensor]:
     return [each for each in routed if each is not None]
+
+
+MASK = torch.tensor([[1] * 7, [1, 0, 1, 1, 0, 0, 1], [0] * 7, [0, 0, 0, 0, 1, 0, 0]], dtype=torch.bool)
 
 
 def test_every_algorithm_is_here() -> None:
@@ -133,6 +138,24 @@ def test_numbers_are_those_of_the_equations(name: str) -> None:
     route = lambda *tensors: tuple(given(algorithm.route(*tensors, 3)))  # noqa: E731
     assert torch.autograd.gradcheck(route, leaves)
     assert torch.autograd.gradgradcheck(route, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_row_is_routed_as_its_own_capsules_alone(name: str) -> None:
+    """Whatever is written at those that the mask leaves out, NaN too."""
+    (V, a, u, b), route = inputs(4), ALGORITHMS[name].route
+    a = a[:1].expand(4, 7)  # the bias of self-attention is the same in all images
+    leaves = {"V": V.where(MASK[..., None, None], torch.nan), "a": a.where(MASK, torch.nan), "u": u, "b": b}
+    leaves = {name: each.clone().requires_grad_() for name, each in leaves.items()}
+    routed = route(*leaves.values(), 2, MASK)
+    for row in (0, 1, 3):
+        there = MASK[row]
+        alone = route(V[row : row + 1, there], a[row : row + 1, there], u, b, 2)
+        for got, wanted in zip(given(routed._replace(coupling=routed.coupling[:, there])), given(alone), strict=True):
+            assert_close(got[row], wanted[0], 1e-9)
+    assert not any(each[2].any() for each in given(routed)), "a row without capsules is zero"
+    assert not routed.coupling[~MASK].any()
+    assert_finite(with_gradients(routed, leaves).values())
 
 
 def test_half_precision_is_float32_inside() -> None:
@@ -211,9 +234,6 @@ def of_parameters(routing: Any, votes: Tensor, activations: Tensor, poses: Tenso
     n, u, a = routing.num_iterations, getattr(routing, "beta_u", None), getattr(routing, "beta_a", None)
     kept: dict[str, Any] = {"return_coupling": True}
     match routing:
-        case DynamicRouting():
-            kept |= {name: getattr(routing, name) for name in ("softmax_over", "leaky", "bias", "prior")}
-            return torchcaps.dynamic_routing(votes, n, **kept)
         case SelfAttentionRouting():
             return torchcaps.self_attention_routing(votes, bias=routing.bias, **kept)
         case InvertedAttentionRouting():
@@ -233,7 +253,7 @@ def of_parameters(routing: Any, votes: Tensor, activations: Tensor, poses: Tenso
             capsules, logits, coupling = torchcaps.vb_routing(votes, activations, u, a, **kept)
             scale = 1 / (1 + routing.pose_norm.eps) ** 0.5  # of a normalisation that has seen nothing
             return Routed(scale * capsules, (scale * logits).sigmoid(), coupling)
-        case _:  # without a function
+        case _:  # without a function, and dynamic routing
             return routing(BuiltVotes(votes, poses), activations, **kept)
 
 
@@ -263,32 +283,15 @@ def test_over_any_transform_it_is_the_function_of_the_built_votes(name: str, mon
 @pytest.mark.parametrize("over", ["types", "types-and-positions"])
 @pytest.mark.parametrize("name", ["em", "em-code", "vb"])
 def test_blocks_give_what_one_block_gives(name: str, over: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outputs, first and second derivatives; where positions compete, a block is of whole images."""
+    """Where positions compete, a block is of whole images."""
     layer = ConvCapsules(2, 4, 3, 4, layer_kernel=2, compete_over=over, routing=ROUTINGS[name][0]()).double()
     poses, activations = torch.randn(4, 32, 4).double(), torch.rand(4, 32).double()
     capsules = Capsules(poses.requires_grad_(), activations.requires_grad_(), (2, 4, 4))
-    leaves = leaves_of(layer, capsules)
-    blocks: list[int] = []
-    whole = layer.routing.fit
-    monkeypatch.setattr(layer.routing, "fit", lambda given: blocks.append(len(given.votes)) or whole(given))
-
-    def results(block: int) -> dict[str, Tensor]:
+    found = []
+    for block in (2**40, 1):
         monkeypatch.setattr("torchcaps.ops.checkpoint.BLOCK", block)
-        routed = layer.route(capsules, return_coupling=True)
-        total = sum((each * each.sin()).sum() for each in given(routed))
-        grads = torch.autograd.grad(total, list(leaves.values()), create_graph=True)
-        of_tensor = ALGORITHMS[name].route(*inputs(5), 3)._asdict()
-        return (
-            of_tensor
-            | {"whole": routed.poses}
-            | {f"d {n}": each for n, each in enumerate(grads)}
-            | {f"second {key}": each for key, each in with_gradients(Routed(*grads[:2]), leaves).items()}
-        )
-
-    wanted = results(2**40)
-    assert blocks == [36]
-    assert_same(results(1), wanted, 1e-9)
-    assert blocks[1:5] == ([1] * 4 if over == "types" else [9] * 4)
+        found.append(with_gradients(layer.route(capsules, return_coupling=True), leaves_of(layer, capsules)))
+    assert_same(found[1], found[0], 1e-9)
 
 
 @pytest.mark.parametrize("name", ["dynamic, learned", "self-attention", "em", "vb"])
@@ -331,7 +334,6 @@ def test_vb_normalises_over_the_batch_and_takes_one_image_too() -> None:
 
 # ---- those without a function
 
-MASK = torch.tensor([[1] * 7, [1, 0, 1, 1, 0, 0, 1], [0] * 7], dtype=torch.bool)
 OF_INPUTS = {"data_weight", "data_bias", "match_scale", "match_bias", "beta", "beta_use", "beta_ignore", "bias"}
 """Parameters that belong to input capsules, or that these share."""
 
@@ -351,13 +353,13 @@ def test_heinsens_routings_are_those_of_his_equations(routing: str, in_capsules:
     """Also of a row that is padded, where the source of the latter divides by the padded length."""
     transform = "factored" if routing == "heinsen-vector" else "dense" if in_capsules else "shared"
     layer = moved(in_capsules, {"name": routing, "num_iterations": iterations}, transform)
-    poses, activations = torch.randn(3, 7, 5).double(), torch.rand(3, 7).double()
+    poses, activations = torch.randn(4, 7, 5).double(), torch.rand(4, 7).double()
     capsules = Capsules(poses.where(MASK[..., None], torch.nan), activations, mask=MASK)
     routed = layer.route(capsules, return_coupling=True)
     own = {name: each.detach() for name, each in layer.routing.named_parameters()}
     if "beta_weight" in own:
         own["beta"] = own["beta"] + poses.unsqueeze(1) @ own["beta_weight"]  # (B, 2, I, J)
-    for row in (0, 1):
+    for row in (0, 1, 3):
         there, cut = MASK[row], {name: each.numpy() for name, each in own.items()}
         for name in own.keys() & OF_INPUTS:
             axis = 1 if name == "beta" else 0
@@ -416,27 +418,16 @@ def test_groups_on_maps_and_sizes_that_do_not_fit() -> None:
 # ---- one's own
 
 
-class Once(Routing):
-    """Coupling by the agreement with the sum of the votes."""
-
-    def forward(self, votes: Votes, activations: Tensor | None = None, *, return_coupling: bool = False) -> Routed:
-        coupling = votes.compete(votes.agreement(votes.weighted_sum(None)))
-        return Routed(squash(votes.weighted_sum(coupling)), coupling=coupling if return_coupling else None)
-
-
 def test_a_routing_of_ones_own_has_one_round_and_a_start_that_suits_its_competition() -> None:
-    with pytest.raises(TypeError, match="abstract"):
-        Routing()  # type: ignore[abstract]
     votes = BuiltVotes(torch.randn(2, 7, 4, 5).double())
-    (only,) = Once().rounds(votes)
-    assert_close(only.coupling, Once()(votes, return_coupling=True).coupling)
+    (only,) = Cosine().rounds(votes)
+    assert_close(only.coupling, Cosine()(votes, return_coupling=True).coupling)
     assert_close(only.logits.softmax(2), only.coupling)
     assert_close(only.weighted_sum, votes.weighted_sum(only.coupling))
     assert_close(only.capsules, squash(only.weighted_sum))
     assert_close(only.agreement, votes.agreement(only.capsules))
-    silent = Once()
-    silent.forward = lambda votes, *_, **__: Once()(votes)  # type: ignore[method-assign]
-    assert_raises(InputError, silent.rounds, votes, say="Once returns no coupling, so there is none to show")
+    silent = Silent()
+    assert_raises(InputError, silent.rounds, votes, say="Silent returns no coupling, so there is none to show")
     for axis, competitors in (("outputs", 10), ("inputs", 50), (None, 1)):
         silent.softmax_over = axis  # type: ignore[assignment]
         assert silent.balanced_std(LayerSize(50, 8, 10, 16)) == pytest.approx(competitors / 800**0.5)

@@ -16,6 +16,7 @@ from calling import check_ways
 from routing_cases import FEW, MANY, WAYS, Leaves, detached, draw_leaves, small_cuts  # noqa: F401  a fixture
 from support import assert_close, assert_raises, with_gradients
 from torchcaps import route
+from torchcaps.nn import DenseVotes, DynamicRouting
 from torchcaps.ops.fused import layer
 from torchcaps.ops.memory import set_working_memory
 
@@ -88,28 +89,21 @@ def test_half_precision_rounds_arguments_and_results_only() -> None:
         exact_grads = torch.autograd.grad(exact.poses, list(single.values()), cotangent.float())
         for grad, wanted in zip(grads, exact_grads, strict=True):
             assert grad.equal(wanted.to(dtype))
-    mixed = draw_leaves(FEW, torch.float32)
-    mixed["poses"] = mixed["poses"].detach().bfloat16().requires_grad_()
-    mixed["bias"] = mixed["bias"].detach().double().requires_grad_()
-    found = routed(mixed)
-    assert found["poses"].dtype == found["coupling"].dtype == torch.float32
-    assert {name: found[f"d {name}"].dtype for name in mixed} == {name: leaf.dtype for name, leaf in mixed.items()}
 
 
 # ---- the ways to call it
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script`")  # torch.func.jvp uses it
-def test_other_derivatives_say_what_to_do() -> None:
-    leaves = draw_leaves()
-    poses = route(**leaves, backend="recompute").poses
-    (grad,) = torch.autograd.grad(poses.sum(), leaves["poses"], create_graph=True)
-    assert_raises(NotImplementedError, grad.sum().backward, say='backend="reference"')
-    given = detached(leaves)
-    ahead = (given.pop("poses"),)
-    said = 'backend="reference" goes forward'
-    function = lambda poses: route(poses, **given).poses  # noqa: E731
-    assert_raises(NotImplementedError, torch.func.jvp, function, ahead, ahead, say=said)
+def test_the_fast_path_is_taken_and_second_derivatives_say_what_to_do() -> None:
+    leaves, routing = draw_leaves(), DynamicRouting()
+    votes = DenseVotes(leaves["poses"], leaves["weight"])
+    mask = torch.ones(votes.poses.shape[:2], dtype=torch.bool)
+    for poses in (route(**leaves).poses, routing(votes).poses, routing(votes.masked(mask)).poses):
+        (grad,) = torch.autograd.grad(poses.sum(), leaves["poses"], create_graph=True)
+        assert_raises(NotImplementedError, grad.sum().backward, say='backend="reference"')
+    routing.backend = "reference"
+    (grad,) = torch.autograd.grad(routing(votes).poses.sum(), leaves["poses"], create_graph=True)
+    grad.sum().backward()
 
 
 def test_the_registered_operation_is_what_it_says() -> None:

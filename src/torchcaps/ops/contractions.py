@@ -13,8 +13,7 @@ Nothing is ever of the votes' size.
 Inside, tensors lie in memory with the input capsules innermost: poses u (B, K, I), weight W (J, D, K, I), coupling c
 (J, B, I), parents x (B, J, D). Then each contraction is, for some outputs j and images b, one matrix product and one
 pass over (j, b, K·I) numbers, which are made block by block within :func:`torchcaps.set_working_memory`. Without
-coupling, the weighted sum is one matrix product. Votes of vectors take no product at all; they are built, some
-images at a time.
+coupling, the weighted sum is one matrix product.
 """
 
 from __future__ import annotations
@@ -29,35 +28,26 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.checks import checked
-from torchcaps.errors import InputError
 from torchcaps.machine import MIB
-from torchcaps.ops.checkpoint import blocks, in_blocks
 from torchcaps.ops.memory import BLOCK, MAX_BATCH_SLICE, get_working_memory, slices
 from torchcaps.ops.precision import full_dtype, full_precision
-from torchcaps.ops.tracing import is_exporting, operation
-
-Weight = Float[Tensor, "I J D K"] | Float[Tensor, "I J D"]
-"""Transformation matrices W_ij (I, J, D, K), fastest laid out in memory as (J, D, K, I), as
-:class:`torchcaps.nn.DenseCapsules` keeps them; or vectors w_ij (I, J, D), D = K, which stand for diagonal matrices:
-votes w_ij∘u_i."""
+from torchcaps.ops.tracing import is_plain, operation
 
 
 @checked
-def compute_votes(poses: Float[Tensor, "B I K"], weight: Weight) -> Float[Tensor, "B I J D"]:
+def compute_votes(poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"]) -> Float[Tensor, "B I J D"]:
     """Votes û_j|i = W_ij u_i: what input capsule i predicts for output capsule j.
 
     Args:
         poses: Input capsules u_i.
-        weight: :data:`Weight`.
+        weight: Transformation matrices W_ij, fastest laid out in memory as (J, D, K, I), as
+            :class:`torchcaps.nn.DenseCapsules` keeps them.
 
     Returns:
         Votes, in the higher of the two precisions.
 
     Source: Sabour, Frosst, Hinton 2017, equation 2 (arXiv:1710.09829).
     """
-    _check_pairs(poses, weight)
-    if weight.ndim == 3:
-        return poses.unsqueeze(2) * weight
     dtype = torch.promote_types(poses.dtype, weight.dtype)
     with full_precision(poses.device):
         return torch.einsum("ijdk,bik->bijd", weight.to(dtype), poses.to(dtype))
@@ -65,13 +55,14 @@ def compute_votes(poses: Float[Tensor, "B I K"], weight: Weight) -> Float[Tensor
 
 @checked
 def weighted_sum(
-    poses: Float[Tensor, "B I K"], weight: Weight, coupling: Float[Tensor, "B I J"] | None = None
+    poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"], coupling: Float[Tensor, "B I J"] | None = None
 ) -> Float[Tensor, "B J D"]:
     """The sum of votes, weighted by their coupling: s_j = Σ_i c_ij W_ij u_i.
 
     Args:
         poses: Input capsules u_i.
-        weight: :data:`Weight`.
+        weight: Transformation matrices W_ij, fastest laid out in memory as (J, D, K, I), as
+            :class:`torchcaps.nn.DenseCapsules` keeps them.
         coupling: c_ij; None is 1 for each pair.
 
     Returns:
@@ -82,22 +73,24 @@ def weighted_sum(
     dtype, u, W, c = _in_full_precision(poses, weight, coupling)
     with full_precision(u.device):
         if c is None:
-            u, W = u.transpose(1, 2), W.movedim(0, -1)
-            sums = torch.tensordot(u, W, ([1, 2], [2, 3])) if W.ndim == 4 else torch.einsum("bdi,jdi->bjd", u, W)
-        elif W.ndim == 3 or is_exporting():
-            sums = _from_votes("bijd,bij->bjd", u, W, c)
+            sums = torch.tensordot(u.transpose(1, 2), W.movedim(0, -1), ([1, 2], [2, 3]))
+        elif is_plain():
+            sums = torch.einsum("bijd,bij->bjd", compute_votes(u, W), c)
         else:
             sums = _contraction(_PARENTS, c.permute(2, 0, 1), None, u.transpose(1, 2), W.movedim(0, -1))
     return sums.to(dtype)
 
 
 @checked
-def agreement(poses: Float[Tensor, "B I K"], weight: Weight, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+def agreement(
+    poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"], parents: Float[Tensor, "B J D"]
+) -> Float[Tensor, "B I J"]:
     """The scalar product of each vote with its parent: a_ij = ⟨W_ij u_i, x_j⟩.
 
     Args:
         poses: Input capsules u_i.
-        weight: :data:`Weight`.
+        weight: Transformation matrices W_ij, fastest laid out in memory as (J, D, K, I), as
+            :class:`torchcaps.nn.DenseCapsules` keeps them.
         parents: Output capsules, or any other vectors x_j.
 
     Returns:
@@ -107,8 +100,8 @@ def agreement(poses: Float[Tensor, "B I K"], weight: Weight, parents: Float[Tens
     """
     dtype, u, W, x = _in_full_precision(poses, weight, parents)
     with full_precision(u.device):
-        if W.ndim == 3 or is_exporting():
-            pairs = _from_votes("bijd,bjd->bij", u, W, x)
+        if is_plain():
+            pairs = torch.einsum("bijd,bjd->bij", compute_votes(u, W), x)
         else:
             pairs = _contraction(_COUPLING, None, x, u.transpose(1, 2), W.movedim(0, -1)).permute(1, 2, 0)
     return pairs.to(dtype)
@@ -116,25 +109,10 @@ def agreement(poses: Float[Tensor, "B I K"], weight: Weight, parents: Float[Tens
 
 def _in_full_precision(poses: Tensor, weight: Tensor, more: Any) -> tuple[torch.dtype, Tensor, Tensor, Any]:
     """The dtype of the result, the highest of all, and the tensors in the dtype that is computed in."""
-    _check_pairs(poses, weight)
     given = [poses, weight] if more is None else [poses, weight, more]
     dtype = functools.reduce(torch.promote_types, (each.dtype for each in given))
     u, W, *rest = (each.to(full_dtype(dtype)) for each in given)
     return dtype, u, W, rest[0] if rest else None
-
-
-def _from_votes(equation: str, u: Tensor, W: Tensor, other: Tensor) -> Tensor:
-    """A sum over votes that are built, some images at a time; all at once for a graph of torch's own operations."""
-    rows = [slice(None)]
-    if not is_exporting():
-        rows = blocks(len(u), math.prod(W.shape[:3]) * W.element_size(), u.device)
-    return in_blocks(lambda n: (torch.einsum(equation, compute_votes(u[n], W), other[n]),), rows)[0]
-
-
-def _check_pairs(poses: Tensor, weight: Tensor) -> None:
-    K, D = poses.shape[2], weight.shape[2]
-    if weight.ndim == 3 and K != D:
-        raise InputError(f"weight of vectors must have as many components as poses, {K}, got {D}")
 
 
 # ---- the four contractions, block by block
@@ -197,7 +175,6 @@ def _blocks(u: Float[Tensor, "B K I"], J: int) -> Iterator[tuple[slice, slice, F
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001  the signature that PyTorch calls
     ctx.left_out, *factors = inputs
     ctx.save_for_backward(*factors)
-    ctx.save_for_forward(*factors)
 
 
 def _backward(ctx: Any, grad: Tensor) -> Any:
@@ -206,17 +183,6 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
     factors[ctx.left_out] = grad
     wanted = enumerate(ctx.needs_input_grad[1:])
     return None, *(_without(n, factors) if want else None for n, want in wanted)
-
-
-def _jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Tensor:
-    """A contraction is linear in each factor: the sum of those with one of them replaced by its tangent."""
-    given = ctx.saved_tensors
-    moved = [
-        _without(ctx.left_out, [*given[:n], tangent, *given[n + 1 :]])
-        for n, tangent in enumerate(tangents)
-        if tangent is not None
-    ]
-    return torch.stack(moved).sum(0)
 
 
 def _without(left_out: int, factors: Sequence[Tensor | None]) -> Tensor:
@@ -230,6 +196,5 @@ _contraction = operation(
     forward=_contract,
     fake=_new_result,
     backward=_backward,
-    jvp=_jvp,
     save=_save,
 )

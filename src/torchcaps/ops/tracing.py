@@ -6,20 +6,24 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 PROXY = torch._C._TorchDispatchModeKey.PROXY
 """Marks that torch makes a graph of the operations that are called."""
 
 
 def is_exporting() -> bool:
-    """Whether a graph is being made of torch's own operations, as for ONNX; the fast paths make way for it."""
+    """Whether a graph is being made of torch's own operations, as for ONNX."""
     return torch.jit.is_tracing() or torch.compiler.is_exporting()  # type: ignore[attr-defined]  # torch's types lack it
+
+
+def is_plain() -> bool:
+    """Whether operations must be torch's own: while a graph is being exported, and under ``torch.func``."""
+    return is_exporting() or (not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active())
 
 
 def is_traced() -> bool:
     """Whether torch makes a graph at all: to export, to compile, or under its transforms."""
-    return is_exporting() or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return torch.compiler.is_compiling() or is_plain()
 
 
 def is_immediate() -> bool:
@@ -34,28 +38,15 @@ def operation(
     forward: Callable[..., Any],
     fake: Callable[..., Any],
     backward: Callable[..., Any],
-    jvp: Callable[..., Any],
     save: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
 ) -> Callable[..., Any]:
-    """A function with a gradient of its own, as eager code, ``torch.func`` and ``torch.compile`` call it.
+    """A function with a gradient of its own, as eager code and ``torch.compile`` call it.
 
-    To ``torch.compile`` it is one operation, which it does not look into; to ``torch.vmap`` a loop, as the members may
-    differ in their weights. The arguments are those of :func:`torch.library.custom_op` and of
-    :class:`torch.autograd.Function`; ``save`` is its ``setup_context``, and ``fake`` makes results without numbers.
+    To ``torch.compile`` it is one operation, which it does not look into. The arguments are those of
+    :func:`torch.library.custom_op` and of :class:`torch.autograd.Function`; ``save`` is its ``setup_context``, and
+    ``fake`` makes results without numbers.
     """
-
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> Any:
-        members = [
-            run(*(x.select(dim, n) if isinstance(dim, int) else x for x, dim in zip(given, in_dims, strict=True)))
-            for n in range(info.batch_size)
-        ]
-        if isinstance(members[0], Tensor):
-            return torch.stack(members), 0
-        results = tuple(map(torch.stack, zip(*members, strict=True)))
-        return results, (0,) * len(results)
-
-    methods = {"forward": forward, "setup_context": save or (lambda *_: None), "backward": backward, "jvp": jvp}
-    methods["vmap"] = vmap
+    methods = {"forward": forward, "setup_context": save or (lambda *_: None), "backward": backward}
     function: Any = type(name, (torch.autograd.Function,), {key: staticmethod(value) for key, value in methods.items()})
     compiled = torch.library.custom_op(f"torchcaps::{name}", forward, mutates_args=(), schema=schema)
     compiled.register_fake(fake)

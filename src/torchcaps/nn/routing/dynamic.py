@@ -24,7 +24,7 @@ from torchcaps.ops.contractions import compute_votes
 from torchcaps.ops.fused import Options, route_recompute
 from torchcaps.ops.precision import full_precision, in_full_precision
 from torchcaps.ops.squash import squash
-from torchcaps.ops.tracing import is_exporting
+from torchcaps.ops.tracing import is_plain
 from torchcaps.parts import register
 from torchcaps.ranges import Epsilon, Iterations
 
@@ -189,7 +189,8 @@ def route(  # noqa: D417  the other arguments are dynamic_routing's
         backend: ``"reference"`` builds the votes and follows the equations, and can be differentiated any number of
             times. ``"recompute"`` does without them, on any device, within :func:`set_working_memory`; it can be
             differentiated once, and knows no prior, nor a mask where inputs compete. ``"auto"`` takes recompute where
-            it serves; while a model is being exported, the reference, which is made of torch's own operations.
+            it serves; while a model is being exported and under ``torch.func`` the reference, which is made of torch's
+            own operations.
     """
     if min(weight.shape) == 0:
         raise InputError(f"route: weight must be of at least one capsule and component, got {tuple(weight.shape)}")
@@ -198,7 +199,7 @@ def route(  # noqa: D417  the other arguments are dynamic_routing's
         raise InputError('route: backend="recompute" has no prior and no mask over inputs; take backend="reference"')
     poses = poses if mask is None else poses.where(mask.unsqueeze(2), 0)
     options = Options(num_iterations, softmax_over == "inputs", stop_gradient, leaky, eps)
-    if backend == "reference" or by_loop or is_exporting():
+    if backend == "reference" or by_loop or is_plain():
         votes = BuiltVotes.of(compute_votes(poses, weight), mask)
         return votes.finish(_loop(votes, options, bias, prior), coupling=return_coupling)
     capsules, coupling = route_recompute(poses, weight, bias, options, return_coupling)
@@ -273,12 +274,7 @@ class DynamicRouting(Routing):
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Activations are not used: the length of a pose says the same."""
         options = self._options() | {"stop_gradient": self.stop_gradient, "return_coupling": return_coupling}
-        if (
-            isinstance(votes, DenseVotes)
-            and votes.weight.ndim == 4
-            and votes.competition is None
-            and self.prior is None
-        ):
+        if isinstance(votes, DenseVotes) and votes.competition is None and self.prior is None:
             options |= {"mask": votes.mask, "backend": self.backend}
             return route(votes.poses, votes.weight, self.num_iterations, **options)
         return dynamic_routing(votes, self.num_iterations, **options)

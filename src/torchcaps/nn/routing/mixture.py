@@ -120,7 +120,6 @@ class MixtureRouting(Routing):
         return activated(poses, logits)
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
-        """Route; see :class:`Routing`."""
         active = self.activations_of(votes, activations)
         return route_mixture(self.fit, votes, active, None, return_coupling, self.finish)
 

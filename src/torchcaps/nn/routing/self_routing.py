@@ -78,7 +78,6 @@ class SelfRouting(Routing):
         return 1 / math.sqrt(size.out_dim)
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
-        """Route; see :class:`Routing`."""
         with full_precision(votes.poses.device):
             poses = in_full_precision(votes.poses)
             logits = torch.einsum("bik,ijk->bij", poses, self.weight.to(poses.dtype)) + self.bias.to(poses.dtype)

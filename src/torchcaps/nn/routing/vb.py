@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from torchcaps.checks import checked
 from torchcaps.nn.capsules import LayerSize, Routed
+from torchcaps.nn.convolutions import normalise
 from torchcaps.nn.routing.mixture import Gaussians, Given, MixtureRouting, route_mixture
 from torchcaps.nn.votes import Votes, log_softmax
 from torchcaps.ops.mixtures import LOG_2_PI, by_output, distances, share_out, squared_deviations, weighted
@@ -150,12 +152,7 @@ class VBRouting(MixtureRouting):
 
 def batch_normalised(x: Float[Tensor, "B J *D"], norm: nn.BatchNorm1d) -> Float[Tensor, "B J *D"]:
     """Batch normalisation, which takes the running statistics where a single row has none of its own."""
-    learns = norm.training and x.shape[0] > 1
-    kept = norm.running_mean, norm.running_var  # in half precision in a network of half precision
-    mean, variance = (each.to(x.dtype) for each in kept if each is not None)
-    out = nn.functional.batch_norm(x, mean, variance, None, None, learns, norm.momentum or 0.1, norm.eps)
-    if learns:
-        for each, running in zip(kept, (mean, variance), strict=True):
-            if each is not None and each is not running:
-                each.copy_(running)
-    return out
+    if norm.training and x.shape[0] > 1:
+        return normalise(norm, x)
+    mean, variance = (each.to(x.dtype) for each in (norm.running_mean, norm.running_var) if each is not None)
+    return F.batch_norm(x, mean, variance, eps=norm.eps)

@@ -5,7 +5,7 @@ To be read in this order:
 
 - :mod:`.forward` and :mod:`.backward`: the two passes, from top to bottom;
 - :mod:`.layer`: a call's tensors, how they are cut, the work buffers, and the steps that both passes take;
-- this file: how PyTorch calls the passes, eagerly with autograd, under torch.func, and from a compiled graph.
+- this file: how PyTorch calls the passes, eagerly with autograd, and from a compiled graph.
 
 Inside, poses are (B, K, I) and weights (J, D, K, I): the long axis comes last, and each step is a matrix product or
 runs along it. A block is the part of the weights that is worked on at a time, (j, D, K·i); small letters are its sizes.
@@ -13,7 +13,6 @@ runs along it. A block is the part of the weights that is worked on at a time, (
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -85,15 +84,10 @@ def _backward_fake(*call: Any) -> Any:
     )
 
 
-def _refused(why: str) -> Callable[..., Any]:
-    def refuse(*_: Any) -> Any:
-        raise NotImplementedError(f"route: fast routing {why}")
-
-    return refuse
+def _only_once(*_: Any) -> Any:
+    raise NotImplementedError('route: backend="recompute" is differentiated once; take backend="reference"')
 
 
-_only_backward = _refused('is differentiated backward only; backend="reference" goes forward, too')
-_only_once = _refused('can be differentiated once; backend="reference" gives second derivatives')
 _LAYER = "Tensor poses, Tensor weight, Tensor? bias"
 _OPTIONS = "int num_iterations, bool over_inputs, bool stop_gradient, bool leaky, float eps, bool keep_coupling"
 _route = operation(
@@ -102,7 +96,6 @@ _route = operation(
     forward=forward.forward,
     fake=_route_fake,
     backward=_gradients,
-    jvp=_only_backward,
     save=_save,
 )
 _route_backward = operation(
@@ -112,5 +105,4 @@ _route_backward = operation(
     forward=backward.backward,
     fake=_backward_fake,
     backward=_only_once,
-    jvp=_only_backward,
 )
