@@ -76,14 +76,10 @@ def checked(function: FunctionT) -> FunctionT:
 
 
 def check(name: str, value: Any, hint: Any, sizes: Sizes | None = None, owner: Any = None) -> None:
-    """Raise unless a value fits an annotation; one that says nothing of values passes all.
+    """Raise unless a value, which errors call ``name``, fits an annotation; one that says nothing of values passes all.
 
-    Args:
-        name: What errors call it.
-        value: What is checked.
-        hint: The annotation.
-        sizes: Of the letters so far; those of the value are added.
-        owner: The object of a method, whose attributes sizes may be.
+    The ``sizes`` that letters have so far are added to. ``owner`` is the object of a method: sizes may be its
+    attributes.
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     sizes = {} if sizes is None else sizes

@@ -32,15 +32,10 @@ def install(extra: str) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as errors show it: its ``repr``, of which the middle is left out where it is long.
-
-    Args:
-        value: Anything, from a file too: an integer of too many digits for Python, or lists in each other, thousands
-            deep.
-    """
+    """A value as errors show it: its ``repr``, of which the middle is left out where it is long."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or lists in each other, thousands deep
         return f"a value of type {type(value).__name__} that is too long to be shown"
     return shortened(text)
 
@@ -69,9 +64,5 @@ def reason_of(error: BaseException) -> str:
 
 
 def visible(text: str) -> str:
-    r"""A line of text as it may be shown anywhere: control characters, line breaks too, are written out, as ``\x1b``.
-
-    Args:
-        text: Such as a name from a file, or a message that quotes one.
-    """
+    r"""A line of text that may be shown anywhere: control characters and line breaks are written out, as ``\x1b``."""
     return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)

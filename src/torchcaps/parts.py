@@ -187,10 +187,7 @@ def _type_of(hint: Any) -> Any:
 def build(kind: str, spec: Spec, **sizes: Any) -> Any:
     """The module that a description stands for; a module is returned as it is.
 
-    Args:
-        kind: Of the part.
-        spec: Its name, or a mapping of its name and options.
-        **sizes: What the data tell; the constructor is given those that it asks for by their names.
+    Of the sizes, which the data tell, the constructor is given those that it asks for by their names.
 
     Raises:
         InputError: An unknown part or option (the nearest name is given), an option out of its range, or a constructor
@@ -266,12 +263,7 @@ def override(kind: str, tree: Tree, changes: Mapping[str, Any], what: str | None
     A name that several parts have is changed in all of them. A part is chosen by its name, and keeps the values of
     options that the new one has too; a mapping changes the options of that part only; False or None leave out a part
     that may be absent, and True puts it in. In a sequence, a mapping without a name changes the part at its place.
-
-    Args:
-        kind: Of the part.
-        tree: What to start from.
-        changes: Values by the names of their options.
-        what: What a name stands for, in errors.
+    Errors call a name ``what``.
 
     Raises:
         InputError: An unknown option (the nearest name is given), or a value that does not fit its option.
@@ -282,13 +274,7 @@ def override(kind: str, tree: Tree, changes: Mapping[str, Any], what: str | None
 
 
 class UnknownOption(InputError):  # noqa: N818  one kind of wrong input
-    """A name that is no option.
-
-    Args:
-        what: What was looked up, in words.
-        name: The name.
-        known: All options.
-    """
+    """A name that is not one of the known options; ``what`` was looked up, in words."""
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         self.name, self.known = name, tuple(known)

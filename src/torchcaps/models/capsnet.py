@@ -193,10 +193,7 @@ class CapsNet(Network):
         return layer
 
     def capsules(self, images: Float[Tensor, "B C H W"]) -> list[Capsules]:
-        """What goes into each layer: the primary capsules, and the output of each layer but the last.
-
-        Argument and errors are those of :meth:`primary`.
-        """
+        """What goes into each layer: the primary capsules, and the output of each layer but the last."""
         flow = [self.primary(images)]
         for layer in self.layers[:-1]:
             flow.append(layer(flow[-1]))
@@ -294,12 +291,7 @@ class CapsNet(Network):
 
 
 class Readout(nn.Module):
-    """A number from the pose of each capsule: ⟨w_j, v_j⟩ + b_j.
-
-    Args:
-        num_capsules: J.
-        capsule_dim: D.
-    """
+    """A number from the pose of each capsule: ⟨w_j, v_j⟩ + b_j."""
 
     def __init__(self, num_capsules: int, capsule_dim: int) -> None:
         super().__init__()

@@ -118,15 +118,10 @@ def standardise(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
 def map_chunks(
     function: Callable[[Float[Tensor, "B C H W"]], Capsules], images: Float[Tensor, "B C H W"], largest: int, wide: bool
 ) -> Capsules:
-    """``function(images)``, of so many images at a time as is best, in nearly equal chunks.
+    """``function(images)``, the convolutions, of so many images at a time as is best, in nearly equal chunks.
 
-    The poses keep their memory order (B, K, I).
-
-    Args:
-        function: The convolutions.
-        images: Any number.
-        largest: Bytes of the largest map of one image.
-        wide: Whether the primary convolution goes by products of planes, which want many images.
+    The largest map of an image has so many bytes. ``wide`` convolutions go by products of planes, which want many
+    images. The poses keep their memory order (B, K, I).
     """
     memory = get_working_memory()
     at_once = max(1, int((memory * WIDE if wide else min(MAP, memory)) * MIB / largest))

@@ -167,12 +167,7 @@ def fit_to_images(preset: Preset, tree: Tree, in_shape: tuple[int, int, int], gi
 
     Each time that the longer side is twice as long, the smallest stride of the backbone, the first of equal ones, is
     doubled, so that maps have as many places; and the decoder ends in one more convolution, and in two to begin with.
-
-    Args:
-        preset: Of the network.
-        tree: The network; options that are not the preset's stay.
-        in_shape: Its images (C, H, W).
-        given: Names of options that stay in any case.
+    Options that are not the preset's, and those that are ``given``, stay.
     """
     doublings = math.ceil(math.log2(max(in_shape[1:]) / SIDE))
     if not preset.grows or doublings <= 0:

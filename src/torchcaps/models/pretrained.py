@@ -43,12 +43,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def load_weights(network: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
-    """Put tensors into a network, in the network's own precision.
-
-    Args:
-        network: Takes the tensors; one without memory for them, on the meta device, is brought to the CPU.
-        tensors: One for each entry of its ``state_dict()``, and no other.
-        source: The file they are from, for the error.
+    """Put the tensors of a file into a network, in its own precision; from the meta device, it is brought to the CPU.
 
     Raises:
         InputError: They are not this network's, or not finite; the first that is not is named.
