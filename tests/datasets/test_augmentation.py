@@ -11,7 +11,7 @@ from torch import Tensor
 from support import assert_close, assert_raises
 from tiny_runs import image_set
 from torchcaps.datasets import Augmentation, BatchLoader, ImageSet, fixed_pairs
-from torchcaps.datasets.affine import cut_windows, inverse_maps, linear_maps, warp
+from torchcaps.datasets.affine import inverse_maps, linear_maps, warp
 from torchcaps.datasets.augmentation import Changes
 from torchcaps.errors import InputError
 
@@ -164,14 +164,6 @@ def test_the_identity_and_quarter_turns_are_rot90_and_counterclockwise() -> None
             assert_close(turned(pixels, 90 * quarters), torch.rot90(pixels, quarters, (2, 3)), 1e-9)
 
 
-def test_a_whole_shift_moves_pixels_right_and_down_and_zeros_in() -> None:
-    pixels = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3)
-    assert_close(turned(pixels, shift=(1, 0)), [[[[0, 1, 2], [0, 4, 5], [0, 7, 8]]]], 1e-9)
-    assert_close(turned(pixels, shift=(0, -1)), [[[[4, 5, 6], [7, 8, 9], [0, 0, 0]]]], 1e-9)
-    assert turned(pixels, shift=(-500, 7000)).count_nonzero() == 0
-    assert_close(turned(pixels, shift=(0.25, 0))[0, 0, 0], [0.75, 1.75, 2.75], 1e-9)  # between pixels, and with zeros
-
-
 def test_maps_by_hand() -> None:
     linear = linear_maps(torch.tensor([90.0, 0.0]), torch.tensor([[2.0, 3.0], [1.0, 1.0]]), torch.tensor([0.5, 0.25]))
     right, down = torch.tensor([1.0, 0.0], dtype=torch.float64), torch.tensor([0.0, 1.0], dtype=torch.float64)
@@ -181,14 +173,3 @@ def test_maps_by_hand() -> None:
     assert_close(linear[0] @ down, [3, -1.5], 1e-12)
     assert_close(linear[1] @ down, [0.25, 1], 1e-12)
     assert linear_maps(torch.zeros(1), torch.ones(1, 2)).tolist() == [[[1, 0], [0, 1]]]
-
-
-def test_what_lies_outside_is_zero_or_the_nearest_pixel_of_the_edge() -> None:
-    image = torch.tensor([[[[1, 2], [3, 4]]]], dtype=torch.uint8)
-    still = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]])
-    assert_close(warp(image, still, (4, 4)), [[[[0, 0, 0, 0], [0, 1, 2, 0], [0, 3, 4, 0], [0, 0, 0, 0]]]], 1e-6)
-    edge = [[[[1, 1, 2, 2], [1, 1, 2, 2], [3, 3, 4, 4], [3, 3, 4, 4]]]]
-    assert_close(warp(image, still, (4, 4), "edge"), edge, 1e-6)
-    corner = torch.zeros(1, 2).long()
-    assert cut_windows(image, corner, (2, 2), 1).tolist() == [[[[0, 0], [0, 1]]]]
-    assert cut_windows(image, corner, (2, 2), 1, "edge").tolist() == [[[[1, 1], [1, 1]]]]

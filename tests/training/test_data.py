@@ -31,14 +31,7 @@ from torchcaps.training import (
 from torchcaps.training.config import OWN, override, read_config
 from torchcaps.training.data import augmentation_of, cropped, load_run_data, run_data
 from torchcaps.training.devices import launch
-from torchcaps.training.small_data import (
-    LEAST_STEPS,
-    fit_recipe,
-    seconds_of_step,
-    warning_of_chance,
-    warning_of_unpredicted,
-    words_of_time,
-)
+from torchcaps.training.small_data import fit_recipe, warning_of_chance
 
 
 def first_images(config: TrainConfig, whole: Dataset) -> torch.Tensor:
@@ -161,7 +154,7 @@ def test_a_recipe_that_is_fitted_to_few_images_is_said_and_written(bars: Path, t
     assert "With fewer than 50 training images of a class compact-shared learns better" in said.said
     written = read_config(tmp_path / "run" / "config.json")
     assert (written.recipe.epochs, written.recipe.batch_size, written.fitted) == (334, 16, ())
-    assert LEAST_STEPS <= 6 * 334 < LEAST_STEPS + 6
+    assert small_data.LEAST_STEPS <= 6 * 334 < small_data.LEAST_STEPS + 6
 
 
 def test_strides_that_grow_with_the_images_are_said_and_written(
@@ -231,27 +224,27 @@ def test_uneven_classes_are_said_and_balanced_accuracy_chooses(bars: Path, tmp_p
 
 def test_classes_that_are_never_predicted_are_named() -> None:
     labels, names = np.array([0] * 9 + [1] * 2), ("good", "hole", "none")
-    said = warning_of_unpredicted(Evaluation(labels, np.eye(3)[labels * 0], 1.0, names))
+    said = small_data.warning_of_unpredicted(Evaluation(labels, np.eye(3)[labels * 0], 1.0, names))
     assert said == (
         "of 11 test images none was given hole; try --class-weights balanced, more steps, or more images of them"
     )
-    assert warning_of_unpredicted(Evaluation(labels, np.eye(3)[labels], 1.0, names)) is None
+    assert small_data.warning_of_unpredicted(Evaluation(labels, np.eye(3)[labels], 1.0, names)) is None
 
 
 def test_a_long_run_says_its_time_and_that_of_smaller_images(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config("compact", data="folder:x", epochs=10, batch_size=10)
     monkeypatch.setattr(small_data, "seconds_of_step", lambda _, shape, __: 0.001 * shape[1])
-    assert words_of_time(config, config, (1, 64, 64), 3, 500) == []  # 500 steps of 64 ms
-    assert words_of_time(config, config, (1, 64, 64), 3, 10_000) == [
+    assert small_data.words_of_time(config, config, (1, 64, 64), 3, 500) == []  # 500 steps of 64 ms
+    assert small_data.words_of_time(config, config, (1, 64, 64), 3, 10_000) == [
         "Time: at most about 10 min 40 s on this machine; with images of 32×32 (--image-size 32) about 5 min 20 s"
     ]
     strides: list[Any] = []
     monkeypatch.setattr(
         small_data, "seconds_of_step", lambda each, *_: strides.append(flat(each.model)["stem_strides"]) or 1
     )
-    words_of_time(small_data.fit_network(config, (1, 128, 128)), config, (1, 128, 128), 3, 500)
+    small_data.words_of_time(small_data.fit_network(config, (1, 128, 128)), config, (1, 128, 128), 3, 500)
     assert strides == [(2, 1, 2), (1, 1, 2)], "smaller images have the network that their own run would have"
     monkeypatch.undo()
     before = torch.get_rng_state()
-    assert 0 < seconds_of_step(config, (1, 24, 24), 3) < 60
+    assert 0 < small_data.seconds_of_step(config, (1, 24, 24), 3) < 60
     assert torch.equal(torch.get_rng_state(), before)

@@ -22,15 +22,7 @@ from tiny_runs import go_on, tiny_config
 from torchcaps.errors import InputError
 from torchcaps.machine import usable_cores
 from torchcaps.training import Progress, devices, resume, train
-from torchcaps.training.devices import (
-    PARENT,
-    hardware,
-    launch,
-    peak_memory_mib,
-    pick_precision,
-    source_commit,
-    versions,
-)
+from torchcaps.training.devices import PARENT, launch, pick_precision
 from torchcaps.training.folder import lock_folder
 
 CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
@@ -65,10 +57,10 @@ def test_devices_that_are_not_there_are_refused_first(monkeypatch: pytest.Monkey
 
 
 def test_the_summary_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(versions(CUDA)) - set(versions(CPU)) == {"cuda"}
-    assert hardware(CPU)["device"] == "cpu"
-    assert hardware(CPU)["processor"]
-    assert (peak_memory_mib(CPU) or 51) > 50
+    assert set(devices.versions(CUDA)) - set(devices.versions(CPU)) == {"cuda"}
+    assert devices.hardware(CPU)["device"] == "cpu"
+    assert devices.hardware(CPU)["processor"]
+    assert (devices.peak_memory_mib(CPU) or 51) > 50
 
     def git(*words: str) -> None:
         command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c", *words]
@@ -78,15 +70,15 @@ def test_the_summary_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     source.parent.mkdir(parents=True)
     source.write_text("1")
     monkeypatch.setattr(devices, "__file__", str(source))
-    assert source_commit() is None, "an installed package has no commit"
+    assert devices.source_commit() is None, "an installed package has no commit"
     git("init")
-    assert source_commit() is None, "nor has a tree without one"
+    assert devices.source_commit() is None, "nor has a tree without one"
     git("add", ".")
     git("commit", "-m", "first")
-    clean = source_commit()
+    clean = devices.source_commit()
     assert re.fullmatch("[0-9a-f]{10}", str(clean))
     source.write_text("2")
-    assert source_commit() == f"{clean}-dirty"
+    assert devices.source_commit() == f"{clean}-dirty"
 
 
 def command_line(*arguments: str, launcher: tuple[str, ...] = ("-m", "torchcaps"), code: int = 0) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from support import assert_raises
 from tiny_runs import go_on, run, same_weights, tiny_config
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, remove_temporaries
-from torchcaps.training import Progress, TrainConfig, load_run, resume, train
+from torchcaps.training import Progress, TrainConfig, load_run, resume
 from torchcaps.training.folder import HOLDER, LOCK, lock_folder, read_checkpoint
 
 
@@ -118,14 +117,6 @@ def test_runs_without_a_name_are_numbered(tiny: TrainConfig, tmp_path: Path, mon
     Path("runs").symlink_to("nowhere")
     with pytest.raises(OSError, match="runs"):
         run(tiny)
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="names of files are UTF-8 on this system")
-def test_a_folder_whose_name_is_not_utf_8_is_trained_in_and_drawn(bars: Path, tmp_path: Path) -> None:
-    out = tmp_path / os.fsdecode(b"\xff\xfe")
-    assert train(tiny_config(bars, epochs=1), out, progress=Progress())["epochs"] == 1
-    assert (out / "figures" / "curves.png").exists()
-    assert load_run(out).class_names == ("0", "1", "2")
 
 
 def left_of(path: Path) -> Path:

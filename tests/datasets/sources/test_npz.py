@@ -139,9 +139,6 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.npz")
     for spec, words in (
         (f"npz:{tmp_path / 'a.npz'}", "a.npz: what is there is a FIFO"),
-        (f"npz:{tmp_path / 'gone.npz'}", "there is no file"),
-        (f"npz:{tmp_path}", "what is there is a folder"),
-        (f"npz:{tmp_path}/a\0.npz", "NUL"),
         (f"npz:{tmp_path / ('x' * 300)}", "cannot be"),
         (f"folder:{tmp_path / 'a.npz'}", "folder"),
         (f"folder:{tmp_path}/a\0", "NUL"),

@@ -70,10 +70,8 @@ def test_aeon_reads_problems_of_its_archives(tmp_path: Path, monkeypatch: pytest
         ragged = [np.ones((2, 3 + n)) for n in range(20 if split == "train" else 9)]
         return (ragged if name == "Ragged" else np.ones((20, 2, 5))), np.array(["10", "9"] * 10)[: len(ragged)]
 
-    package, datasets = types.ModuleType("aeon"), types.ModuleType("aeon.datasets")
-    datasets.__file__, datasets.load_classification = str(tmp_path / "__init__.py"), load_classification
-    package.datasets = datasets
-    monkeypatch.setitem(sys.modules, "aeon", package)
+    datasets = types.SimpleNamespace(__file__=str(tmp_path / "__init__.py"), load_classification=load_classification)
+    monkeypatch.setitem(sys.modules, "aeon", types.SimpleNamespace(datasets=datasets))
     monkeypatch.setitem(sys.modules, "aeon.datasets", datasets)
     (tmp_path / "data" / "Ragged").mkdir(parents=True)
     ragged = load_dataset("aeon:Ragged")
@@ -83,7 +81,6 @@ def test_aeon_reads_problems_of_its_archives(tmp_path: Path, monkeypatch: pytest
     assert asked == [("Ragged", str(tmp_path / "data"))] * 2
     assert_raises(InputError, load_dataset, "aeon:Missing", say="aeon cannot read Missing: no such problem")
     assert asked[-1] == ("Missing", None)
-    monkeypatch.setitem(sys.modules, "aeon", None)
     monkeypatch.setitem(sys.modules, "aeon.datasets", None)
     with pytest.raises(InputError, match=r"aeon:Ragged needs aeon.*torchcaps\[aeon\]"):
         load_dataset("aeon:Ragged")

@@ -132,8 +132,7 @@ def test_mirrors_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_home_of_a_user_who_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     nobody = "~no-such-user/data"
     said = f"{nobody} begins with the home folder of a user who is not known"
-    for spec in (f"folder:{nobody}", nobody):
-        assert_raises(InputError, load_dataset, spec, say=said)
-    assert_raises(InputError, load_dataset, "mnist", data_dir=nobody, say=said)
+    for spec, options in ((f"folder:{nobody}", {}), (nobody, {}), ("mnist", {"data_dir": nobody})):
+        assert_raises(InputError, load_dataset, spec, **options, say=said)
     monkeypatch.setenv("TORCHCAPS_DATA", nobody)
     assert_raises(InputError, SOURCE.find, None, say=nobody)
