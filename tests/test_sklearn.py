@@ -78,8 +78,6 @@ def test_every_form_of_the_same_images_gives_the_same(digits: tuple[np.ndarray, 
             for other in (grey, images.astype(np.float32)):
                 assert np.array_equal(classifier.capsule_scores(other), wanted), name
     assert np.allclose(classifier.capsule_scores(form[::-1])[::-1], wanted, rtol=1e-5, atol=1e-6), "in another order"
-    assert wanted.shape == (300, 10)
-    assert 0 <= wanted.min() <= wanted.max() <= 1
 
 
 def test_other_numbers_are_scaled_by_what_fit_saw_and_clipped(digits: tuple[np.ndarray, np.ndarray]) -> None:
@@ -112,11 +110,7 @@ def test_colour_and_the_order_of_axes() -> None:
     classifier = small().fit(images, labels)
     assert classifier.network_.in_shape == (3, 6, 7)
     last = images.transpose(0, 2, 3, 1)
-    for form, shape in (
-        (last, None),
-        (images.reshape(40, -1), (3, 6, 7)),
-        (last.reshape(40, -1), (6, 7, 3)),
-    ):
+    for form, shape in ((last, None), (images.reshape(40, -1), (3, 6, 7)), (last.reshape(40, -1), (6, 7, 3))):
         other = small(image_shape=shape).fit(form, labels)
         assert np.array_equal(other.capsule_scores(form), classifier.capsule_scores(images))
 

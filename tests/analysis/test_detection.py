@@ -39,6 +39,8 @@ def test_a_network_without_decoder_goes_by_its_highest_score(cnn, images: ImageS
     assert ratios == pytest.approx(lacking / np.array(detector.limits)[classes], rel=1e-4)
     with pytest.raises(InputError, match="a distance to the reconstruction needs a decoder"):
         fit_detector(cnn, images, measure="reconstruction")
+    with pytest.raises(InputError, match="the detector has 2 classes, but the network 4"):
+        judge(cnn, images.images, Detector("score", (1.0, 1.0), 9))
 
 
 def test_the_attack_that_knows_the_detector(model, images: ImageSet) -> None:
@@ -83,12 +85,3 @@ def test_what_is_found(model, images: ImageSet, make_images) -> None:
     judged = ImageSet(images.images, torch.from_numpy(right))
     nobody = detect(model, judged, detector, epsilons=(0.0,), steps=1).found[1]
     assert (nobody.fooled, nobody.auroc, nobody.undetected) == (0, None, 0)
-
-
-def test_what_cannot_be_told(make_model, model, images: ImageSet) -> None:
-    with pytest.raises(InputError, match="measure must be one of reconstruction, score, got 'colour'"):
-        fit_detector(model, images, measure="colour")
-    with pytest.raises(InputError, match="one object, but this network finds 2"):
-        fit_detector(make_model(objects=2), images)
-    with pytest.raises(InputError, match="the detector has 2 classes, but the network 4"):
-        judge(model, images.images, Detector("score", (1.0, 1.0), 9))

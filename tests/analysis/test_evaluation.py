@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -179,14 +180,17 @@ def evaluation(confusion, names=None, loss=0.1) -> Evaluation:
 
 
 def test_right_and_wrong_have_their_own_colours_and_each_cell_its_number(words):
-    figure = evaluation([[8, 2, 0], [0, 5, 0], [0, 0, 0]], ["ant", "$bee$", "cow"]).figures()[""]
+    found = evaluation([[8, 2, 0], [0, 5, 0], [0, 0, 0]], ["ant", "$bee$", "cow"])
+    figure = dataclasses.replace(found, title="network, images").figures()[""]
     axes = figure.axes[0]
     wrong, right = (image.get_array() for image in axes.images)
     assert (wrong.count(), float(wrong[0, 1])) == (1, pytest.approx(20))  # percent of the true class
     assert (right.count(), float(right[0, 0]), float(right[1, 1])) == (2, pytest.approx(80), pytest.approx(100))
     numbers = {text.get_position(): text.get_text() for text in axes.texts}
     assert numbers == {(0, 0): "8", (1, 0): "2", (1, 1): "5"}  # x is the class given
-    assert {"ant", "$bee$", "cow", "class given", "true class", "2 of 15 images wrong"} <= set(words(figure))
+    assert {"ant", "$bee$", "cow", "class given", "true class", "network, images\n2 of 15 images wrong"} <= set(
+        words(figure)
+    )
     assert len(evaluation(np.diag([3, 4])).figures()[""].axes[0].images) == 1  # without errors no scale of them
 
 

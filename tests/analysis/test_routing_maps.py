@@ -233,10 +233,7 @@ def test_capsules_that_say_nothing_are_counted(make_deep, make_images):
     for layer, share in ((1, 1 / 3), (2, 1 / 4)):
         assert analysis.routing_statistics(model, images, layer=layer).dead == 0
         model.layer(layer).transform.weight.detach()[:, 1] = 0  # a type on the map, or a class
-        statistics = analysis.routing_statistics(model, images, layer=layer)
-        assert statistics.dead == pytest.approx(share)
-        trace = analysis.trace_routing(model, images, layer=layer)
-        np.testing.assert_allclose(statistics.longest, np.linalg.norm(trace.capsules[-1], axis=2).max(0), atol=1e-5)
+        assert analysis.routing_statistics(model, images, layer=layer).dead == pytest.approx(share)
 
 
 def test_activations_are_the_scores_of_a_routing_that_gives_them(make_deep, make_images, words):

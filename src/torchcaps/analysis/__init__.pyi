@@ -11,7 +11,6 @@ from .detection import evasion as evasion
 from .detection import fit_detector as fit_detector
 from .detection import judge as judge
 from .evaluation import Evaluation as Evaluation
-from .evaluation import Precision as Precision
 from .evaluation import evaluate as evaluate
 from .figures import save_figure as save_figure
 from .layers import Layer as Layer
