@@ -179,6 +179,7 @@ def test_what_a_network_lacks_is_said() -> None:
     assert_raises(InputError, blind.decode, [0], np.zeros((1, 5), np.float32), say="needs a decoder")
 
     unrouted = Explorer(small_network(num_iterations=0))
+    assert unrouted.no_routing is not None
     assert "num_iterations must be at least 1" in unrouted.no_routing
     assert unrouted.look(pixels_for(unrouted)).routing is None
 
