@@ -6,8 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from cli_support import Cli
+from torchcaps.datasets import load_dataset
+from torchcaps.models import create_model
 
 TINY = ("--conv-channels", "8", "--primary-types", "2", "--decoder-hidden", "16", "--batch-size", "50")
 SMALL_DATA = ("--limit-train", "200", "--limit-test", "100", "--validation-size", "100")
@@ -45,8 +48,6 @@ def run_folder(cli: Cli, tmp_path_factory: pytest.TempPathFactory, tiny: tuple[s
 @pytest.fixture(scope="session")
 def cnn_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A network without capsules, as save_pretrained writes it: nothing is known of its data."""
-    from torchcaps.models import create_model
-
     folder = tmp_path_factory.mktemp("cli") / "cnn"
     create_model("baseline-cnn", channels=(2, 2), hidden=(4,), dropout=0.0).save_pretrained(folder)
     return folder
@@ -55,10 +56,6 @@ def cnn_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def digit_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first test image of the digits."""
-    from PIL import Image
-
-    from torchcaps.datasets import load_dataset
-
     path = tmp_path_factory.mktemp("cli") / "digit.png"
     Image.fromarray(load_dataset("digits").test.images[0, 0].numpy()).save(path)
     return path
@@ -73,8 +70,7 @@ def environment() -> dict[str, str]:
 @pytest.fixture(scope="session")
 def onnx_file(cli: Cli, run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run as an ONNX file."""
-    for package in ("onnx", "onnxruntime", "onnxscript"):
-        pytest.importorskip(package, reason="the extra torchcaps[export] is not installed")
+    pytest.importorskip("onnxscript", reason="the extra torchcaps[export] is not installed")
     path = tmp_path_factory.mktemp("cli") / "model.onnx"
     cli.out("export", run_folder, "--out", path)
     return path

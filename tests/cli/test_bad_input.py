@@ -131,6 +131,7 @@ def typed(
     """The words of a row; the files that rows speak of are in the folder one is in."""
     (tmp_path / "code.py").write_bytes(CODE)
     (tmp_path / "no-run").mkdir()
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
     np.savez(tmp_path / "colour.npz", x=np.zeros((60, 28, 28, 3), np.uint8), y=np.arange(60) % 3)
     for n in range(22):
         (folder := tmp_path / "damaged" / "ab"[n % 2]).mkdir(parents=True, exist_ok=True)

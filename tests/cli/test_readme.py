@@ -13,6 +13,7 @@ import pytest
 from support import registered_for_now
 from torchcaps.cli.app import COMMANDS, app
 from torchcaps.cli.train import build_config, run_options
+from torchcaps.datasets import find_dataset
 from torchcaps.models import get_preset
 
 ROOT = Path(__file__).parents[2]
@@ -60,8 +61,6 @@ def check(call: str) -> None:
         InputError: An unknown command, preset, data set, table, or field of the preset.
         click.UsageError: An unknown option, or a value that it does not take.
     """
-    from torchcaps.datasets import find_dataset
-
     context = click.Context(app, info_name="torchcaps")
     name, command, arguments = app.resolve_command(context, shlex.split(call))
     parsed = command.make_context(name, arguments, parent=context)
