@@ -377,7 +377,7 @@ NETWORKS: list[tuple[str, dict[str, Any]]] = [
     ),
     *(("sabour2017", {"classification_loss": name}) for name in ("score-cross-entropy", "spread")),
     ("baseline-cnn", {"stem_channels": (4,), "stem_strides": (1,)}),
-    ("cnn-pooled", {}),
+    ("cnn-pooled", {"backbone": "conv", "stem_channels": (4,), "stem_strides": (1,)}),
 ]
 # Other values of options where none follows from the annotation, or where the next one means the same in training.
 VALUES: dict[str, Any] = {
