@@ -195,3 +195,4 @@ def test_which_data_sets_are_of_drawings() -> None:
     named = {info.name: info.preparation for info in list_datasets() if info.preparation}
     assert named == {"mnist": MNIST, "digits": DIGITS, "mnist-40": MNIST, "affnist": MNIST}
     assert MNIST.scaled(1.5) == Preparation(box=30)
+    assert str(DIGITS) == "light on dark, the longer side of the ink's box 20 pixels, its box in the middle"

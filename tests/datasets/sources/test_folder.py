@@ -36,7 +36,7 @@ def parts(data: Dataset) -> list[set[tuple[int, ...]]]:
 
 
 def test_one_folder_is_split_in_three(tmp_path: Path) -> None:
-    data = load(fill(tmp_path, {"cat": 20, "Dog": 30}))
+    data = load(fill(tmp_path / "pets", {"cat": 20, "Dog": 30}))
     assert data.class_names == ("Dog", "cat")
     assert data.in_shape == (1, 6, 5)
     split = [part.labels.bincount().tolist() for part in (data.train, data.validation, data.test)]
@@ -44,6 +44,9 @@ def test_one_folder_is_split_in_three(tmp_path: Path) -> None:
     assert len(set.union(*parts(data))) == 50  # no image in two parts, none lost
     for part in (data.train, data.validation, data.test):
         assert torch.equal(1 - part.images[:, 0, 0, 0].long(), part.labels)  # each with its own label
+    pinned = load(fill(tmp_path / "pinned", {"a": 20, "b": 20}))
+    held = [(0, 0), (0, 3), (0, 10), (0, 13), (1, 0), (1, 1), (1, 3), (1, 16)]
+    assert sorted((label, i) for label, i, _ in parts(pinned)[2]) == held, "results rest on this choice"
     fewest = load(fill(tmp_path / "few", {"10": 3, "9": 3}), limit_train=2)
     assert fewest.class_names == ("9", "10"), "numbers go by their value"
     for part in (fewest.train, fewest.validation, fewest.test):
