@@ -25,7 +25,7 @@ def bright(count: int, seed: int) -> ImageSet:
     images[:, :, 2:6, 3:7] += (light * 190).to(torch.uint8)[:, None, None, None]
     labels = torch.arange(count) % 4
     factors = {"light": light, "signed": (light - 0.5) * (labels - 1.5).sign(), "azimuth": (330 + 60 * light) % 360}
-    factors |= {"noise": torch.rand(count, generator=random), "thing": torch.arange(count)}
+    factors |= {"noise": 100 * torch.rand(count, generator=random), "thing": torch.arange(count)}
     return ImageSet(images, labels, factors=factors)
 
 

@@ -253,7 +253,7 @@ class RoutingReport(Result):
         cax.set_ylim(-math.sqrt(uniform), most)  # no coupling is below zero, though the scale goes on
         ticks = sorted({0.0, uniform, 2 * uniform, uniform + reach})
         bar.set_ticks(
-            list(shades(np.array(ticks))), labels=[f"{each:.2g}" + " uniform" * (each == uniform) for each in ticks]
+            shades(np.array(ticks)).tolist(), labels=[f"{each:.2g}" + " uniform" * (each == uniform) for each in ticks]
         )
         return figure
 
