@@ -62,12 +62,6 @@ def _working_memory() -> Iterator[None]:
     set_working_memory(before)
 
 
-@pytest.fixture
-def rng() -> torch.Generator:
-    """A generator of random numbers that starts alike in every test."""
-    return torch.Generator().manual_seed(0)
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Chromium, closed before other modules run: Playwright keeps an event loop in this thread."""

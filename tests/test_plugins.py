@@ -22,37 +22,22 @@ from torchcaps.explorer import open_explorer
 from torchcaps.parts import build
 from torchcaps.training import load_run
 
-ROUTING = '''
-"""Every vote that agrees with the mean counts more."""
-import torchcaps
-from torchcaps.nn import Routed, Routing
-from torchcaps.ranges import PositiveFactor
+PAGE = (Path(__file__).parents[1] / "docs" / "own-routing.md").read_text(encoding="utf-8")
+ROUTING, BRIER = (
+    part.partition("```python\n")[2].partition("\n\n\nnetwork =")[0] + "\n"
+    for part in (PAGE, PAGE.partition("## Your own loss")[2])
+)
+"""The page's routing "mine", which has a temperature, and its loss "brier"."""
 
-@torchcaps.register("routing", "mine")
-class Mine(Routing):
-    """Args:
-        temperature: What the agreement is divided by.
-    """
-    def __init__(self, temperature: PositiveFactor = 1.0):
-        super().__init__()
-        self.temperature = temperature
-
-    def forward(self, votes, activations=None, *, return_coupling=False):
-        mean = votes.weighted_sum(votes.compete(votes.zeros()))
-        coupling = votes.compete(votes.agreement(torchcaps.squash(mean)) / self.temperature)
-        poses = torchcaps.squash(votes.weighted_sum(coupling))
-        return Routed(poses, coupling=coupling if return_coupling else None)
-'''
-
-PARTS_OF_A_PACKAGE = """
+PARTS_OF_A_PACKAGE = f"""
 import torch
+import torchcaps
 from torch import nn
 from torchcaps import register
 from torchcaps.models import register_preset
 from torchcaps.nn import DenseVotes, Transform
-from torchcaps.ops.losses import multi_hot
-from torchcaps.ranges import Factor, ShareBelowOne, Width
-
+from torchcaps.ranges import ShareBelowOne, Width
+{BRIER}
 @register("transform", "one-matrix")
 class OneMatrix(Transform):
     def bind(self, size, std):
@@ -68,24 +53,14 @@ class Wide(nn.Sequential):
         super().__init__(nn.Conv2d(in_channels, wide_channels, 9), nn.ReLU())
         self.wide_channels = wide_channels
 
-@register("loss", "brier")
-class Brier(nn.Module):
-    def __init__(self, brier_absent: Factor = 1.0):
-        super().__init__()
-        self.brier_absent = brier_absent
-
-    def forward(self, scores, targets):
-        present = multi_hot(scores, targets)
-        return (present * (1 - scores) ** 2 + self.brier_absent * (1 - present) * scores**2).sum(1).mean()
-
 @register("optimizer", "rmsprop")
 class RMSprop(torch.optim.RMSprop):
     def __init__(self, params, learning_rate, *, rms_kept: ShareBelowOne = 0.99):
         super().__init__(params, lr=learning_rate, alpha=rms_kept)
 
 register_preset("all-mine", "All of my own.", base="sabour2017",
-    network={"transform": "one-matrix", "backbone": "wide", "classification_loss": "brier", "brier_absent": 0.5},
-    recipe={"optimizer": "rmsprop", "rms_kept": 0.9})
+    network=dict(transform="one-matrix", backbone="wide", classification_loss="brier", brier_absent=0.5),
+    recipe=dict(optimizer="rmsprop", rms_kept=0.9))
 """
 OWN = {
     "transform": {"name": "one-matrix"},
@@ -113,7 +88,7 @@ def run(folder: Path, *commands: list[str]) -> list[tuple[int, str, str]]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With images, a picture, the routing's file, and a run that was trained with it."""
     folder = tmp_path_factory.mktemp("plugins")
-    (folder / "my_routing.py").write_text(ROUTING.strip() + "\n")
+    (folder / "my_routing.py").write_text(ROUTING)
     write_bars(folder / "bars.npz")
     Image.fromarray(np.load(folder / "bars.npz")["x"][0]).save(folder / "bar.png")
     train = ["train", "--plugin=my_routing.py", "--routing=mine", "--temperature=0.5", "--data=npz:bars.npz"]

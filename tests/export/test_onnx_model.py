@@ -24,6 +24,10 @@ def describe(**values: Any) -> Description:
     return Description(**{"in_shape": (1, 18, 20), "class_names": ("zero", "one", "two", "three"), **values})
 
 
+def whole_numbers(name: str, values: list[int]) -> Any:
+    return onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [len(values)], values)
+
+
 def write_mean(path: Path, metadata: dict[str, str], output: str = "lengths", more: Graph = ((), ())) -> Path:
     """A file whose scores of four classes are the mean pixel, plus the mean of ``added``, which ``more`` computes."""
     helper, pixels = onnx.helper, ["batch", 1, 18, 20]
@@ -35,10 +39,7 @@ def write_mean(path: Path, metadata: dict[str, str], output: str = "lengths", mo
         *([helper.make_node("Add", ["mean_column", "added_mean"], ["column"])] if more[0] else ()),
         helper.make_node("Expand", ["column", "four"], [output]),
     ]
-    constants = [
-        helper.make_tensor(name, onnx.TensorProto.INT64, [len(values)], values)
-        for name, values in (("axes", [1, 2, 3]), ("last", [1]), ("four", [1, 4]))
-    ]
+    constants = [whole_numbers("axes", [1, 2, 3]), whole_numbers("last", [1]), whole_numbers("four", [1, 4])]
     graph = helper.make_graph(
         nodes,
         "mean",
@@ -99,10 +100,6 @@ def test_files_that_are_none_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ):
         model = OnnxModel(write_mean(other, describe(**changed).to_metadata()))
         assert_raises(InputError, model, np.zeros(shape, np.uint8), say=f"{other} {said}")
-
-
-def whole_numbers(name: str, values: list[int]) -> Any:
-    return onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [len(values)], values)
 
 
 def never_ends() -> Graph:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 
 from support import (
     assert_close,
-    assert_differs,
     assert_finite,
     assert_gradients_reach,
     assert_raises,
@@ -31,21 +29,6 @@ def network(preset: str = "sabour2017", in_shape: Any = (1, 20, 20), num_classes
     return create_model(preset, in_shape, num_classes, **small(preset, **overrides))
 
 
-def test_the_parts_make_the_whole() -> None:
-    """Numbers: test_sources.py."""
-    model = network()
-    output = model(IMAGES, LABELS, return_coupling=True)
-    capsules, activations, coupling = model.class_capsules.route(model.primary(IMAGES), return_coupling=True)
-    assert_close(output.capsules, capsules)
-    assert_close(output.coupling, coupling)
-    assert_close(output.reconstruction, model.decode(mask_capsules(capsules, LABELS)))
-    assert_close(output.coupling.sum(2), 1.0, 1e-5)
-    assert activations is output.logits is model(IMAGES).coupling is None
-    column = model(IMAGES, LABELS[:, None])
-    assert_close(column.reconstruction, output.reconstruction, 0)
-    assert_close(model.loss(column, IMAGES, LABELS[:, None]).total, model.loss(output, IMAGES, LABELS).total, 0)
-
-
 def test_targets_choose_the_capsule_that_is_decoded() -> None:
     model = network(weight_std=1.0)
     longest = model(IMAGES).lengths.argmax(-1)
@@ -53,6 +36,7 @@ def test_targets_choose_the_capsule_that_is_decoded() -> None:
     for targets, kept in (
         (None, torch.nn.functional.one_hot(longest, 4)),
         (LABELS, torch.nn.functional.one_hot(LABELS, 4)),
+        (LABELS[:, None], torch.nn.functional.one_hot(LABELS, 4)),
         (rows, rows),
         (rows.bool(), rows),
     ):
@@ -79,18 +63,6 @@ def test_bad_images_targets_and_sizes() -> None:
     for preset, classes in itertools.product(("sabour2017", "baseline-cnn"), (1, -3, 10**30, 2.0, "10", True)):
         with pytest.raises(InputError, match="num_classes must be "):
             create_model(preset, (1, 28, 28), classes)
-
-
-def test_another_precision_and_order_of_memory() -> None:
-    model = network()
-    wanted = model(IMAGES, LABELS)
-    fast = copy.deepcopy(model).to(memory_format=torch.channels_last)
-    assert_close(fast(IMAGES.contiguous(memory_format=torch.channels_last)).capsules, wanted.capsules, 1e-5)
-    for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        output = copy.deepcopy(model).to(dtype)(IMAGES.to(dtype), LABELS)
-        assert_close(output.lengths.float(), wanted.lengths, 0.02)
-        assert output.reconstruction.dtype == dtype
-        assert_close(output.reconstruction.float(), wanted.reconstruction, 0.02)
 
 
 def test_a_step_compiles_into_one_graph() -> None:
@@ -150,9 +122,6 @@ def test_each_object_is_decoded_from_its_own_capsule_alone() -> None:
     assert (output.decoded == PAIRS).all()
     for p in range(2):
         assert_close(output.reconstruction[:, p], model.decode(mask_capsules(output.capsules, PAIRS[:, p])))
-        gradient = torch.autograd.grad(output.reconstruction[:, p].sum(), output.capsules, retain_graph=True)[0]
-        touched = gradient.abs().sum(-1) > 0
-        assert (touched == torch.nn.functional.one_hot(PAIRS[:, p], 4).bool()).all()
     assert_close(model(IMAGES, PAIRS.flip(1)).reconstruction, output.reconstruction.flip(1))
 
     found = model(IMAGES)  # without labels: the longest first
@@ -175,17 +144,8 @@ def test_the_loss_of_several_objects_is_that_of_all_their_classes_and_parts() ->
     assert_close(mean.reconstruction, (output.reconstruction - PARTS).square().mean())
 
 
-def test_the_order_of_the_objects_does_not_matter() -> None:
+def test_an_object_is_compared_with_its_own_part_and_what_is_left_with_what_is_left() -> None:
     model = pair_network()
-    wanted = model.loss(model(IMAGES, PAIRS), PARTS, PAIRS)
-    other = model.loss(model(IMAGES, PAIRS.flip(1)), PARTS, PAIRS)  # decoded in one order, compared in another
-    flipped = model.loss(model(IMAGES, PAIRS.flip(1)), PARTS.flip(1), PAIRS.flip(1))
-    for losses in (other, flipped):
-        assert_close(losses.reconstruction, wanted.reconstruction, 1e-6)
-        assert_close(losses.classification, wanted.classification, 1e-6)
-    assert_differs(wanted.reconstruction, model.loss(model(IMAGES, PAIRS), PARTS.flip(1), PAIRS).reconstruction)
-
-    # decoded 2 and 0, in the image 0 and 3: 0 beside 0, what is left beside what is left
     output = model(IMAGES[:1], torch.tensor([[2, 0]]))
     (two, none), (zero, three) = output.reconstruction[0], PARTS[0]
     losses = model.loss(output, PARTS[:1], torch.tensor([[0, 3]]))

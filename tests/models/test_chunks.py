@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -17,14 +15,6 @@ from torchcaps.machine import MIB
 from torchcaps.models import CapsNet
 from torchcaps.models.images import map_chunks
 from torchcaps.nn import Capsules, PrimaryCapsules
-from torchcaps.ops.memory import get_working_memory
-
-
-@pytest.fixture(autouse=True)
-def working_memory() -> Iterator[None]:
-    before = get_working_memory()
-    yield
-    torchcaps.set_working_memory(before)
 
 
 def network(**overrides: Any) -> CapsNet:

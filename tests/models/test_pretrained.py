@@ -36,13 +36,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_files_are_readable(folder: Path) -> None:
-    description = json.loads((folder / "config.json").read_text())
-    assert (description["name"], description["in_shape"], description["num_classes"]) == ("capsules", [3, 18, 21], 4)
-    assert description["layers"][0]["routing"]["softmax_over"] == "outputs"
-    assert load_file(folder / "model.safetensors")["layers.0.transform.weight"].shape[1:] == (4, 16, 8)
-
-
 def test_weights_that_are_damaged_or_do_not_fit(folder: Path) -> None:
     weights = folder / "model.safetensors"
     content = weights.read_bytes()
@@ -94,9 +87,7 @@ def test_reading_draws_no_random_numbers(folder: Path) -> None:
     torch.manual_seed(0)
     again = CapsNet.from_pretrained(folder)
     assert torch.equal(torch.rand(1), wanted)
-    made = network()
-    for (name, read), new in zip(again.named_parameters(), made.parameters(), strict=True):
-        assert (read.requires_grad, read.stride()) == (True, new.stride()), name
+    assert all(parameter.requires_grad for parameter in again.parameters())
 
 
 def test_what_is_missing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,6 +140,7 @@ def test_weights_start_as_the_options_say() -> None:
         for layer, std in zip((backbone.stem[2], primary.convs[0], decoder.layers[0]), stds, strict=True):
             assert layer.weight.std().item() == pytest.approx(std, rel=0.1)
             assert_close(layer.bias, bias)
+    assert_close(PrimaryCapsules(64, primary_output="routed").bias, 0.1)
     primary = PrimaryCapsules(64, primary_kernel=3, primary_activations=True, primary_init="matrix-capsules")
     primary.init_weights()
     for conv, std, bias in ((primary.convs[0], 0.5, 0.0), (primary.activity[0], 3.0, -1.0)):

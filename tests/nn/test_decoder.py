@@ -38,15 +38,6 @@ def test_mask() -> None:
     assert mask_capsules(short).nonzero().tolist() == [[0, 2, 1]]
 
 
-def test_each_object_stands_alone() -> None:
-    capsules, classes = torch.rand(3, 4, 5), torch.tensor([[0, 3], [2, 1], [1, 0]])
-    alone = separate_capsules(capsules, classes)
-    assert alone.shape == (3, 2, 4, 5)
-    for p in range(2):
-        assert_close(alone[:, p], mask_capsules(capsules, classes[:, p]), 0)
-    assert separate_capsules(capsules.half(), classes.int()).dtype == torch.float16
-
-
 def test_capsules_and_targets_that_do_not_fit() -> None:
     for targets, said in (
         ([0, 3], "labels must be in 0..2, got 0..3"),

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from routing_cases import random
 from support import assert_close, assert_differs
-from torchcaps import route
 from torchcaps.nn import (
     B2IRouting,
     Capsules,
@@ -49,15 +48,6 @@ def test_interests_are_those_of_comirecs_equations() -> None:
         ours, theirs = (torch.autograd.grad(x.square().sum(), leaves, retain_graph=True) for x in (got, wanted))
         for one, other in zip(ours, theirs, strict=True):
             assert_close(one, other, 1e-10)
-
-
-def test_positions_with_weights_of_their_own_are_dense_capsules_with_a_mask() -> None:
-    """ComiRec-DR: a matrix for each position and interest, logits from zero."""
-    items, weight = random(4, 9, 5), 0.3 * random(9, 4, 6, 5, seed=1)
-    got = route(items, weight, mask=HISTORIES, stop_gradient=True, eps=1e-9).poses
-    low, zeros = torch.einsum("ijdk,bik->bijd", weight, items), torch.zeros(9, 4).double()
-    for row in range(4):
-        assert_close(got[row], comirec(low[row], HISTORIES[row].double(), zeros, 3), 1e-12)
 
 
 def test_padding_and_a_second_call_change_nothing() -> None:

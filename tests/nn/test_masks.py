@@ -47,21 +47,6 @@ def test_a_row_is_routed_as_its_own_capsules_alone(iterations: int, leaky: bool)
         torchcaps.route(poses, weight, softmax_over="inputs", mask=MASK, backend="recompute")
 
 
-@pytest.mark.parametrize(("transform", "routing"), [("shared", "em"), ("common", "dynamic"), ("identity", "hvc")])
-def test_a_layer_takes_any_number_of_capsules(transform: str, routing: object) -> None:
-    layer = DenseCapsules(None, D, J, D, transform=transform, routing=routing).double().eval()
-    poses, active = random(B, I, D), random(B, I, seed=3).sigmoid()
-    for parameter in layer.parameters():
-        parameter.data += 0.1 * random(*parameter.shape, seed=11)
-    got = layer(Capsules(spoil(poses), active, mask=MASK))
-    got.scores().sum().backward()
-    assert_finite(parameter.grad for parameter in layer.parameters())
-    for row in (0, 1, 3):
-        alone = layer(Capsules(poses[row : row + 1, MASK[row]], active[row : row + 1, MASK[row]]))
-        assert_close(got.poses[row], alone.poses[0], 1e-9)
-    assert not got.poses[2].any()
-
-
 def test_capsules_that_are_not_there_change_nothing_on_maps() -> None:
     poses, active, mask = random(2, 12, 4), random(2, 12, seed=3).sigmoid(), random(2, 12, seed=12) > 0
     for options in (

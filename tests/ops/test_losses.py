@@ -66,15 +66,6 @@ def test_spread_loss_and_score_cross_entropy_by_hand() -> None:
     assert_close(score_cross_entropy(LENGTHS, LABELS, scale=2.0), -(logs[0, 0] + logs[1, 1]).item() / 2, 1e-12)
 
 
-def test_reconstruction_loss_by_hand() -> None:
-    images = torch.zeros(2, 1, 2, 2)
-    decoded = torch.tensor([[[[1.0, 0.0], [0.0, 0.5]]], [[[0.0, 0.0], [0.0, 0.5]]]])
-    # squares: 1.25 and 0.25 an image
-    assert_close(reconstruction_loss(decoded, images), (1.25 + 0.25) / 2)
-    assert_close(reconstruction_loss(decoded, images, reduction="mean"), 1.5 / 8)
-    assert reconstruction_loss(decoded.bfloat16(), images).dtype == torch.float32
-
-
 def test_half_precision_is_computed_in_float32() -> None:
     half = LENGTHS.to(torch.bfloat16)
     for loss in LOSSES:

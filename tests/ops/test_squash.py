@@ -24,8 +24,8 @@ def test_values_by_hand() -> None:
             assert_raises(InputError, function, torch.ones(axes), dim, say=f"has no axis {dim}")
 
 
-def test_they_are_their_formulas_along_any_axis(rng: torch.Generator) -> None:
-    s = torch.randn(2, 3, 4, 5, dtype=torch.float64, generator=rng)
+def test_they_are_their_formulas_along_any_axis() -> None:
+    s = torch.randn(2, 3, 4, 5, dtype=torch.float64)
     for dim in range(-4, 4):
         norm = s.norm(dim=dim, keepdim=True)
         assert_close(squash(s, dim, eps=1e-24), norm**2 / (1 + norm**2) * s / norm, 1e-14)
