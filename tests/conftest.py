@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,12 +16,11 @@ import torch
 
 from torchcaps.ops.memory import get_working_memory, set_working_memory
 
-pytest.register_assert_rewrite("support")
-# after its asserts learn to explain themselves
-from support import NO_BROWSER, NO_GPU, NO_MNIST, browser_path, has_mnist  # noqa: E402
-
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+
+pytest.register_assert_rewrite("support")
 
 
 def pytest_configure() -> None:
@@ -26,27 +28,28 @@ def pytest_configure() -> None:
     torch.set_num_threads(1)  # sums in one order, and no fight over cores between tests that run side by side
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    skips = {}
-    if not has_mnist(os.environ.get("TORCHCAPS_DATA")):
-        skips["mnist"] = pytest.mark.skip(reason=NO_MNIST)
+def browser_path() -> str | None:
+    """The first browser that is installed; None without one, or without playwright, which drives it."""
+    browsers = map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))
+    return next(filter(None, browsers), None) if importlib.util.find_spec("playwright") else None
+
+
+def missing() -> Iterator[tuple[str, str]]:
+    """The marks of tests that cannot run here, and what they need."""
+    folder = os.environ.get("TORCHCAPS_DATA")
+    if not folder or not any(Path(folder).glob("**/train-images-idx3-ubyte*")):
+        yield "mnist", "needs MNIST: set TORCHCAPS_DATA to a folder with its four idx files"
     if browser_path() is None:
-        skips["browser"] = pytest.mark.skip(reason=NO_BROWSER)
+        yield "browser", "needs playwright and a browser: pip install playwright, apt-get install chromium"
     if not torch.cuda.is_available():
-        skips["gpu"] = pytest.mark.skip(reason=NO_GPU)
-    for item in items:
-        for name, skip in skips.items():
-            if item.get_closest_marker(name):
-                item.add_marker(skip)
+        yield "gpu", "needs a CUDA device: torch sees none here"
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was left out, even without -r s."""
-    reports = terminalreporter.stats.get("skipped", [])
-    for reason in (NO_MNIST, NO_BROWSER, NO_GPU):
-        number = sum(reason in str(report.longrepr) for report in reports)
-        if number:
-            terminalreporter.write_line(f"skipped {number}: {reason}", yellow=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for mark, reason in missing():
+        for item in items:
+            if item.get_closest_marker(mark):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True)

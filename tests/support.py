@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-
-NO_MNIST = "needs MNIST: set TORCHCAPS_DATA to a folder with its four idx files (train-images-idx3-ubyte.gz, ...)"
-NO_BROWSER = "needs playwright and a browser: pip install playwright, apt-get install chromium"
-NO_GPU = "needs a CUDA device: torch sees none here"
-
 
 SIZES: dict[str, Any] = {
     "in_channels": 3,
@@ -33,17 +25,6 @@ SIZES: dict[str, Any] = {
     "learning_rate": 0.1,
 }
 """What the data tell, of any part."""
-
-
-def has_mnist(folder: str | None) -> bool:
-    """Whether a folder holds MNIST's files, gzipped or not."""
-    return bool(folder) and any(Path(folder).glob("**/train-images-idx3-ubyte*"))
-
-
-def browser_path() -> str | None:
-    """The first browser that is installed; None without one, or without playwright, which drives it."""
-    browsers = map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))
-    return next(filter(None, browsers), None) if importlib.util.find_spec("playwright") else None
 
 
 def assert_close(got: Tensor, wanted: Tensor | float | list[object], tol: float = 1e-6) -> None:

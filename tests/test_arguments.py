@@ -208,13 +208,11 @@ def test_each_argument_of_a_layer_or_network_is_named() -> None:
                 assert_named(called, given, name, value)
 
 
-LOOKS = ("predict", "reconstruct", "trace_routing", "routing_statistics")
-
-
 def test_arguments_of_the_analysis_and_of_data() -> None:
     model, images, labels = network().eval(), torch.rand(2, 1, 18, 18), torch.tensor([0, 2])
+    looks = analysis.predict, analysis.reconstruct, analysis.trace_routing, analysis.routing_statistics
     called: list[Callable[[Any], object]] = [
-        *(functools.partial(getattr(analysis, look), model) for look in LOOKS),
+        *(functools.partial(look, model) for look in looks),
         lambda wrong: analysis.attack(model, wrong, labels, 0.1),
         lambda wrong: analysis.attack(model, images, wrong, 0.1),
         lambda wrong: datasets.ImageSet(wrong, labels),

@@ -40,14 +40,14 @@ class Layer(nn.Module):
     @checked
     def __init__(self, channels: Small = 2) -> None:
         super().__init__()
-        self.channels, self.size = channels, torch.Size((4, 5))
+        self.channels = channels
 
     @checked
     def forward(self, maps: Float[Tensor, "B {self.channels} ..."]) -> Tensor:
         return maps
 
     @checked
-    def other(self, poses: Float[Tensor, "B {self.channels}"], number: Small = 1) -> None:
+    def other(self, poses: Float[Tensor, "B {self.channels}"]) -> None:
         pass
 
     @checked
@@ -107,17 +107,14 @@ def test_methods_are_named_by_the_class_of_their_object() -> None:
     layer._inner(torch.zeros(2, 3, 3))
 
 
-def test_axes_of_any_number_and_repeated_letters() -> None:
+def test_axes_of_any_number() -> None:
     @checked
-    def images(x: Float[Tensor, "B *shape C"], square: Float[Tensor, "N N"] | None = None) -> None:
+    def images(x: Float[Tensor, "B *shape C"]) -> None:
         pass
 
-    images(torch.zeros(2, 3), torch.zeros(4, 4))
+    images(torch.zeros(2, 3))
     images(torch.zeros(2, 5, 6, 3))
     assert_raises(InputError, images, torch.zeros(2), say="images: x must have shape (B, *shape, C), got (2,)")
-    assert_raises(
-        InputError, images, torch.zeros(2, 3), torch.zeros(4, 5), say="square must have shape (N, N), got (4, 5"
-    )
 
 
 def test_nothing_is_checked_while_torch_compiles() -> None:
@@ -125,15 +122,8 @@ def test_nothing_is_checked_while_torch_compiles() -> None:
     def traced(x: Float[Tensor, "B I"], n: Small = 1) -> Tensor:
         return x * n
 
-    graphs: list[Any] = []
-
-    def backend(graph: Any, _: Any) -> Any:
-        graphs.append(graph)
-        return graph
-
-    compiled = torch.compile(lambda x: traced(x, 100), backend=backend, fullgraph=True)
+    compiled = torch.compile(lambda x: traced(x, 100), backend="eager", fullgraph=True)
     assert compiled(torch.ones(2)).tolist() == [100, 100]
-    assert len(graphs) == 1
     assert_raises(InputError, traced, torch.ones(2), say="traced: x must have shape (B, I), got (2,)")
     assert_raises(InputError, torch.vmap(traced), torch.ones(2, 3), say="traced: x must have shape (B, I), got (3,)")
     torch.vmap(traced)(torch.ones(2, 3, 4))

@@ -129,11 +129,8 @@ def test_own_images_are_drawn_as_a_folder_and_its_rows_can_be_run(tmp_path: Path
         assert (found, drawn.num_classes, drawn.in_shape[1:]) == (number, classes, (32, 32))
     with pytest.raises(InputError, match=r"no drawing or folder of fonts \"shape\"; did you mean"):
         load_dataset("drawn:shape")
-    fonts = [
-        Path(matplotlib.get_data_path(), "fonts", "ttf", f"DejaVuSans{each}.ttf") for each in ("", "-Bold", "Mono")
-    ]
-    for each in fonts:
-        shutil.copy(each, tmp_path)
+    for font in ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSansMono"):
+        shutil.copy(Path(matplotlib.get_data_path(), "fonts", "ttf", f"{font}.ttf"), tmp_path)
     assert load_dataset(f"drawn:{tmp_path}").class_names == tuple(string.ascii_uppercase)
     assert [row.config(0).fitted != () for row in own.TABLE.rows] == [True] * 5, "as images of one's own"
 

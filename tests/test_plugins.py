@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from contextlib import chdir
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from cli_support import Cli, Result
 from support import assert_raises, registered_for_now
 from tiny_runs import write_bars
 from torchcaps import load_plugin
-from torchcaps.cli import main
 from torchcaps.errors import InputError
 from torchcaps.explorer import open_explorer
 from torchcaps.parts import build
@@ -74,13 +73,12 @@ TRAIN = ["--epochs=1", "--accelerator=cpu", "--no-figures", "--max-shift=1", "--
 TRAIN += ["--primary-types=2", "--capsule-dim=4", "--decoder-hidden=16"]
 
 
-def run(folder: Path, *commands: list[str]) -> list[tuple[int, str, str]]:
-    """Exit code, output and errors of each command, called in a folder; none knows the plugins of another one."""
+def run(folder: Path, *commands: list[str]) -> list[Result]:
+    """What each command says, called in a folder; none knows the plugins of another one."""
     results = []
     for words in commands:
-        out, err = io.StringIO(), io.StringIO()
-        with registered_for_now(), chdir(folder), redirect_stdout(out), redirect_stderr(err):
-            results.append((main(words), out.getvalue(), err.getvalue()))
+        with registered_for_now(), chdir(folder):
+            results.append(Cli()(*words))
     return results
 
 
@@ -92,9 +90,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_bars(folder / "bars.npz")
     Image.fromarray(np.load(folder / "bars.npz")["x"][0]).save(folder / "bar.png")
     train = ["train", "--plugin=my_routing.py", "--routing=mine", "--temperature=0.5", "--data=npz:bars.npz"]
-    ((code, out, err),) = run(folder, [*train, *TRAIN, "--conv-channels=8", "--schedule=constant", "--out=run"])
-    assert code == 0, err
-    assert "torchcaps evaluate run --plugin my_routing.py" in out  # as it can be typed
+    (trained,) = run(folder, [*train, *TRAIN, "--conv-channels=8", "--schedule=constant", "--out=run"])
+    assert trained.code == 0, trained.err
+    assert "torchcaps evaluate run --plugin my_routing.py" in trained.out  # as it can be typed
     return folder
 
 
@@ -139,11 +137,11 @@ def test_every_kind_of_part_from_an_installed_package_by_its_entry_point(
         ["train", "--plugin=my-parts", "--backbone", "wides"],
         ["evaluate", "run"],
     )
-    assert trained[0] == evaluated[0] == 0, trained[2] + evaluated[2]
-    assert missing[0] == mistyped[0] == unnamed[0] == 2
-    assert "known entry points: my-parts" in missing[2]
-    assert 'did you mean "wide"?' in mistyped[2]
-    assert "add --plugin my-parts" in unnamed[2], "installed, but not named"
+    assert trained.code == evaluated.code == 0, trained.err + evaluated.err
+    assert missing.code == mistyped.code == unnamed.code == 2
+    assert "known entry points: my-parts" in missing.err
+    assert 'did you mean "wide"?' in mistyped.err
+    assert "add --plugin my-parts" in unnamed.err, "installed, but not named"
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["plugins"] == ["my-parts"]
     held = {**config["model"], "transform": config["model"]["layers"][0]["transform"], **config["recipe"]}
@@ -212,13 +210,11 @@ def test_every_command_takes_it_or_says_why_not(folder: Path) -> None:
         choice = [f"--plugin={name}.py", f"--{name.partition('-')[0]}={name}"]
         train = ["train", *choice, "--data", "npz:bars.npz", *TRAIN, "--out", name]
         cases.append((train, 1 if name == "routing-nan" else 2, words.format(f"{name}.py")))
-    for (command, wanted, words), (code, out, err) in zip(
-        cases, run(folder, *(case[0] for case in cases)), strict=True
-    ):
-        assert code == wanted, (command, err)
-        assert words in (err if code else out)
-        assert "Traceback" not in out + err
-        assert "bug in torchcaps" not in err
+    for (command, wanted, words), said in zip(cases, run(folder, *(case[0] for case in cases)), strict=True):
+        assert said.code == wanted, (command, said.err)
+        assert words in (said.err if said.code else said.out)
+        assert "Traceback" not in said.out + said.err
+        assert "bug in torchcaps" not in said.err
     for name in WRONG:
         assert (folder / name).exists() == (name == "routing-nan")  # this one can be resumed once it is mended
     assert json.loads((folder / "run" / "summary.json").read_text())["epochs"] == 2

@@ -119,7 +119,6 @@ def test_a_program_gives_what_the_network_gives(tmp_path: Path, kind: str) -> No
     assert agreement.images == 32
     program = torch.export.load(path, extra_files=extra)
     assert json.loads(extra[graphs.DESCRIPTION]) == json.loads(json.dumps(vars(describe())))
-    assert json.loads(extra[graphs.DESCRIPTION])["class_names"] == list(describe().class_names)
     for count in (1, 7):
         images = random_images(SHAPE, count) / 255
         for got, wanted in zip(program.module()(images), outputs(model, images), strict=True):

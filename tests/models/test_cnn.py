@@ -38,13 +38,10 @@ def test_probabilities_and_loss() -> None:
 
 
 def test_bad_input() -> None:
-    model, pairs = network(), network(objects=2)
+    model = network()
     for each in (model, pooled()):
         assert_raises(InputError, each, IMAGES, return_coupling=True, say="a convolutional network has no coupling")
     assert_raises(InputError, model.loss, model(IMAGES), IMAGES, LABELS + 3, say="labels must be in 0..3")
-    twice = torch.tensor([[0, 1], [2, 2], [1, 3]])
-    said = "of different classes, got [2, 2] for image 1"
-    assert_raises(InputError, pairs.loss, pairs(IMAGES), IMAGES, twice, say=said)
     assert_raises(InputError, create_model, "cnn-pooled", (1, 1, 1), 4, say="the smallest size that fits is")
 
 

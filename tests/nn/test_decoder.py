@@ -38,12 +38,8 @@ def test_mask() -> None:
     assert mask_capsules(short).nonzero().tolist() == [[0, 2, 1]]
 
 
-def test_capsules_and_targets_that_do_not_fit() -> None:
-    for targets, said in (
-        ([0, 3], "labels must be in 0..2, got 0..3"),
-        ([0], "targets must have shape (2,) or (2, 1)"),
-    ):
-        assert_raises(InputError, mask_capsules, CAPSULES, torch.tensor(targets), say=f"mask_capsules: {said}")
+def test_capsules_and_classes_that_do_not_fit() -> None:
+    """Other targets: multi_hot in test_losses.py."""
     assert_raises(InputError, mask_capsules, CAPSULES[:, :0], say="capsules must be of at least one class, got none")
     for wrong, got in (([[0, 3], [1, 2]], "0..3"), ([[0, -1], [1, 2]], "-1..2")):
         said = f"separate_capsules: classes must be in 0..2, got {got}"

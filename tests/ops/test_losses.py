@@ -71,6 +71,7 @@ def test_half_precision_is_computed_in_float32() -> None:
     for loss in LOSSES:
         assert loss(half, LABELS).dtype == torch.float32
         assert_close(loss(half, LABELS), loss(half.float(), LABELS), 0)
+    assert reconstruction_loss(half, half).dtype == torch.float32
 
 
 def test_targets_are_labels_columns_of_them_or_rows_of_zeros_and_ones() -> None:
