@@ -24,6 +24,7 @@ def check_outputs(notebook: nbformat.NotebookNode) -> str:
     return printed
 
 
+@pytest.mark.slow
 def test_it_is_stored_with_its_outputs_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = nbformat.read(NOTEBOOK, as_version=4)

@@ -139,6 +139,7 @@ def test_a_run_is_an_ordinary_run_folder_and_is_measured_again_without_training(
         run.work(made, HERE, Progress())
 
 
+@pytest.mark.slow
 def test_rows_of_ones_own_are_run_two_at_a_time_with_a_plugin() -> None:
     Path("rows.py").write_text(ROWS)
     Path("mine.py").write_text(PLUGIN)
@@ -164,6 +165,7 @@ def test_rows_of_ones_own_are_run_two_at_a_time_with_a_plugin() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows no signal reaches another process: it just ends")
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [15, 9], ids=["SIGTERM", "SIGKILL"])  # Windows has no name for the second
 def test_a_run_whose_command_is_ended_writes_its_checkpoint_and_goes_on(number: int) -> None:
     Path("rows.py").write_text(ROWS)
@@ -186,6 +188,7 @@ def test_a_run_whose_command_is_ended_writes_its_checkpoint_and_goes_on(number: 
     assert logs[0].summary["test"] == logs[1].summary["test"]
 
 
+@pytest.mark.slow
 def test_the_workers_of_a_cluster_make_the_runs() -> None:
     distributed = pytest.importorskip("distributed")
     Path("rows.py").write_text(ROWS.replace('"epochs": 30', '"epochs": 2'))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,3 +63,36 @@ def test_it_learns_in_loops_of_others(way: str) -> None:
     margin_loss(head(features).scores(), labels).backward()
     assert_gradients_reach(head)
     assert (head(features).scores().argmax(1) == labels).all()
+
+
+DDP = """
+import sys, torch
+from torch.nn.parallel import DistributedDataParallel
+from torchcaps import margin_loss
+from torchcaps.nn import CapsuleHead
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+torch.manual_seed(0)
+head = DistributedDataParallel(CapsuleHead(6, 3))
+features, labels = torch.load(f"{folder}/data")
+margin_loss(head(features[rank::2]).scores(), labels[rank::2]).backward()
+torch.save([parameter.grad for parameter in head.parameters()], f"{folder}/{rank}")
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32" or not torch.distributed.is_gloo_available(), reason="needs gloo")
+def test_two_processes_have_the_gradients_of_one(tmp_path: Path) -> None:
+    features, labels = torch.rand(8, 6, 3, 3), torch.arange(8) % 3
+    torch.save((features, labels), tmp_path / "data")
+    command = [sys.executable, "-c", DDP]
+    processes = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in (0, 1)]
+    assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    torch.manual_seed(0)
+    head = CapsuleHead(6, 3)
+    margin_loss(head(features).scores(), labels).backward()
+    for rank in (0, 1):
+        for ours, parameter in zip(torch.load(tmp_path / str(rank)), head.parameters(), strict=True):
+            assert_close(ours, parameter.grad, 1e-5)

@@ -16,12 +16,10 @@ from torchcaps.nn.votes import Votes
 from torchcaps.ops.precision import full_dtype, in_full_precision
 from torchcaps.ops.tracing import is_exporting
 from torchcaps.parts import register
-from torchcaps.ranges import AtLeastOneIteration
+from torchcaps.ranges import AtLeastOneIteration, Epsilon
 
 Start = Literal["noise", "queries"]
 """Where routing logits start."""
-EPS = 1e-9
-"""Added under the squash's root, as in ComiRec's code."""
 LONGEST = 4096
 """Items at most in an exported graph, which holds the noise of so many: no graph draws that of a generator."""
 
@@ -43,15 +41,18 @@ class B2IRouting(Routing):
     Args:
         num_iterations: Routing iterations: how many times the coupling is computed.
         start_from: Where the logits of B2I routing start: from noise, or from the agreement with learned queries.
+        interest_eps: Added under the root of B2I routing's squash.
 
     Source: Li et al. 2019, "Multi-Interest Network with Dynamic Routing for Recommendation at Tmall"
     (arXiv:1904.08030), section 3.3; Cen et al. 2020, "Controllable Multi-Interest Framework for Recommendation"
     (arXiv:2005.09347) and its code.
     """
 
-    def __init__(self, num_iterations: AtLeastOneIteration = 3, *, start_from: Start = "noise") -> None:
+    def __init__(
+        self, num_iterations: AtLeastOneIteration = 3, *, start_from: Start = "noise", interest_eps: Epsilon = 1e-9
+    ) -> None:
         super().__init__()
-        self.num_iterations, self.start_from = num_iterations, start_from
+        self.num_iterations, self.start_from, self.interest_eps = num_iterations, start_from, interest_eps
         self.queries: nn.Parameter | None = None
 
     def bind(self, size: LayerSize) -> None:
@@ -68,13 +69,13 @@ class B2IRouting(Routing):
             self.num_iterations,
             prior=self.prior(votes),
             stop_gradient=self.queries is None,
-            eps=EPS,
+            eps=self.interest_eps,
             return_coupling=return_coupling,
         )
 
     def rounds(self, votes: Votes, activations: Activations = None) -> list[RoutingRound]:
         """Every number of each iteration; see :func:`torchcaps.routing_rounds`."""
-        return routing_rounds(votes, self.num_iterations, prior=self.prior(votes), eps=EPS)
+        return routing_rounds(votes, self.num_iterations, prior=self.prior(votes), eps=self.interest_eps)
 
     def prior(self, votes: Votes) -> Float[Tensor, "B I J"]:
         """The routing logits at the start."""

@@ -16,8 +16,6 @@ from torchcaps.ranges import AtLeastOneIteration, PositiveFactor
 
 MASS_EPS = 1e-5
 """Added to the mass of an output capsule in a layer that is not on a map; on a map 1e-7."""
-MIN_VARIANCE = 0.0005
-"""Added to the variances."""
 
 
 @checked
@@ -29,7 +27,7 @@ def em_routing_code(
     num_iterations: AtLeastOneIteration = 3,
     *,
     final_beta: PositiveFactor = 0.01,
-    min_variance: PositiveFactor = MIN_VARIANCE,
+    min_variance: PositiveFactor = 0.0005,
     mask: Bool[Tensor, "B I"] | None = None,
     return_coupling: bool = False,
 ) -> Routed:
@@ -119,6 +117,7 @@ class EMCodeRouting(MixtureRouting):
     Args:
         num_iterations: Routing iterations: how often the Gaussians are fitted.
         final_beta: The inverse temperature that the iterations of EM's code grow towards.
+        min_variance: Added to the variances of EM's code.
         on_map: Whether the layer is one on a map: EM's code starts its biases otherwise there.
     """
 
@@ -127,12 +126,13 @@ class EMCodeRouting(MixtureRouting):
         num_iterations: AtLeastOneIteration = 3,
         *,
         final_beta: PositiveFactor = 0.01,
+        min_variance: PositiveFactor = 0.0005,
         on_map: bool = False,
     ) -> None:
         super().__init__(num_iterations)
-        self.final_beta, self.on_map = final_beta, on_map
+        self.final_beta, self.min_variance, self.on_map = final_beta, min_variance, on_map
         self.start = (0.5, 0.5) if on_map else (2.0, 1.0)
 
     def fit(self, given: Given) -> Gaussians:
-        settings = self.num_iterations, self.final_beta, MIN_VARIANCE, 1e-7 if self.on_map else MASS_EPS
+        settings = self.num_iterations, self.final_beta, self.min_variance, 1e-7 if self.on_map else MASS_EPS
         return _fit(given, self.beta_u, self.beta_a, *settings)

@@ -10,9 +10,7 @@ from torchcaps.nn.capsules import LayerSize
 from torchcaps.nn.routing.mixture import Gaussians, Given, MixtureRouting
 from torchcaps.ops.mixtures import by_output, log_densities, squared_deviations, weighted
 from torchcaps.parts import register
-
-EPS = 1e-5
-"""Added to variances, and to what sums are divided by."""
+from torchcaps.ranges import AtLeastOneIteration, Epsilon
 
 
 @register("routing", "heinsen-matrix")
@@ -23,8 +21,8 @@ class HeinsenMatrixRouting(MixtureRouting):
         repeat num_iterations times:
             D_ij  = c_ij a_i                                          used by j; a_i - D_ij is ignored
             l_j   = Σ_i β_use,ij D_ij - β_ignore,ij (a_i - D_ij)
-            μ_jh  = Σ_i D_ij V_ijh / (Σ_i D_ij + 1e-5)
-            σ²_jh = Σ_i D_ij (V_ijh - μ_jh)² / (Σ_i D_ij + 1e-5) + 1e-5
+            μ_jh  = Σ_i D_ij V_ijh / (Σ_i D_ij + eps)
+            σ²_jh = Σ_i D_ij (V_ijh - μ_jh)² / (Σ_i D_ij + eps) + eps
             c_ij ← softmax_j(ln sigmoid(l_j) + ln N(V_ij; μ_j, σ²_j))  (not after the last time)
         pose_j = μ_j,   a_j = sigmoid(l_j)
 
@@ -33,10 +31,15 @@ class HeinsenMatrixRouting(MixtureRouting):
 
     Args:
         num_iterations: Routing iterations: how often the Gaussians are fitted.
+        variance_eps: Added to the variances of Heinsen's Gaussians, and to what their sums are divided by.
 
     Source: Heinsen 2019, "An Algorithm for Routing Capsules in All Domains" (arXiv:1911.00792), and its code, whose
     input scores are the logits of a_i; it begins with the transform ``"matrix"``.
     """
+
+    def __init__(self, num_iterations: AtLeastOneIteration = 3, *, variance_eps: Epsilon = 1e-5) -> None:
+        super().__init__(num_iterations)
+        self.variance_eps = variance_eps
 
     def bind(self, size: LayerSize) -> None:
         """Make both β and the bias."""
@@ -54,12 +57,12 @@ class HeinsenMatrixRouting(MixtureRouting):
             log_coupling = given.log_compete(log_posterior)
             used = active * log_coupling.exp()
             logits = (beta_use * used - beta_ignore * (active - used)).sum(1)
-            shares = used / (used.sum(1, keepdim=True) + EPS)
+            shares = used / (used.sum(1, keepdim=True) + self.variance_eps)
             means = weighted(shares, votes)
             if t == self.num_iterations - 1 and given.rounds is None:
                 break
             squares = squared_deviations(votes, means)
-            variances = weighted(shares, squares) + EPS
+            variances = weighted(shares, squares) + self.variance_eps
             densities = log_densities(squares, variances, variances.log())
             given.note(log_posterior, log_coupling, means, means, densities, logits)
             log_posterior = F.logsigmoid(logits).unsqueeze(1) + densities
