@@ -92,6 +92,14 @@ def test_padding_is_a_frame_of_zeros() -> None:
         assert padded.is_wide((30, 31), 64) == plain.is_wide((30 + 2 * padding, 31 + 2 * padding), 64)
 
 
+def test_epsilon_and_unit_output(maps: Tensor) -> None:
+    grouped = by_channels(maps, lambda t, k: t * K + k)
+    assert_close(transparent(squash_eps=0.5)(maps).poses, squash(grouped, eps=0.5))
+    for eps in (1e-7, 1.0):
+        unit = transparent(primary_output="unit", squash_eps=eps)(maps).poses
+        assert_close(unit, grouped / (grouped.square().sum(-1, keepdim=True) + eps).sqrt())
+
+
 def test_primary_capsules_learn_and_survive_zeros(maps: Tensor) -> None:
     for output, (options, _) in itertools.product(("squash", "unit", "routed"), CASES.values()):
         layer = PrimaryCapsules(T * K, **SIZES, primary_kernel=2, primary_output=output, **options)
