@@ -26,10 +26,11 @@ def network(request, make_model, cnn):
 
 
 def test_quarter_turns_move_pixels_exactly() -> None:
-    images = torch.rand(2, 3, 9, 9)
-    assert_close(rotate(images, 0), images, 1e-5)
-    assert_close(rotate(images, 90), images.rot90(1, (2, 3)), 1e-5)  # counter-clockwise, as rot90 has it
-    assert_close(rotate(images, -180), images.flip(2, 3), 1e-5)
+    for size in (9, 6):
+        images = torch.rand(2, 3, size, size)
+        assert_close(rotate(images, 0), images, 1e-5)
+        assert_close(rotate(images, 90), images.rot90(1, (2, 3)), 1e-5)  # counter-clockwise, as rot90 has it
+        assert_close(rotate(images, -180), images.flip(2, 3), 1e-5)
 
 
 def test_a_turn_keeps_distances_in_images_that_are_not_square_and_brings_zeros_in() -> None:

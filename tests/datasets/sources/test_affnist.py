@@ -89,7 +89,6 @@ def test_affnist_is_mnist40_with_another_test_set(small_mnist: Path) -> None:
     assert torch.equal(data.train.images, other.train.images)  # type: ignore[union-attr]
     assert torch.equal(data.validation.images, other.validation.images)
     assert len(data.test) == 60
-    assert data.test.labels[:40].bincount().tolist() == [4] * 10
     assert len(load_dataset("affnist", data_dir=small_mnist).test) == 40 * 32
 
 
