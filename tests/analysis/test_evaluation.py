@@ -115,7 +115,9 @@ def test_of_many_classes_the_worst_and_the_most_frequent_confusions_are_listed()
     assert len(worst.rows) == 10
     assert "c20" not in [row[0] for row in worst.rows]
     assert confused.rows == [["c7", "c3", "5"], ["c2", "c1", "2"]]
-    few = evaluation([[3, 1], [0, 4]], ["long name", "b"]).tables()[2]
+    about, per_class, few = evaluation([[3, 1], [0, 4]], ["long name", "b"]).tables()
+    assert about.rows[0] == ["Accuracy", "87.50 %  (7 of 8 images right)"]
+    assert per_class.rows[0] == ["long name", "4", "100.00 %", "75.00 %", "85.71 %"]
     assert few.columns == ("true", "0", "1")
     cells = [[cell if isinstance(cell, str) else cell.text for cell in row] for row in few.rows]
     assert cells == [["0 long name", "3", "1"], ["1 b", "·", "4"]]
@@ -155,7 +157,6 @@ def test_nothing_of_the_model_changes_even_where_an_error_ends_it(cnn, image_set
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_a_gpu_gives_what_the_cpu_gives(model, image_set):
     on_cpu, on_gpu = (evaluate(model.to(device), image_set, batch_size=4) for device in ("cpu", "cuda"))
     np.testing.assert_allclose(on_gpu.lengths, on_cpu.lengths, atol=1e-2)

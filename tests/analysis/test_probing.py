@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchcaps.analysis import Probe, Probing, probe, with_affine_factors
+from torchcaps.analysis import Probing, probe, with_affine_factors
 from torchcaps.analysis.probing import _numbers
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
@@ -29,10 +29,6 @@ def bright(count: int, seed: int) -> ImageSet:
     return ImageSet(images, labels, factors=factors)
 
 
-def figure_of(**networks: list[Probe]):
-    return Probing(networks, {}).figures()[""]
-
-
 def test_pose_and_pixels_of_a_network(model, words) -> None:
     found = probe(model, bright(200, 1), bright(100, 2))
     assert [(each.numbers, each.width) for each in found] == [("pose", 5), ("pixels", 80)]
@@ -42,7 +38,7 @@ def test_pose_and_pixels_of_a_network(model, words) -> None:
         assert min(each.r2.values()) > least
     other = [found[0], dataclasses.replace(found[1], r2={"light": 0.1})]
     for yours, pixels in ((found, set()), (other, {"yours: pixels (80)"})):  # the same pixels once
-        both = set(words(figure_of(mine=found, yours=yours)))
+        both = set(words(Probing({"mine": found, "yours": yours}, {}).figures()[""]))
         assert {"mine: pose (5)", "yours: pose (5)", "pixels (80)", "light"} | pixels <= both
 
 

@@ -60,7 +60,7 @@ def test_a_bad_file_is_one_sentence_that_names_it(tmp_path: Path) -> None:
         with pytest.raises(InputError) as caught:
             read_config(path)
         assert str(path) in str(caught.value)
-        assert "--plugin" not in str(caught.value)
+        assert "add --plugin" not in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
