@@ -14,7 +14,7 @@ import pytest
 from support import assert_raises
 from tiny_runs import go_on, run, same_weights, tiny_config
 from torchcaps.errors import InputError
-from torchcaps.files import atomic_path, remove_temporaries
+from torchcaps.files import atomic_path
 from torchcaps.training import Progress, TrainConfig, load_run, resume
 from torchcaps.training.folder import HOLDER, LOCK, lock_folder, read_checkpoint
 
@@ -137,13 +137,6 @@ def test_a_resumed_run_removes_what_a_kill_left_and_nothing_else(out: Path) -> N
         path.touch()
     resume(out, overrides={"epochs": 2}, progress=Progress())
     assert set(out.rglob(".*")) == set(own)
-
-
-def test_names_of_leftovers_are_taken_as_they_are(tmp_path: Path) -> None:
-    for name in ("a[1].png", "x", "a.tar.gz"):
-        other, left = left_of(tmp_path / f"other-{name}"), left_of(tmp_path / name)
-        remove_temporaries(tmp_path / name)
-        assert (left.exists(), other.exists()) == (False, True)
 
 
 def test_a_run_that_cannot_go_on_keeps_its_configuration(out: Path) -> None:
