@@ -34,11 +34,6 @@ def same(first: list[Batch], second: list[Batch]) -> bool:
     )
 
 
-def loaded(images: ImageSet | PairSet, size: int = 8, epoch: int = 0, start: int = 0, **options: Any) -> list[Batch]:
-    change = Augmentation(**options.pop("changes", {}))
-    return list(BatchLoader(images, size, shuffle=True, augmentation=change, **options).batches(epoch, start))
-
-
 def test_evaluation_gives_every_image_once_in_its_order_and_unmoved() -> None:
     images = image_set(11, (3, 6, 5))
     before, loader = images.images.clone(), BatchLoader(images, 4, shuffle=False)
@@ -78,15 +73,6 @@ def test_what_an_epoch_depends_on() -> None:
     assert same(first, list(a.batches(0)))
     torch.manual_seed(1)
     assert torch.equal(torch.random.get_rng_state(), state)
-
-
-def test_a_resumed_epoch_goes_on_exactly() -> None:
-    for images in (image_set(37), PairSet(image_set(37))):
-        changes = {"max_shift": 2, "crop": 4, "flip": True, "max_rotation": 20.0}
-        whole = loaded(images, epoch=4, changes=changes)
-        assert len(whole) == 5
-        for start in (0, 1, 4, 5):
-            assert same(whole[start:], loaded(images, epoch=4, start=start, changes=changes))
 
 
 @settings(max_examples=30, deadline=None)
