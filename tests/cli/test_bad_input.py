@@ -26,7 +26,6 @@ train sabour2071 => "sabour2071" | "sabour2017"
 train TINY --data mnits => "mnits" | "mnist"
 train baseline-cnn --conv-kernel 0 => --conv-kernel is an option of --backbone conv, which is not chosen
 train --layer-kernel 3 => --layer-kernel is an option of the layer conv, which is not chosen
-train --num-iteration 3 => '--num-iterations'
 train --routing dynamc => there is no routing "dynamc"; did you mean "dynamic"? One of your own is loaded by
 train --epochs => --epochs
 train --epochs 0 => --epochs | 1 to 1000000000
