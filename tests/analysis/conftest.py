@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from own_parts import two_layers
+from torchcaps.datasets import ImageSet
 from torchcaps.models import BaselineCNN, CapsNet, create_model
 
 IN_SHAPE = (1, 8, 10)
@@ -76,6 +77,12 @@ def make_images():
         return torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
     return make
+
+
+@pytest.fixture
+def images(make_images) -> ImageSet:
+    """Images of four classes, in turn."""
+    return ImageSet(make_images(120), torch.arange(120) % 4)
 
 
 @pytest.fixture

@@ -9,11 +9,6 @@ from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
 
 
-@pytest.fixture
-def images(make_images) -> ImageSet:
-    return ImageSet(make_images(120), torch.arange(120) % 4)
-
-
 def test_limits_are_what_a_twentieth_of_each_class_passes(model, images: ImageSet) -> None:
     found = predict(model, images.images)
     pixels = images.images.float().numpy() / 255

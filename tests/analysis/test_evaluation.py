@@ -50,11 +50,6 @@ TRIPLES = oracle_set([[2, 0, 1], [0, 3, 5], [4, 1, 5]], [[0, 1, 2], [5, 2, 0], [
 """One image is right, one lacks a class, one lacks two."""
 
 
-@pytest.fixture
-def image_set(make_images) -> ImageSet:
-    return ImageSet(make_images(10), torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 0, 1]))
-
-
 def test_every_image_counts_once_and_the_last_partial_batch_by_its_size():
     for batch_size in (1, 2, 3, 100):
         result = evaluate(Oracle(3), SEVEN, batch_size=batch_size)
@@ -115,7 +110,9 @@ def test_of_many_classes_the_worst_and_the_most_frequent_confusions_are_listed()
     assert len(worst.rows) == 10
     assert "c20" not in [row[0] for row in worst.rows]
     assert confused.rows == [["c7", "c3", "5"], ["c2", "c1", "2"]]
-    few = evaluation([[3, 1], [0, 4]], ["long name", "b"]).tables()[2]
+    about, per_class, few = evaluation([[3, 1], [0, 4]], ["long name", "b"]).tables()
+    assert about.rows[0] == ["Accuracy", "87.50 %  (7 of 8 images right)"]
+    assert per_class.rows[0] == ["long name", "4", "100.00 %", "75.00 %", "85.71 %"]
     assert few.columns == ("true", "0", "1")
     cells = [[cell if isinstance(cell, str) else cell.text for cell in row] for row in few.rows]
     assert cells == [["0 long name", "3", "1"], ["1 b", "·", "4"]]
@@ -139,25 +136,24 @@ def test_the_loss_is_that_of_each_object_with_the_decoder_masked_as_the_source_d
             assert evaluate(judged, given, batch_size=2).loss == pytest.approx(expected, rel=1e-5)
 
 
-def test_nothing_of_the_model_changes_even_where_an_error_ends_it(cnn, image_set, monkeypatch):
+def test_nothing_of_the_model_changes_even_where_an_error_ends_it(cnn, images, monkeypatch):
     cnn.train()
     cnn.convs[0].eval()  # a part that a user has frozen stays so
     training = [module.training for module in cnn.modules()]
     random_state = torch.get_rng_state()
-    first, second = evaluate(cnn, image_set), evaluate(cnn, image_set)
+    first, second = evaluate(cnn, images), evaluate(cnn, images)
     np.testing.assert_array_equal(first.lengths, second.lengths)  # no dropout
     monkeypatch.setattr(cnn, "loss", None)
     with pytest.raises(TypeError, match="NoneType"):
-        evaluate(cnn, image_set)
+        evaluate(cnn, images)
     assert not torch.is_inference_mode_enabled()
     assert torch.equal(torch.get_rng_state(), random_state)
     assert [module.training for module in cnn.modules()] == training
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_a_gpu_gives_what_the_cpu_gives(model, image_set):
-    on_cpu, on_gpu = (evaluate(model.to(device), image_set, batch_size=4) for device in ("cpu", "cuda"))
+def test_a_gpu_gives_what_the_cpu_gives(model, images):
+    on_cpu, on_gpu = (evaluate(model.to(device), images, batch_size=4) for device in ("cpu", "cuda"))
     np.testing.assert_allclose(on_gpu.lengths, on_cpu.lengths, atol=1e-2)
     assert on_gpu.loss == pytest.approx(on_cpu.loss, rel=1e-2)
 

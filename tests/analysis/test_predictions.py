@@ -133,7 +133,11 @@ def test_a_file_has_its_class_its_scores_and_why_it_is_unsure(words) -> None:
     assert (found["prepared"], found["unsure"]) == (("dark ink turned light",), (unsure,))
     (table,) = answers.tables()
     lines = [line if isinstance(line, str) else line.text for line in table.note]
-    assert lines[-1].strip().startswith(r"dog\x1b")
+    assert (table.title, lines[:2]) == (
+        "a $file$.jpg  dog\x1b",
+        ["  prepared: dark ink turned light", f"  unsure: {unsure}"],
+    )
+    assert [line.split()[:2] for line in lines[-2:]] == [["cat", "0.100"], [r"dog\x1b", "0.300"]]
     figure = answers.figures()[""]
     assert [image.get_array().shape[:2] for image in figure.axes[0].images] == [(200, 400), (28, 28), (28, 28)]
     row = ["cat  0.10", r"dog\x1b  0.30", r"a $file$.jpg: dog\x1b", "dark ink turned light", f"unsure: {unsure}"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchcaps.analysis import Probe, Probing, probe, with_affine_factors
+from torchcaps.analysis import Probing, probe, with_affine_factors
 from torchcaps.analysis.probing import _numbers
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
@@ -29,10 +29,6 @@ def bright(count: int, seed: int) -> ImageSet:
     return ImageSet(images, labels, factors=factors)
 
 
-def figure_of(**networks: list[Probe]):
-    return Probing(networks, {}).figures()[""]
-
-
 def test_pose_and_pixels_of_a_network(model, words) -> None:
     found = probe(model, bright(200, 1), bright(100, 2))
     assert [(each.numbers, each.width) for each in found] == [("pose", 5), ("pixels", 80)]
@@ -42,7 +38,7 @@ def test_pose_and_pixels_of_a_network(model, words) -> None:
         assert min(each.r2.values()) > least
     other = [found[0], dataclasses.replace(found[1], r2={"light": 0.1})]
     for yours, pixels in ((found, set()), (other, {"yours: pixels (80)"})):  # the same pixels once
-        both = set(words(figure_of(mine=found, yours=yours)))
+        both = set(words(Probing({"mine": found, "yours": yours}, {}).figures()[""]))
         assert {"mine: pose (5)", "yours: pose (5)", "pixels (80)", "light"} | pixels <= both
 
 
@@ -68,15 +64,14 @@ def test_digits_under_known_affine_maps() -> None:
         assert low <= factors[name].min() < low + 0.2 * (high - low)
         assert high >= factors[name].max() > high - 0.2 * (high - low)
     # where the dot went: scaled, sheared, turned, moved
-    for n, image in enumerate(made.images[:, 0].double().numpy()):
-        y, x = places[n] - 13.5
-        x, y = x * factors["scale"][n], y * factors["scale"][n]
-        x += factors["shear"][n] * y
-        turn = np.radians(factors["rotation"][n])
-        x, y = np.cos(turn) * x + np.sin(turn) * y, -np.sin(turn) * x + np.cos(turn) * y
-        rows, columns = np.indices((28, 28)) - 13.5
-        got = [(image * axis).sum() / image.sum() for axis in (columns, rows)]
-        assert np.abs(np.array(got) - [x + factors["shift right"][n], y + factors["shift down"][n]]).max() < 0.35
+    y, x = (places - 13.5).T * factors["scale"]
+    x += factors["shear"] * y
+    turn = np.radians(factors["rotation"])
+    x, y = np.cos(turn) * x + np.sin(turn) * y, -np.sin(turn) * x + np.cos(turn) * y
+    x, y = x + factors["shift right"], y + factors["shift down"]
+    ink = made.images[:, 0].double().numpy()
+    for axis, wanted in zip(np.indices((28, 28)) - 13.5, (y, x), strict=True):
+        assert np.abs((ink * axis).sum((1, 2)) / ink.sum((1, 2)) - wanted).max() < 0.35
     again, other = (with_affine_factors(ImageSet(images, torch.arange(40) % 4), seed=seed) for seed in (3, 4))
     assert torch.equal(again.images, made.images)
     assert not torch.equal(other.images, made.images)

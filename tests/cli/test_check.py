@@ -39,28 +39,22 @@ def _code() -> None:
     Path("mine/layers.py").write_text(CODE)
 
 
-@pytest.mark.parametrize("named", ["code.py:Layer", "code.py:ready", "mine.layers:Layer"])
-def test_nothing_is_found(cli: Cli, named: str) -> None:
-    out = cli.out("check", named, *SHAPE, "--mask")
-    source = named.partition(":")[0]
-    assert f"Looked at Layer of {source}, called with poses and a mask (4, 12, 8): nothing was found." in out
+def test_nothing_is_found(cli: Cli) -> None:
+    for source, name in (("code.py", "Layer"), ("code.py", "ready"), ("mine.layers", "Layer")):
+        out = cli.out("check", f"{source}:{name}", *SHAPE, "--mask")
+        assert f"Looked at Layer of {source}, called with poses and a mask (4, 12, 8): nothing was found." in out
 
 
-@pytest.mark.parametrize(
-    ("made", "options", "kind", "name", "severity"),
-    [
+def test_only_an_error_is_one(cli: Cli) -> None:
+    for made, options, kind, name, severity in (
         ("Mixes", (), "Mixes", "mixes-images", "error"),
         ("Ignores", ("--mask",), "Ignores", "padding-changes-result", "error"),
         ("over_inputs", (), "Layer", "softmax-over-inputs", "note"),
-    ],
-)
-def test_only_an_error_is_one(
-    cli: Cli, made: str, options: tuple[str, ...], kind: str, name: str, severity: str
-) -> None:
-    result, told = (cli("check", f"code.py:{made}", *SHAPE, *options, *more) for more in ((), ("--json",)))
-    assert result.code == told.code == (severity == "error")
-    assert f"called with poses{' and a mask' * bool(options)} (4, 12, 8): 1 finding." in result.out
-    assert all(word in result.out for word in (f"{severity}: {name}", "found", "usual cause", "cure"))
-    found = json.loads(told.out)
-    assert (found["class_name"], found["shape"], found["mask"]) == (kind, [4, 12, 8], bool(options))
-    assert [(each["name"], each["severity"]) for each in found["findings"]] == [(name, severity)]
+    ):
+        result, told = (cli("check", f"code.py:{made}", *SHAPE, *options, *more) for more in ((), ("--json",)))
+        assert result.code == told.code == (severity == "error")
+        assert f"called with poses{' and a mask' * bool(options)} (4, 12, 8): 1 finding." in result.out
+        assert all(word in result.out for word in (f"{severity}: {name}", "found", "usual cause", "cure"))
+        found = json.loads(told.out)
+        assert (found["class_name"], found["shape"], found["mask"]) == (kind, [4, 12, 8], bool(options))
+        assert [(each["name"], each["severity"]) for each in found["findings"]] == [(name, severity)]

@@ -86,16 +86,6 @@ def test_evaluate_finds_what_training_found(cli: Cli, run_folder: Path) -> None:
     assert cli.json("evaluate", run_folder, "--split", "train")["num_images"] == 200
 
 
-def test_evaluate_prints_every_class_and_the_confusion_matrix(cli: Cli, run_folder: Path) -> None:
-    found = cli.json("evaluate", run_folder)
-    out = cli("evaluate", run_folder).out
-    assert f"Accuracy  {100 * found['accuracy']:.2f} %  ({found['num_correct']} of 100 images right)" in out
-    classes, matrix = map(read_rows, out.split("Confusion"))
-    for j, row in enumerate(found["confusion"]):
-        assert [str(j), str(found["per_class"][j]["images"])] in [each[:2] for each in classes]
-        assert [str(j), *(str(number) if number else "·" for number in row)] in matrix
-
-
 def test_evaluate_the_network_that_comes_along(cli: Cli) -> None:
     judged = cli("evaluate")
     assert judged.out.startswith("compact (comes with torchcaps) on the test images of digits\n")
@@ -157,9 +147,7 @@ def test_routing_tells_every_round(cli: Cli, run_folder: Path) -> None:
     for part, every in zip(few["rounds"], found["rounds"], strict=True):
         assert part["coupling"] == [every["coupling"][40], every["coupling"][2]]
     out = cli("routing", run_folder, *options, *some).out
-    table = read_rows(out[out.index("Input capsule 40: type 1, row 0, column 4\n") :])
-    first = [trace.logits[0, 0, 40, 0], trace.coupling[0, 0, 40, 0], trace.agreement[0, 0, 40, 0]]
-    assert ["1", "0", *(f"{each:z.4f}" for each in first), f"{trace.lengths[0, 0, 0]:.4f}"] in table
+    assert "Input capsule 40: type 1, row 0, column 4\n" in out
     of_all = read_rows(out[out.index("Mean of the first 10 test images of digits") :])
     for t in range(3):
         entropy, agreement = statistics.entropy[t].mean(), statistics.mean_agreement[t].mean()

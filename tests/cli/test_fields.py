@@ -5,22 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import click
 import pytest
 
 from cli_support import Cli
 from own_parts import OWN, register, two_layers
-from support import assert_raises, registered_for_now
+from support import registered_for_now
 from torchcaps.checks import check
-from torchcaps.cli.options import Word, choices, metavar, option_name, read
+from torchcaps.cli.options import choices, option_name
 from torchcaps.cli.train import field_help
 from torchcaps.errors import InputError
 from torchcaps.files import write_json
 from torchcaps.models.presets import get_preset, list_presets, register_preset
 from torchcaps.parts import PARTS, Option, all_parts, complete, flat, options, part_of
-from torchcaps.ranges import Range
 from torchcaps.training import Recipe, TrainConfig, make_config
 
 NOT_OPTIONS = ("preset", "model", "recipe", "plugins", "fitted", "layers")
@@ -126,6 +125,8 @@ def test_what_is_not_given_is_the_presets_or_fitted(configured: Callable[..., Tr
     assert configured("keras-tutorial").recipe.limit_train == 1000
     assert configured("keras-tutorial", "--limit-train", "none").recipe.limit_train is None
     assert flat(configured("--decoder-hidden", "none").model)["decoder_hidden"] == ()
+    assert configured("--class-weights", "1,0.5").recipe.class_weights == (1, 0.5)
+    assert configured("--logger", "none").recipe.logger == "none", "a text may be any word"
     chosen = flat(configured("--backbone", "timm:resnet50", "--freeze").model)
     assert (chosen["backbone"], chosen["timm_model"], chosen["freeze"]) == ("timm", "resnet50", True)
 
@@ -152,6 +153,7 @@ def test_the_help_lists_the_run_and_the_recipe_once(cli: Cli) -> None:
     for part in all_parts():
         for name in options(part):
             assert f"{option_name(name)} " not in sections["Run"] + sections["Recipe"], name
+    assert "\n  --class-weights [balanced]|NUMBER,…" in text
     assert len(text.splitlines()) <= 70
 
 
@@ -170,28 +172,3 @@ def test_a_preset_shows_each_option_of_its_parts(cli: Cli) -> None:
     assert [line.split()[1] for line in out.splitlines() if line.startswith("capsule_dim ")] == ["4", "5"]
     described = cli.json("presets", name)["model"]
     assert complete("network", described) == preset.network
-
-
-def test_words_are_read_by_their_annotation() -> None:
-    balanced = Literal["balanced"] | tuple[float, ...] | None
-    whole = Annotated[int, Range(1, 3, whole=True), "Help."]
-    for hint, text, value in (
-        (tuple[int, ...], "7", (7,)),
-        (tuple[int, ...], "none", ()),
-        (tuple[float, ...], "-1,0.5", (-1.0, 0.5)),
-        (int | None, "none", None),
-        (int | None, "3", 3),
-        (str | None, "none", "none"),
-        (Path | None, "none", Path("none")),
-        (balanced, "balanced", "balanced"),
-        (balanced, "1,2", (1.0, 2.0)),
-        (whole, "3", 3),
-        (Annotated[int, str.upper], "a", "A"),
-    ):
-        assert read(text, hint) == value
-    assert read("4", whole, strict=False) == 4
-    for hint, text, said in ((tuple[int, ...], "7;8", "no whole number"), (whole, "4", "it must be 1 to 3, got 4")):
-        assert_raises(InputError, read, text, hint, say=said)
-    with pytest.raises(click.BadParameter, match="no number"):
-        Word(float).convert("x", None, None)
-    assert metavar(balanced) == "[balanced]|NUMBER,…"

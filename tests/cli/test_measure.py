@@ -18,21 +18,13 @@ QUICK = (*FEW, *WEAK, "--angles=-30,0", "--steps", "2")
 def test_robustness_shows_what_the_library_computes(cli: Cli, run_folder: Path) -> None:
     result = cli("robustness", run_folder, *QUICK)
     assert (result.code, result.err.splitlines()) == (0, ["run: rotation", "run: fgsm", "run: pgd"])
+    assert result.out.startswith("run: the first 20 test images of digits\n\nRotation: accuracy")
+    (found,) = cli.json("robustness", run_folder, *QUICK)
     run = load_run(run_folder)
     images = run.dataset().test.take(20)
-    curves = {
-        "Rotation": accuracy_curve(run.model, images, "rotation", (-30, 0)),
-        "FGSM": accuracy_curve(run.model, images, "fgsm", (0, 0.2)),
-        "PGD": accuracy_curve(run.model, images, "pgd", (0, 0.2), steps=2),
-    }
-    where, *parts = result.out.split("\n\n")
-    assert where == "run: the first 20 test images of digits"
-    for part, (title, curve) in zip(parts, curves.items(), strict=False):
-        assert part.startswith(f"{title}: accuracy")
-        assert [line.split() for line in part.splitlines()[-2:]] == [
-            [f"{strength:g}", f"{100 * accuracy:.2f}", "%"]
-            for strength, accuracy in zip(curve.strengths, curve.accuracy, strict=True)
-        ]
+    for each, strengths in zip(found["curves"], ((-30, 0), (0, 0.2), (0, 0.2)), strict=True):
+        wanted = accuracy_curve(run.model, images, each["kind"], strengths, steps=2)
+        assert (each["strengths"], each["accuracy"]) == (list(wanted.strengths), list(wanted.accuracy))
     (found,) = cli.json("robustness", *QUICK)
     assert (found["run"], found["data"], len(found["curves"])) == ("compact", "digits", 3)
 

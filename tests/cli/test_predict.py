@@ -20,7 +20,6 @@ from PIL import Image
 from cli_support import Cli
 from torchcaps.analysis import load_image, predict
 from torchcaps.datasets import Preparation, get_max_megapixels
-from torchcaps.errors import InputError
 from torchcaps.export import OnnxModel
 from torchcaps.files import read_json, write_json
 from torchcaps.models import create_model, load_pretrained
@@ -49,11 +48,7 @@ def test_class_and_lengths_of_each_file(cli: Cli, run_folder: Path, digit_file: 
     assert list(found["lengths"]) == list(run.class_names)
     np.testing.assert_allclose(list(found["lengths"].values()), expected.lengths[0], rtol=1e-6)
     assert found["class"] == run.class_names[expected.classes[0]]
-    out = cli("predict", run_folder, digit_file).out
-    first, *lines = [line for line in out.splitlines() if not line.startswith("  unsure: ")]
-    assert first.split() == [str(digit_file), found["class"]]
-    for line, (name, length) in zip(lines, found["lengths"].items(), strict=False):
-        assert line.split()[:2] == [name, f"{length:.3f}"]
+    assert cli("predict", run_folder, digit_file).out.startswith(f"{digit_file}  {found['class']}\n")
 
 
 def test_image_files_are_brought_to_size_as_the_runs(
@@ -206,11 +201,6 @@ def test_what_is_known_of_the_images_goes_with_the_network(
     config = read_json(copy / "config.json", "configuration")
     write_json(copy / "config.json", config | {"data": "of-a-plugin"})
     assert load_run(copy).images == run.images
-    about = read_json("saved/classes.json", "list")
-    for entry in ({"preparation": 7}, {"preparation": {"box": 20}}, {"calibration": [1, 2]}):
-        write_json("saved/classes.json", about | entry)
-        with pytest.raises(InputError, match=rf"classes\.json is damaged .*{next(iter(entry))}"):
-            load_run(tmp_path / "saved")
 
 
 def test_an_image_too_large_for_the_limit(cli: Cli, onnx_file: Path, tmp_path: Path) -> None:

@@ -34,11 +34,6 @@ def same(first: list[Batch], second: list[Batch]) -> bool:
     )
 
 
-def loaded(images: ImageSet | PairSet, size: int = 8, epoch: int = 0, start: int = 0, **options: Any) -> list[Batch]:
-    change = Augmentation(**options.pop("changes", {}))
-    return list(BatchLoader(images, size, shuffle=True, augmentation=change, **options).batches(epoch, start))
-
-
 def test_evaluation_gives_every_image_once_in_its_order_and_unmoved() -> None:
     images = image_set(11, (3, 6, 5))
     before, loader = images.images.clone(), BatchLoader(images, 4, shuffle=False)
@@ -53,13 +48,16 @@ def test_evaluation_gives_every_image_once_in_its_order_and_unmoved() -> None:
     assert torch.equal(images.images, before)
 
 
-def test_each_image_is_moved_by_its_own_shift() -> None:
+def test_each_image_is_moved_by_its_own_shift_and_mirrored_or_not() -> None:
     images = image_set(30, (3, 4, 7))
-    loader = BatchLoader(images, 8, shuffle=True, augmentation=Augmentation(3), seed=5)
+    loader = BatchLoader(images, 8, shuffle=True, augmentation=Augmentation(3, flip=True), seed=5)
     for number, batch in enumerate(loader.batches(2)):
+        flips = loader.augmentation.draw(images.in_shape, 8, (5, 2, number)).flips
+        assert flips is not None
         for place, i in enumerate(loader.order(2)[number * 8 : (number + 1) * 8]):
             down, right = shifts_of(loader, 2, number)[place].tolist()
-            assert torch.equal(batch.images[place], moved(images.images[i], down, right).float() / 255)
+            wanted = moved(images.images[i], down, right)
+            assert torch.equal(batch.images[place], (wanted.flip(-1) if flips[place] else wanted) / 255)
             assert batch.labels[place] == images.labels[i]
 
 
@@ -75,15 +73,6 @@ def test_what_an_epoch_depends_on() -> None:
     assert same(first, list(a.batches(0)))
     torch.manual_seed(1)
     assert torch.equal(torch.random.get_rng_state(), state)
-
-
-def test_a_resumed_epoch_goes_on_exactly() -> None:
-    for images in (image_set(37), PairSet(image_set(37))):
-        changes = {"max_shift": 2, "crop": 4, "flip": True, "max_rotation": 20.0}
-        whole = loaded(images, epoch=4, changes=changes)
-        assert len(whole) == 5
-        for start in (0, 1, 4, 5):
-            assert same(whole[start:], loaded(images, epoch=4, start=start, changes=changes))
 
 
 @settings(max_examples=30, deadline=None)
@@ -112,11 +101,6 @@ def test_many_processes_see_together_what_one_sees(n: int, batch: int, world: in
                 assert torch.equal(torch.cat([share[number][each] for share in shares]), wanted)  # type: ignore[misc]
         sizes = [len(share[number].labels) for share in shares]
         assert max(sizes) - min(sizes) <= 1
-
-
-def test_the_last_batch_can_be_dropped() -> None:
-    assert [len(batch.labels) for batch in loaded(image_set(11), 4, drop_last=True)] == [4, 4]
-    assert [len(BatchLoader(image_set(n), 4, shuffle=True, drop_last=True)) for n in (11, 12)] == [2, 3]
 
 
 def test_options_epochs_and_sets_that_cannot_be() -> None:

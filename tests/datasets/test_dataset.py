@@ -50,7 +50,6 @@ def test_all_that_a_set_holds_goes_where_its_images_go() -> None:
         (images.take(2), torch.arange(2)),
         (images.preview(3), torch.arange(3)),
         (images.select(chosen), chosen),
-        (images._each(torch.Tensor.clone), torch.arange(4)),
     ):
         for got, wanted in zip(made.tensors, images.tensors, strict=True):
             assert torch.equal(got, wanted[index])
@@ -296,20 +295,13 @@ def test_a_split_is_complete_stratified_and_ordered(counts: list[int], data: st.
         assert ((quotas - size * torch.tensor(counts) / len(labels)).abs() < 1).all()
 
 
-def test_a_split_is_the_same_for_ever_and_the_seed_chooses_the_images() -> None:
+def test_a_split_is_the_same_for_ever() -> None:
     """Published results rest on these indices: whatever moves them is a break."""
     labels = torch.arange(30) % 3
     assert stratified_split(labels, 7, seed=0)[1].tolist() == [6, 8, 10, 11, 12, 16, 24]
-    other = stratified_split(labels, 6, seed=1)[1]
-    assert not torch.equal(other, stratified_split(labels, 6, seed=2)[1])
-    assert labels[other].bincount().tolist() == [2, 2, 2]
     for size in (0, -1, 8, 10):
         said = f"{size} of 10 images cannot be held out and leave one of each of the 3 classes: 1 to 7 can"
         assert_raises(InputError, stratified_split, torch.arange(10) % 3, size, seed=0, say=said)
-    for seed in (-1, 2**32):
-        assert_raises(
-            InputError, stratified_split, labels, 3, seed=seed, say=f"seed must be 0 to 4294967295, got {seed}"
-        )
 
 
 def test_every_key_has_a_stream_of_its_own_and_its_numbers_stay() -> None:

@@ -14,7 +14,6 @@ import torch
 
 from support import registered_for_now
 from torchcaps.datasets import list_datasets, load_dataset
-from torchcaps.datasets.views import FAMILIAR
 from torchcaps.plugins import load_plugin
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "viewpoints.py"
@@ -96,7 +95,3 @@ def test_the_sets_have_the_sizes_that_the_list_says(tmp_path: Path) -> None:
         assert (data.in_shape, data.class_names) == (info.in_shape, info.class_names)
         assert info.locate(tmp_path) == tmp_path / "viewpoints"
         assert data.test.labels.bincount().tolist() == [info.num_test // 5] * 5
-        for factor in FAMILIAR.keys() & info.name.split("-"):
-            parts = ((data.train, True), (data.validation, True), (data.test, info.name.endswith("-familiar")))
-            for images, is_familiar in parts:
-                assert {int(angle) in FAMILIAR[factor] for angle in images.factors[factor]} == {is_familiar}

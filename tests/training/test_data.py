@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from support import assert_raises
-from tiny_runs import NARROW, Heard, StopAt, go_on, rows, run, tiny_config, write_bars
+from tiny_runs import NARROW, Heard, StopAt, go_on, rows, run, save_image, tiny_config, write_bars
 from torchcaps.analysis import Evaluation, evaluate
 from torchcaps.datasets import Augmentation, Dataset, ImageSet, PairSet, fixed_pairs, load_dataset
 from torchcaps.errors import InputError
@@ -34,11 +33,6 @@ from torchcaps.training.devices import launch
 from torchcaps.training.small_data import fit_recipe, warning_of_chance
 
 
-def first_images(config: TrainConfig, whole: Dataset) -> torch.Tensor:
-    """The first batch that a run trains on."""
-    return next(iter(run_data(whole, config.recipe, launch("cpu"), config.seed).train.batches(0))).images
-
-
 def test_judged_images_are_cut_in_the_middle_and_batches_anywhere(bars: Path, tmp_path: Path) -> None:
     config = tiny_config(bars, max_shift=0, crop=10, flip=True, epochs=1)
     whole = load_run_data(config)
@@ -47,7 +41,8 @@ def test_judged_images_are_cut_in_the_middle_and_batches_anywhere(bars: Path, tm
     for part in ("train", "validation", "test"):
         assert torch.equal(getattr(seen, part).images, getattr(whole, part).images[..., 4:14, 4:14])
     known = {image.numpy().tobytes() for image in seen.train.images}
-    images = (first_images(config, whole) * 255).round().byte()
+    first = next(iter(run_data(whole, config.recipe, launch("cpu"), config.seed).train.batches(0)))
+    images = (first.images * 255).round().byte()
     assert sum(image.numpy().tobytes() in known for image in images) / len(images) < 0.2
     config = override(config, {"crop": 17})
     assert run(config, tmp_path / "run")["in_shape"] == [1, 17, 17]
@@ -97,8 +92,7 @@ def test_damaged_images_are_left_out_of_the_whole_run(tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     with np.load(write_bars(tmp_path / "bars.npz")) as arrays:
         for n, (image, label) in enumerate(zip(arrays["x"], arrays["y"], strict=True)):
-            (photos / str(label)).mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image).save(photos / str(label) / f"{n:03}.png")
+            save_image(photos / str(label) / f"{n:03}.png", image)
     bad = [photos / "0" / "000.png", photos / "2" / "new.png"]
     for file in bad:
         file.write_bytes(b"no image")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -18,7 +17,7 @@ import pytest
 import torch
 
 from support import assert_raises
-from tiny_runs import go_on, tiny_config
+from tiny_runs import go_on, rows, tiny_config
 from torchcaps.errors import InputError
 from torchcaps.machine import usable_cores
 from torchcaps.training import Progress, devices, resume, train
@@ -91,9 +90,7 @@ def command_line(*arguments: str, launcher: tuple[str, ...] = ("-m", "torchcaps"
 
 def assert_close(one: Path, two: Path) -> None:
     """The same losses and accuracies up to rounding."""
-    found = [list(csv.DictReader((out / "metrics.csv").open())) for out in (one, two)]
-    assert len(found[0]) == len(found[1])
-    for a, b in zip(*found, strict=True):
+    for a, b in zip(rows(one), rows(two), strict=True):
         for name in ("train_loss", "train_classification_loss", "train_accuracy", "validation_loss"):
             assert float(a[name]) == pytest.approx(float(b[name]), abs=1e-4), name
 

@@ -14,7 +14,7 @@ import pytest
 from support import assert_raises
 from tiny_runs import go_on, run, same_weights, tiny_config
 from torchcaps.errors import InputError
-from torchcaps.files import atomic_path, remove_temporaries
+from torchcaps.files import atomic_path
 from torchcaps.training import Progress, TrainConfig, load_run, resume
 from torchcaps.training.folder import HOLDER, LOCK, lock_folder, read_checkpoint
 
@@ -139,13 +139,6 @@ def test_a_resumed_run_removes_what_a_kill_left_and_nothing_else(out: Path) -> N
     assert set(out.rglob(".*")) == set(own)
 
 
-def test_names_of_leftovers_are_taken_as_they_are(tmp_path: Path) -> None:
-    for name in ("a[1].png", "x", "a.tar.gz"):
-        other, left = left_of(tmp_path / f"other-{name}"), left_of(tmp_path / name)
-        remove_temporaries(tmp_path / name)
-        assert (left.exists(), other.exists()) == (False, True)
-
-
 def test_a_run_that_cannot_go_on_keeps_its_configuration(out: Path) -> None:
     (out / "summary.json").unlink()
     (out / "summary.json").mkdir()
@@ -163,7 +156,7 @@ def test_a_run_is_read_back(bars: Path, out: Path) -> None:
     assert best.images.calibration is not None
     assert best.dataset().in_shape == best.dataset(f"npz:{bars}").in_shape == best.model.in_shape
     assert_raises(InputError, best.dataset, "digits", say="digits has images of shape")
-    for text in ('{"class_names": ["a"]}', '{"class_names": 3}'):
+    for text in ('{"class_names": ["a"]}', '{"class_names": 3}', '{"preparation": 7}', '{"calibration": [1, 2]}'):
         (out / "best" / "classes.json").write_text(text)
         with pytest.raises(InputError, match=r"list of classes .*classes\.json is damaged or no list of classes"):
             load_run(out)

@@ -60,21 +60,14 @@ def is_held_by(out: Path, process: subprocess.Popen[str]) -> bool:
         return False
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
-    """A run that nobody stopped, and how long it took from its first file to its last, seconds."""
-    out = tmp_path_factory.mktemp("kills") / "whole"
-    process = start(*OPTIONS, "--out", out)
-    wait_for(lambda: is_held_by(out, process), process)
+def test_runs_that_are_killed_again_and_again_end_as_others(tmp_path: Path) -> None:
+    wanted = tmp_path / "whole"
+    process = start(*OPTIONS, "--out", wanted)
+    wait_for(partial(is_held_by, wanted, process), process)
     begin = time.monotonic()
-    wait_for((out / "summary.json").exists, process)
-    seconds = time.monotonic() - begin
+    wait_for((wanted / "summary.json").exists, process)
+    seconds = time.monotonic() - begin  # from its first file to its last
     finish(process)
-    return out, seconds
-
-
-def test_runs_that_are_killed_again_and_again_end_as_others(whole: tuple[Path, float], tmp_path: Path) -> None:
-    wanted, seconds = whole
     dice, kills, number = random.Random(16), 0, 0
     while kills < KILLS:
         number += 1

@@ -15,7 +15,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from support import assert_close, assert_raises
-from tiny_runs import NARROW, tiny_config
+from tiny_runs import NARROW, save_image, tiny_config
 from torchcaps import create_model, fit
 from torchcaps.analysis import TargetEvaluation, evaluate, predict, reconstruct
 from torchcaps.cli import main
@@ -152,9 +152,8 @@ def test_the_learning_rate_that_is_found_is_one_that_learns(bars: Path, capsys: 
 def test_image_files_are_read_as_they_are_used(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for n in range(40):
-        path = tmp_path / "photos" / "ab"[n % 2] / f"{n:02}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((rng.integers(0, 60, (20, 20)) + 150 * (n % 2)).astype(np.uint8)).save(path)
+        pixels = rng.integers(0, 60, (20, 20)) + 150 * (n % 2)
+        save_image(tmp_path / "photos" / "ab"[n % 2] / f"{n:02}.png", pixels.astype(np.uint8))
     files = ImageFiles(tmp_path / "photos", (1, 18, 18))
     assert (len(files), files.class_names, files[25][1]) == (40, ("a", "b"), 1)
     known = load_dataset(f"folder:{tmp_path / 'photos'}", image_size=18)

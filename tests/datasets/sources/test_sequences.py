@@ -43,9 +43,8 @@ def test_sequences_of_an_npz_file_are_padded_with_nan(tmp_path: Path) -> None:
     assert_raises(InputError, BatchLoader, data.train, 4, shuffle=True, augmentation=moved, say="only images of uint8")
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_what_no_sequences_are(tmp_path: Path) -> None:
+    for changes, said in (
         ({"x": X[:, 0]}, "x must hold numbers in the shape (N, C, L)"),
         ({"lengths": LENGTHS[:5]}, "x needs lengths, whole numbers from 1 to 9 in the shape (40,)"),
         ({"lengths": LENGTHS - 2}, "x needs lengths, whole numbers from 1 to 9"),
@@ -53,10 +52,8 @@ def test_sequences_of_an_npz_file_are_padded_with_nan(tmp_path: Path) -> None:
         ({"lengths": LENGTHS / 2}, "x needs lengths, whole numbers from 1 to 9"),
         ({"x": np.full_like(X, np.nan)}, "x has a number that is NaN or infinite before the end of its sequence"),
         ({"x_test": X, "y_test": Y}, "x_test needs lengths_test"),
-    ],
-)
-def test_what_no_sequences_are(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    assert_raises(InputError, load, tmp_path, **ARRAYS | changes, say=said)
+    ):
+        assert_raises(InputError, load, tmp_path, **ARRAYS | changes, say=said)
 
 
 def test_aeon_reads_problems_of_its_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
