@@ -14,6 +14,7 @@ from typing import Any
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Link, Navigation
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +42,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     return files
+
+
+def on_nav(nav: Navigation, **_: Any) -> None:
+    """Add the explorer's page, which is no page of docs/, after the first."""
+    nav.items.insert(1, Link("Try it", "try/index.html"))
 
 
 def on_post_build(config: MkDocsConfig) -> None:

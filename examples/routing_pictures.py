@@ -2,8 +2,8 @@
 
     python examples/routing_pictures.py --out docs/images
 
-Twelve input capsules vote for two output capsules, in the plane. The first six (blue) agree about output 1 and scatter
-about output 2; the other six (orange) agree about output 2. A dot is a vote, the larger the stronger its coupling; the
+Twelve input capsules vote for two output capsules, in the plane. The first six (blue) agree about output 0 and scatter
+about output 1; the other six (orange) agree about output 1. A dot is a vote, the larger the stronger its coupling; the
 arrow is the output capsule; the circle has the radius 1.
 """
 
@@ -69,7 +69,7 @@ def draw(axes: Axes, votes: Tensor, routed: Routed, output: int) -> None:
 
 
 def figure_routed(votes: Tensor, routed: Mapping[str, Routed], columns: int) -> Figure:
-    """Each result by its name: above the votes for output 1, below those for output 2."""
+    """Each result by its name: above the votes for output 0, below those for output 1."""
     blocks = -(-len(routed) // columns)
     size = (2.1 * columns, 4.4 * blocks)
     figure, grid = plt.subplots(OUTPUTS * blocks, columns, figsize=size, layout="constrained", squeeze=False)
@@ -80,7 +80,7 @@ def figure_routed(votes: Tensor, routed: Mapping[str, Routed], columns: int) -> 
             axes = grid[OUTPUTS * block + output, column]
             draw(axes, votes, result, output)
             if column == 0:
-                axes.set_ylabel(f"votes for output {output + 1}")
+                axes.set_ylabel(f"votes for output {output}")
     return figure
 
 

@@ -71,15 +71,19 @@ def message(page: Page) -> str:
     return page.locator(".message").inner_text()
 
 
-def test_it_opens_with_a_digit_that_moves_and_a_tour_that_is_remembered(
+def test_it_opens_with_a_tour_that_is_remembered_and_then_with_a_digit_that_moves(
     open_page: Callable[..., Page], address: str
 ) -> None:
     page = open_page(address, height=800, fresh=True)
-    page.locator(".slider.sweeping").wait_for()
+    page.locator(".tour").wait_for()
+    assert page.locator(".slider.sweeping").count() == 0
     assert page.get_by_role("button", name="Undo").is_disabled()
     outlined = []
     for _ in range(4):
         outlined.append(page.locator(".toured").get_attribute("class").split()[0])
+        panel, tour = (page.locator(name).bounding_box() for name in (".toured", ".tour"))
+        upper, lower = sorted((panel, tour), key=lambda box: box["y"])
+        assert upper["y"] + upper["height"] <= lower["y"], "the panel is covered"
         page.get_by_role("button", name="Next").click()
     assert outlined == ["capsules", "components", "decoded", "routing"]
     assert page.locator(".tour li").count() == 3
@@ -88,8 +92,9 @@ def test_it_opens_with_a_digit_that_moves_and_a_tour_that_is_remembered(
         box = page.locator(panel).bounding_box()
         assert box["y"] + box["height"] <= 800
     page.reload()
-    settle(page)
+    page.locator(".slider.sweeping").wait_for()
     assert page.locator(".tour").is_hidden()
+    assert "changed by the sliders" not in page.locator(".source").inner_text()
     page.get_by_role("button", name="Tour").click()
     assert page.locator(".tour").is_visible()
 
@@ -170,10 +175,8 @@ def test_sliders_sweeps_and_iterations_redraw(open_page: Callable[..., Page], ad
     page.get_by_role("button", name="Play").click()
     uniform = pixels(page, ".maps .present canvas")
     assert (uniform == uniform[0, 0]).all()
-    while control.input_value() != "3":
-        page.wait_for_timeout(50)
-    assert picture(page, ".maps .present canvas") == last
-    control.fill("2")
+    page.wait_for_function("last => document.querySelector('.maps .present canvas').toDataURL() === last", arg=last)
+    control.press("ArrowLeft")
     assert page.locator(".transport output").inner_text() == "iteration 2 of 3"
     trained = page.locator(".bar .number").all_inner_texts()
     page.locator("[name=iterations]").select_option("5")

@@ -54,8 +54,24 @@ def test_fifty_random_states_have_the_numbers_of_the_library(page: Page) -> None
         )[-1]
         for name, wanted in expected(votes, *state).items():
             torch.testing.assert_close(torch.tensor(shown[name], dtype=torch.float64), wanted[0], atol=1e-9, rtol=1e-9)
-        cells = page.locator(".rounds tfoot tr").last.locator("td").all_inner_texts()
+        cells = page.locator(".round tfoot tr:last-child td").all_inner_texts()
         assert cells == [f"{a:.2f}" for a in shown["activations"]]
+
+
+def test_every_output_of_new_groups_gets_most_of_an_input(page: Page) -> None:
+    page.evaluate(SHOW, {"votes": [[[1, 0]] * 3] * 4, "iterations": 3})
+    for _ in range(10):
+        page.get_by_role("button", name="New groups").click()
+        coupling = torch.tensor(page.evaluate(f"{PLAYGROUND}.rounds()")[-1]["coupling"])
+        assert set(coupling.argmax(1).tolist()) == {0, 1, 2}
+
+
+def test_on_a_phone_every_number_is_in_sight(page: Page) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.evaluate(SHOW, {"votes": [[[2, 2], [0.1, 0], [-2, -2]], [[-2, -2], [-2, -2], [2, 2]]] * 4, "round": 2})
+    whole = page.locator(".playground").bounding_box()
+    for table in page.locator(".round").all():
+        assert table.bounding_box()["width"] <= whole["width"]
 
 
 def test_a_vote_is_dragged_and_moved_by_keys_and_play_ends_at_the_last_iteration(page: Page) -> None:

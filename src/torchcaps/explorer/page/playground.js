@@ -83,14 +83,22 @@
   // The votes of "Three rounds by hand".
   const BY_HAND = [[[1, 0], [0, 1]], [[1, 0], [0, -1]], [[-1, 0], [0, 2]]];
 
-  // As many groups of inputs as outputs: those of a group agree about one output, and scatter about the others.
+  // The outputs that get the largest share of an input after three iterations of dynamic routing.
+  const favoured = (votes) =>
+    new Set(dynamic(votes, { iterations: 3, over: "outputs" })[2].coupling.map((row) => row.indexOf(Math.max(...row))));
+
+  // As many groups of inputs as outputs: those of a group agree about one output, and scatter about the others. They are
+  // drawn again until every output is favoured.
   function agreeing(inputs, outputs) {
     const centres = [[0.9, 0.5], [-0.6, 0.8], [0.3, -0.9]];
     const scatter = (size) => size * (Math.random() + Math.random() - 1);
-    return Array.from({ length: inputs }, (_, i) => Array.from({ length: outputs }, (_, j) => {
+    const draw = () => Array.from({ length: inputs }, (_, i) => Array.from({ length: outputs }, (_, j) => {
       const own = Math.floor((i * outputs) / inputs) === j;
       return [0, 1].map((d) => (own ? centres[j][d] : 0) + scatter(own ? 0.25 : 1.5));
     }));
+    let votes = draw();
+    while (favoured(votes).size < outputs) votes = draw();
+    return votes;
   }
 
   // ---- drawing ----
@@ -220,12 +228,12 @@
       const rows = inputs(), high = 34 * rows, y = (n, of) => ((n + 0.5) * high) / of;
       graph.setAttribute("viewBox", `0 0 200 ${high}`);
       const lines = coupling.flatMap((row, i) => row.map((c, j) =>
-        draw("line", { class: `input-${i}`, x1: 26, y1: y(i, rows), x2: 164, y2: y(j, outputs()), "stroke-width": 12 * Math.min(c, 1) + 0.3 })));
+        draw("line", { class: `input-${i}`, x1: 26, y1: y(i, rows), x2: 142, y2: y(j, outputs()), "stroke-width": 12 * Math.min(c, 1) + 0.3 })));
       const left = coupling.map((_, i) => draw("g", { class: `input-${i}` },
         draw("circle", { cx: 16, cy: y(i, rows), r: 11 }), draw("text", { x: 16, y: y(i, rows) + 4 }, String(i))));
       const right = activations.map((a, j) => draw("g", { class: "target" },
-        draw("circle", { cx: 176, cy: y(j, outputs()), r: 20, class: "full" }), draw("circle", { cx: 176, cy: y(j, outputs()), r: 20 * Math.sqrt(a) }),
-        draw("text", { x: 176, y: y(j, outputs()) + 4 }, String(j))));
+        draw("circle", { cx: 156, cy: y(j, outputs()), r: 20, class: "full" }), draw("circle", { cx: 156, cy: y(j, outputs()), r: 20 * Math.sqrt(a) }),
+        draw("text", { x: 188, y: y(j, outputs()) + 4 }, String(j))));
       graph.replaceChildren(...lines, ...left, ...right);
       graph.setAttribute("aria-label", `Couplings of ${rows} inputs with ${outputs()} outputs; the table has their numbers`);
     }
@@ -281,24 +289,23 @@
     function explain() {
       const { logits, coupling, sums, capsules, agreement, activations, spreads } = rounds[state.round];
       const isLast = state.round === rounds.length - 1, perInput = state.over === "outputs" || state.routing !== "dynamic";
-      const rule = perInput ? "Each input shares out its vote: a row of c sums to 1." : "The inputs compete for each output: a column of c sums to 1.";
+      const rule = perInput ? "Each input shares out its vote: its c sum to 1." : "The inputs compete for each output: the c of an output sum to 1.";
       says.textContent = `${rule} ${rounds.length > 1 ? growth() : ""}`;
       back.disabled = !state.round;
       step.textContent = isLast ? "Start again" : "Step";
       const cells = { vote: state.votes.map((row) => row.map(pair)), b: logits, c: coupling, ...(agreement && { a: agreement }) };
-      const columns = Object.keys(cells), wide = { colspan: columns.length, scope: "colgroup", class: "group" };
+      const columns = Object.keys(cells);
       const shown = (value) => (typeof value === "string" ? value : number(value));
       const row = (name, values, span = {}) => make("tr", {}, make("th", { scope: "row" }, name), ...values.map((value) => make("td", span, value)));
-      const over = (values) => [values, { colspan: columns.length }];
-      table.replaceChildren(make("table", { class: "rounds" },
-        make("thead", {},
-          make("tr", {}, make("th"), ...capsules.map((_, j) => make("th", wide, `output ${j}`))),
-          make("tr", {}, make("th", { scope: "col" }, "input"), ...capsules.flatMap(() => columns.map((name) => make("th", { scope: "col" }, name))))),
-        make("tbody", {}, ...state.votes.map((_, i) =>
-          row(String(i), capsules.flatMap((_, j) => columns.map((name) => shown(cells[name][i][j])))))),
-        make("tfoot", {}, row("sum of c · vote", ...over(sums.map(pair))), row(spreads ? "mean μ" : "capsule v", ...over(capsules.map(pair))),
-          ...(spreads ? [row("spread σ", ...over(spreads.map(pair)))] : []),
-          row(spreads ? "activation" : "length", ...over(activations.map(number))))),
+      const total = (name, value) => row(name, [value], { colspan: columns.length });
+      table.replaceChildren(
+        make("div", { class: "rounds" }, ...capsules.map((capsule, j) => make("table", { class: "round" },
+          make("caption", {}, `output ${j}`),
+          make("thead", {}, make("tr", {}, ...["input", ...columns].map((name) => make("th", { scope: "col" }, name)))),
+          make("tbody", {}, ...state.votes.map((_, i) => row(String(i), columns.map((name) => shown(cells[name][i][j]))))),
+          make("tfoot", {}, total("sum of c · vote", pair(sums[j])), total(spreads ? "mean μ" : "capsule v", pair(capsule)),
+            ...(spreads ? [total("spread σ", pair(spreads[j]))] : []),
+            total(spreads ? "activation" : "length", number(activations[j])))))),
         make("p", {}, spreads ? "b: logarithm of the output's activation times the density of the vote; c: coupling, the softmax of b." :
           !agreement ? "b: scalar product of a vote with the sum of all votes, over √2; c: coupling, the softmax of b." :
           `b: routing logits; c: coupling, the softmax of b; a: agreement, the scalar product of vote and capsule${isLast ? "." : ", which is added to b for the next iteration."}`));

@@ -43,7 +43,8 @@ function showDecoded() {
 function sourceWords() {
   const length = Math.hypot(...state.pose).toFixed(2);
   const whose = about.objects > 1 ? `that of ${about.classes[ownClass()]} is of` : "its";
-  return `From ${capsuleWords(decodedClasses())}; ${whose} length ${length}${isMoved() ? ", changed by the sliders" : ""}`;
+  const changed = sweeping ? `, component ${sweeping.k} sweeping` : isMoved() ? ", changed by the sliders" : "";
+  return `From ${capsuleWords(decodedClasses())}; ${whose} length ${length}${changed}`;
 }
 
 // Squashing makes every capsule shorter than 1; sliders may leave that ball.

@@ -1,4 +1,4 @@
-// ---- the page opens with a digit that moves, and with a tour of four steps for those who have not seen it ----
+// ---- the page opens with a tour of four steps, or, for those who have seen it, with a digit that moves ----
 
 const TOUR = [
   [".capsules", "1. Length", "Each class has a capsule, a small vector. Its length says how sure the network is that the class is there."],
@@ -8,7 +8,7 @@ const TOUR = [
 ];
 const TASKS = [
   "Draw a 4, then close its top: at which stroke does it become a 9?",
-  "Draw two digits over each other: are two capsules long?",
+  "Draw two digits over each other: does a second capsule grow?",
   "Fool the network: draw what is no digit, and look for an answer that it is sure of.",
 ];
 const OPENED = 4; // the test image that the page opens with
@@ -16,19 +16,26 @@ const OPENED = 4; // the test image that the page opens with
 let stop = 0; // of the tour; behind its last step are the tasks
 
 function showTour() {
-  const [where, title, words] = TOUR[stop] ?? [null, "Now try", ""];
-  element.querySelectorAll(".toured").forEach((panel) => panel.classList.remove("toured"));
-  if (where) $(where).classList.add("toured");
+  const isOver = stop === TOUR.length, [where, title, words] = isOver ? [".image", "Now try", ""] : TOUR[stop];
+  const tour = $(".tour"), panel = $(where);
+  unmark();
+  panel.classList.add("toured");
   $(".tour strong").textContent = title;
   $(".tour p").textContent = words;
-  $(".tour ol").replaceChildren(...(where ? [] : TASKS.map((task) => make("li", task))));
-  $("[data-do=next]").textContent = where ? "Next" : "Done";
-  $("[data-do=skip]").hidden = !where;
-  $(".tour").hidden = false;
+  $(".tour ol").replaceChildren(...(isOver ? TASKS : []).map((task) => make("li", task)));
+  $("[data-do=next]").textContent = isOver ? "Done" : "Next";
+  $("[data-do=skip]").hidden = isOver;
+  tour.hidden = false;
+  panel.scrollIntoView();
+  tour.classList.toggle("above", panel.getBoundingClientRect().top > tour.offsetHeight + 20); // where it covers nothing of the panel
+}
+
+function unmark() {
+  $(".toured")?.classList.remove("toured");
 }
 
 function endTour() {
-  element.querySelectorAll(".toured").forEach((panel) => panel.classList.remove("toured"));
+  unmark();
   $(".tour").hidden = true;
   try {
     localStorage.setItem("torchcaps-tour", "seen");
@@ -45,6 +52,7 @@ function isTourSeen() {
 
 Object.assign(ACTIONS, {
   tour() {
+    stopSweep();
     stop = 0;
     showTour();
   },
@@ -55,13 +63,13 @@ Object.assign(ACTIONS, {
   skip: endTour,
 });
 
-// A test image, and its capsule's largest component swept once.
+// A test image, and either the tour or its capsule's largest component swept once.
 const openAlive = safely(async () => {
   if (learning) return;
-  if (!isTourSeen() && !about.noPose && !about.noRouting) showTour();
-  if (!networks[0].images) return;
-  await setImage(await testImage(Math.min(OPENED, networks[0].images - 1)));
-  if (about.noPose || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+  if (networks[0].images) await setImage(await testImage(Math.min(OPENED, networks[0].images - 1)));
+  if (about.noPose) return;
+  if (!isTourSeen() && !about.noRouting) return showTour();
+  if (!state.pose || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
   const sizes = state.pose.map(Math.abs);
   sweep(sizes.indexOf(Math.max(...sizes)));
 });
