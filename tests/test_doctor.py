@@ -325,6 +325,9 @@ def test_nothing_is_found_in_what_is_right(kind: Callable[[], nn.Module]) -> Non
 
 def test_nothing_is_found_in_masked_layers_and_in_networks() -> None:
     assert diagnose(Masked(), SHAPE, mask=MASK) == []
+    for start in ("noise", "queries"):
+        module = DenseCapsules(None, D, J, D, transform="common", routing=B2IRouting(start_from=start))
+        assert diagnose(module, (B, I, D), mask=MASK) == []
     assert diagnose(Network(), (B, 3, 13, 17)) == []
     assert diagnose(Heads(), (B, 3, 16, 12)) == []
     assert diagnose(nn.Sequential(nn.Flatten(), nn.Linear(48, 10)), (B, 3, 4, 4)) == [], "a network without capsules"
@@ -337,12 +340,6 @@ def test_nothing_is_found_in_our_routings(name: str) -> None:
     wanted = ["softmax-over-inputs"] if name == "dynamic, over inputs" else []
     assert names(module) == wanted
     assert names(module, mask=MASK) == wanted
-
-
-def test_nothing_is_found_in_our_interests() -> None:
-    for start in ("noise", "queries"):
-        module = DenseCapsules(None, D, J, D, transform="common", routing=B2IRouting(start_from=start))
-        assert diagnose(module, (B, I, D), mask=MASK) == []
 
 
 @pytest.mark.parametrize("preset", list_presets())

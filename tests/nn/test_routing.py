@@ -36,6 +36,7 @@ from torchcaps.nn import (
     SelfRouting,
     VBRouting,
 )
+from torchcaps.nn.routing import vb
 from torchcaps.parts import PARTS, part_of
 from torchcaps.testing import check_routing
 
@@ -193,6 +194,12 @@ def test_self_routing_with_logits_at_the_edge_of_float32() -> None:
         assert_finite(single.values())
         assert_same({name: each.double() for name, each in single.items()}, double, 1e-4, apart)
         assert (single["poses"].norm(dim=2) > 0.1).all(), "also of those that hardly anyone chose"
+
+
+def test_digamma_of_exported_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.cat([torch.linspace(1, 20, 50), torch.tensor([1e3, 1e6])]).double()
+    monkeypatch.setattr(vb, "is_exporting", lambda: True)
+    torch.testing.assert_close(vb.digamma(x), torch.digamma(x), rtol=1e-9, atol=1e-9)
 
 
 # ---- the modules

@@ -52,7 +52,6 @@ def test_they_are_the_sums_over_votes(mib: float) -> None:
 def test_derivatives_are_those_of_finite_differences(mib: float) -> None:
     set_working_memory(mib)
     leaves = tuple(draw((2, 3, 2, 2, 2)).values())
-    assert torch.autograd.gradcheck(sums, leaves)
     assert torch.autograd.gradgradcheck(sums, leaves)
 
 
