@@ -1,7 +1,5 @@
 """The ways in which PyTorch may call a function. Each of them gives what a plain call gives, and the same gradients."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

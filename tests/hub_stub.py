@@ -1,7 +1,5 @@
 """A stand-in for the Hugging Face hub: repositories in memory, behind the three calls that are made of its client."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -3,8 +3,6 @@
 They are known only until the end of a test that calls :func:`register`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 They are drawn at random, the same ones in every run.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from random import Random

@@ -1,7 +1,5 @@
 """Assertions and small networks that several tests share."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

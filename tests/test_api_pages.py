@@ -1,7 +1,5 @@
 """The pages of the API reference, built as on the site: every public name stands on one, and is linked to."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import re

@@ -3,8 +3,6 @@
 They are made from the annotations, so that a new function or part is asked too.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

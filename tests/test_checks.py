@@ -1,7 +1,5 @@
 """Arguments are held to their annotations, and a sentence says which does not fit, where, and what would."""
 
-from __future__ import annotations
-
 import gc
 import re
 import weakref

@@ -1,7 +1,5 @@
 """``diagnose`` names each mistake in a layer that has it alone, and nothing in what is right, in any style."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The examples run, and print what their runs measured."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import string

@@ -1,7 +1,5 @@
 """Files that others may have written: read whole and within bounds, or refused in a sentence."""
 
-from __future__ import annotations
-
 import os
 import re
 import tracemalloc

@@ -1,7 +1,5 @@
 """Imports point one way, heavy packages load late, and nothing heavy loads with ``import torchcaps``."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

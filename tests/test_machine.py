@@ -1,7 +1,5 @@
 """What a machine has, and what does not fit into it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What is written about a release in several places agrees: its version, its date, its addresses."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parts: registered, described, built again, changed by flat names; and no option is parsed and ignored."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import json

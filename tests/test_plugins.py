@@ -1,7 +1,5 @@
 """Parts of one's own, from a file outside the package or an installed package, through every command."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

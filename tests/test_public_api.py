@@ -1,7 +1,5 @@
 """The public names: they resolve, say what they are, and keep to the shapes in their signatures."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

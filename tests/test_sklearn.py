@@ -1,7 +1,5 @@
 """The classifier keeps to scikit-learn's rules, and takes images in every form that it promises."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The shipped tests of properties pass what is right and fail what is wrong, each by the property that is lacking."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The tutorial notebook is stored with its outputs, and runs from top to bottom as a reader would run it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import nbformat

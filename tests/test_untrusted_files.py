@@ -1,7 +1,5 @@
 """Files of others are read, never executed: whatever is put in their place."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from pathlib import Path

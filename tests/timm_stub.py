@@ -3,8 +3,6 @@
 The fixture ``timm_stub`` puts it in timm's place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

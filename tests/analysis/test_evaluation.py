@@ -1,7 +1,5 @@
 """Accuracy, loss and confusion: of networks whose answers are known by hand, and as a figure."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

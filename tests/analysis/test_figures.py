@@ -1,7 +1,5 @@
 """How figures are saved and look; images with their labels; learning curves."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Iterator
 from contextlib import contextmanager

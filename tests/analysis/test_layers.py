@@ -1,7 +1,5 @@
 """The layers of a network: those that it computes, with all of its parameters, in a drawing that can be read."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

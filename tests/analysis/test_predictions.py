@@ -1,7 +1,5 @@
 """What a network says of images and files, and when the answer is unsure."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rotations and attacks: by hand, against gradients taken plainly, as curves of accuracy, and in a figure."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

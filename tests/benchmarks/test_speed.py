@@ -1,7 +1,5 @@
 """The benchmarks, run tiny from the first line to the last: their numbers mean nothing, everything else is real."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """A tiny trained run, and files made of it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The way in: what all commands share, speed, exit codes, and what is said when something goes wrong inside."""
 
-from __future__ import annotations
-
 import errno
 import json
 import re

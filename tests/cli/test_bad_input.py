@@ -1,7 +1,5 @@
 """Bad input: one sentence that names it, exit code 2, no traceback, and nothing left behind."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """``torchcaps check``: capsule code that is named on the command line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

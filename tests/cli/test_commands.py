@@ -1,7 +1,5 @@
 """Each command on a tiny run: what it prints is what the library computes, and its figures are pictures."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``torchcaps explore``: what it opens, what it says, and that it talks to nobody."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import shutil

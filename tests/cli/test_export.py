@@ -1,7 +1,5 @@
 """``export`` and ``share``: files that run elsewhere, folders to pass on, repositories of the hub."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

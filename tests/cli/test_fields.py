@@ -1,7 +1,5 @@
 """Every option of every part, and every field of a run, has an option that reaches the configuration."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``torchcaps robustness``, ``probe`` and ``detect``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What is in names never reaches the terminal as anything but text."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

@@ -1,7 +1,5 @@
 """``predict``: by a run, by an ONNX file without torch, by a network of the hub, and by that which comes along."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """What the README and the documentation tell their readers to type is what the command line takes."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What the tests of data sets share: no test sees this machine's cache or the network by accident."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator

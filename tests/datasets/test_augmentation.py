@@ -1,7 +1,5 @@
 """Images under random changes, and the maps of affine ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Batches, and pairs of images that are made for them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

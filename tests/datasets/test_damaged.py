@@ -1,7 +1,5 @@
 """One way to damage files, and every reader of files from elsewhere: data, or one sentence that names the file."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import pickle

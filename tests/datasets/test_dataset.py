@@ -1,7 +1,5 @@
 """Sets of images, data sets by their names, and their splits."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterator

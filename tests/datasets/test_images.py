@@ -1,7 +1,5 @@
 """Image files to pixels; tests/analysis/test_predictions.py tests how they are brought to a network's shape."""
 
-from __future__ import annotations
-
 import itertools
 import struct
 import warnings

@@ -1,7 +1,5 @@
 """Photos of drawings, made here of the embedded digits, come out as these digits; and what is none comes out whole."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The data set of ``examples/viewpoints.py``, which the tables of results use."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Iterator

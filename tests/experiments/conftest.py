@@ -1,7 +1,5 @@
 """A table of tiny runs on the embedded digits, and records written by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

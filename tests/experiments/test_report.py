@@ -1,7 +1,5 @@
 """What is shown follows from the recorded runs, and from nothing else."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

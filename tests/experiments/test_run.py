@@ -1,7 +1,5 @@
 """Runs in processes of their own: here, and on the workers of a dask cluster."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """The shipped tables: every row is a run that can be made, and what is compared can be compared."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A network that is watched while it learns: the same training, seen in copies."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Questions from the browser: answered in plain JSON, and by a sentence where they are wrong."""
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """The server: real requests of its own page, of other sites and of other programs, one by one and many at once."""
 
-from __future__ import annotations
-
 import base64
 import http.client
 import json

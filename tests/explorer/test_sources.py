@@ -1,7 +1,5 @@
 """What is explored of a run: its network, and its test images as far as they are here."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

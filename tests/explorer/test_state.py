@@ -1,7 +1,5 @@
 """What is shown of an image: the same as the analysis says, for every kind of network."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a file says of its network survives, and what is not ours is refused."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

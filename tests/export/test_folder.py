@@ -1,7 +1,5 @@
 """From runs to a folder with a model card, to the hub, and to what an exported file says and is compared on."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """ONNX files and torch.export programs give what the network gives, for any number of images, or are not written."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,7 +1,5 @@
 """A capsule layer alone, as a torch.export program and in ONNX: any batch and number of input capsules, with a mask."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

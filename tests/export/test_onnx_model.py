@@ -1,7 +1,5 @@
 """An ONNX file of torchcaps, and all that is none."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """CapsNet as a whole: what it returns, whom it decodes, which images it takes."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

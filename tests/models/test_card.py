@@ -1,7 +1,5 @@
 """The model card: it says where a network comes from and how good it is, and what it says runs (test_presets.py)."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

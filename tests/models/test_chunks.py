@@ -1,7 +1,5 @@
 """Convolutions where nothing is learned: the same results, some images at a time."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

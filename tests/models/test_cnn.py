@@ -1,7 +1,5 @@
 """The convolutional networks: called like a capsule network."""
 
-from __future__ import annotations
-
 import math
 
 import torch

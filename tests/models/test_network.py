@@ -1,7 +1,5 @@
 """Networks of parts: stacks of capsule layers, backbones of one's own, and what of them can be saved."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

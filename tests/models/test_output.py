@@ -1,7 +1,5 @@
 """Several objects in an image: which classes are given, which of them match, when an image is correct."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

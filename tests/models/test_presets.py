@@ -3,8 +3,6 @@
 Five sources are written once more in test_sources.py, to which their presets are held number by number.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """save_pretrained and from_pretrained: exact, readable, and strict about what does not fit."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

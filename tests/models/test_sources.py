@@ -5,8 +5,6 @@ Only what the sources say is in it, so it also says what they compute in the few
 which tests/training/test_recipe.py holds against both forms' equations.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 Votes V (I, J, D) of one image, activations a (I).
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Primary capsules against index formulas."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from typing import Any

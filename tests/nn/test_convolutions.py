@@ -1,7 +1,5 @@
 """Convolutions, the stem's, and the normalisation that knows one image at a time."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 from typing import Any

@@ -1,7 +1,5 @@
 """The mask and the decoder."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

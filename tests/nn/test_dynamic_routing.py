@@ -1,7 +1,5 @@
 """Dynamic routing: the loop against its equations, and the fused path against the loop, for every option."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 from typing import Any

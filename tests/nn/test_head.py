@@ -1,7 +1,5 @@
 """A head of capsules: maps, tokens and vectors, its equations, and the ways in which others train."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Interests of users: B2I routing against ComiRec's equations, and what recommenders do with interests."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

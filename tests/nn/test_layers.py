@@ -1,7 +1,5 @@
 """Capsule layers, alone and stacked: dense ones against routing of built votes, those on a map against windows."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Masks: each row's result is that of its own capsules alone, whatever is written at the others."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -3,8 +3,6 @@
 Dynamic routing has its equations, and all its options, in test_dynamic_routing.py.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Backbones of timm, by a stand-in, and by timm itself where it is installed."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

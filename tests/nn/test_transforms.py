@@ -1,7 +1,5 @@
 """Votes that are asked against votes that are built by einsum, the transforms that make them, and who competes."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Work on some images at a time."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

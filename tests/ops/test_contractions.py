@@ -1,7 +1,5 @@
 """The sums over votes, without votes, against einsum over the votes that are built."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

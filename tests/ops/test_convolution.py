@@ -1,7 +1,5 @@
 """Convolutions by products of planes and by columns against PyTorch's own, in all the ways PyTorch can call them."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import random

@@ -3,8 +3,6 @@
 That its numbers are the loop's, for every option, cut and order of memory, is in tests/nn/test_dynamic_routing.py.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Large blocks of memory that are used again, and what may not be."""
 
-from __future__ import annotations
-
 import gc
 import math
 import os

@@ -1,7 +1,5 @@
 """squash and safe_norm against values worked by hand."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

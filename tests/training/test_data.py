@@ -1,7 +1,5 @@
 """What a run is trained and judged on: crops, changes, limits, fingerprints, and recipes for few images."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

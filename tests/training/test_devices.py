@@ -1,7 +1,5 @@
 """Devices, precision and processes: as many as there are devices, the numbers of one, and nobody is left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

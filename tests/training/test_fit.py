@@ -1,7 +1,5 @@
 """`torchcaps.fit`: one's own network on one's own data, stopped and resumed to the bit."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run folder has one writer at a time; its files are whole, and nothing else is left in it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -3,8 +3,6 @@
 A release asks for more kills than every commit does: ``TORCHCAPS_KILLS=60 pytest -s tests/training/test_kills.py``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

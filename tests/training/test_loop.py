@@ -1,7 +1,5 @@
 """What a run does: it learns, chooses its best epoch, tests once, stops where nothing is finite, and says so."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

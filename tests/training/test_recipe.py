@@ -1,7 +1,5 @@
 """Configurations, recipes, the optimizers against their equations, and learning rates."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A run that was stopped, in any way and at any step, goes on with the same bits; and not as another run."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from collections.abc import Callable, Iterator

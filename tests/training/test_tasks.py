@@ -1,7 +1,5 @@
 """Labels and numbers, from the file to the prediction; a learning rate is found; files are read as they are used."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable

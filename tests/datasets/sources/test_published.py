@@ -1,7 +1,5 @@
 """Published data sets, read from small files of their form: MNIST's family, smallNORB, CIFAR-10, SVHN; and digits."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Sequences of any lengths: read from .npz files and by aeon, padded with NaN, and classified whatever the padding."""
 
-from __future__ import annotations
-
 import sys
 import types
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where a data set's files are looked for, and how they are downloaded."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import socket
