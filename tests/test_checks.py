@@ -128,6 +128,7 @@ def test_nothing_is_checked_while_torch_compiles() -> None:
 
 
 def test_ranges() -> None:
+    check("size", 3, float)
     for allowed, words, inside, outside in (
         (Range(1, 3), "1 to 3", (1, 2, 3), (0, 4, NAN)),
         (Range(0, 1, above=True), "above 0 and at most 1", (0.1, 1), (0, 1.1)),
