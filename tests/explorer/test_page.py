@@ -88,6 +88,7 @@ def test_it_opens_with_a_tour_that_is_remembered_and_then_with_a_digit_that_move
     assert outlined == ["capsules", "components", "decoded", "routing"]
     assert page.locator(".tour li").count() == 3
     page.get_by_role("button", name="Done").click()
+    page.locator(".slider.sweeping").wait_for()
     for panel in (".whole", ".slider >> nth=-1", "#cell"):  # in sight at once
         box = page.locator(panel).bounding_box()
         assert box["y"] + box["height"] <= 800

@@ -1,4 +1,4 @@
-// ---- the page opens with a tour of four steps, or, for those who have seen it, with a digit that moves ----
+// ---- the page opens with a tour of four steps for those who have not seen it, and with a digit that moves ----
 
 const TOUR = [
   [".capsules", "1. Length", "Each class has a capsule, a small vector. Its length says how sure the network is that the class is there."],
@@ -35,11 +35,19 @@ function unmark() {
 }
 
 function endTour() {
+  if (!isTourSeen()) sweepLargest();
   unmark();
   $(".tour").hidden = true;
   try {
     localStorage.setItem("torchcaps-tour", "seen");
   } catch {} // a browser that keeps nothing shows the tour again
+}
+
+// The page moves by itself once: the largest component of the capsule goes from end to end.
+function sweepLargest() {
+  if (!state.pose || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+  const sizes = state.pose.map(Math.abs);
+  sweep(sizes.indexOf(Math.max(...sizes)));
 }
 
 function isTourSeen() {
@@ -63,13 +71,11 @@ Object.assign(ACTIONS, {
   skip: endTour,
 });
 
-// A test image, and either the tour or its capsule's largest component swept once.
+// A test image, and the tour, after which its capsule's largest component is swept once.
 const openAlive = safely(async () => {
   if (learning) return;
   if (networks[0].images) await setImage(await testImage(Math.min(OPENED, networks[0].images - 1)));
   if (about.noPose) return;
-  if (!isTourSeen() && !about.noRouting) return showTour();
-  if (!state.pose || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
-  const sizes = state.pose.map(Math.abs);
-  sweep(sizes.indexOf(Math.max(...sizes)));
+  if (isTourSeen() || about.noRouting) sweepLargest();
+  else showTour();
 });
