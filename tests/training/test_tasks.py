@@ -133,7 +133,10 @@ def test_tasks_that_do_not_fit(file: Callable[[str], Path], bars: Path, runs: Pa
 # ---- a learning rate, and data that are read as they are used
 
 
-def test_the_learning_rate_that_is_found_is_one_that_learns(bars: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_learning_rate_that_is_found_is_one_that_learns(
+    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # elsewhere there may be runs of one's own
     config = tiny_config(bars)
     found = learning_rates(config)
     assert 1e-5 < found.suggestion < 0.3
