@@ -1,8 +1,6 @@
 from .config import TrainConfig as TrainConfig
 from .config import make_config as make_config
 from .config import read_config as read_config
-from .loop import Diverged as Diverged
-from .loop import Interrupted as Interrupted
 from .loop import fit as fit
 from .progress import PlainProgress as PlainProgress
 from .progress import Progress as Progress
@@ -15,3 +13,5 @@ from .run import learning_rates as learning_rates
 from .run import load_run as load_run
 from .run import resume as resume
 from .run import train as train
+from .stops import Diverged as Diverged
+from .stops import Interrupted as Interrupted

@@ -41,9 +41,11 @@ from torchcaps.training.folder import (
     read_checkpoint,
     remove_leftovers,
 )
-from torchcaps.training.loop import JUDGED, Interrupted, Trainer, column_of
+from torchcaps.training.loop import Trainer
 from torchcaps.training.progress import Progress, choose_progress
 from torchcaps.training.rates import LearningRates, find_learning_rate
+from torchcaps.training.state import JUDGED, column_of
+from torchcaps.training.stops import Interrupted
 
 MOST_NAMED = 20
 """Damaged images that are named one by one."""
@@ -196,6 +198,7 @@ def _run(
             progress=progress or choose_progress(),
             checkpoint_minutes=config.checkpoint_minutes,
         )
+        trainer.restore()
         trainer.state.commands.append(command or f"torchcaps train --config {out / CONFIG}")
         trainer.state.commits.append(devices.source_commit())
         if fabric.is_global_zero:
