@@ -21,7 +21,7 @@ from torchcaps.nn.capsules import LayerSize, Routed
 from torchcaps.ops.contractions import agreement, compute_votes, weighted_sum
 from torchcaps.ops.mixtures import dense_votes, matrix_votes
 from torchcaps.ops.precision import full_dtype, full_precision, in_full_precision
-from torchcaps.ops.tracing import is_traced
+from torchcaps.tracing import is_graph_capture
 
 SoftmaxOver = Literal["outputs", "inputs"]
 """The axis on which capsules compete."""
@@ -206,7 +206,7 @@ class DenseVotes(Votes):
         return agreement(self.poses, self.weight, parents)
 
     def build(self) -> Float[Tensor, "B I J D"]:
-        if is_traced():
+        if is_graph_capture():
             return compute_votes(self.poses, self.weight)
         votes = dense_votes(self.poses.to(self.columns.dtype), self.columns, self.size.out_capsules)
         return votes.to(torch.promote_types(self.poses.dtype, self.weight.dtype))
@@ -310,7 +310,7 @@ class MatrixVotes(Votes):
         return self.rows.agreement(self._rows_of(parents)).unflatten(0, (-1, self.side)).sum(1)
 
     def build(self) -> Float[Tensor, "B I J D"]:
-        if is_traced():
+        if is_graph_capture():
             return self._joined(self.rows.build())
         dtype = torch.promote_types(self.poses.dtype, self.weight.dtype)
         poses, weight = (tensor.to(full_dtype(dtype)) for tensor in (self.poses, self.weight))

@@ -17,12 +17,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchcaps.checks import checked
 from torchcaps.errors import InputError, reason_of
 from torchcaps.nn import CapsuleLayer, Capsules
 from torchcaps.testing.properties import change, gradients_of, place_of
+from torchcaps.tracing import TorchDispatchMode
 
 Severity: TypeAlias = Literal["error", "warning", "note"]
 

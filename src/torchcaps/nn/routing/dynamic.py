@@ -24,9 +24,9 @@ from torchcaps.ops.contractions import compute_votes
 from torchcaps.ops.fused import Options, route_recompute
 from torchcaps.ops.precision import full_precision, in_full_precision
 from torchcaps.ops.squash import squash
-from torchcaps.ops.tracing import is_plain
 from torchcaps.parts import register
 from torchcaps.ranges import Epsilon, Iterations
+from torchcaps.tracing import needs_torch_operations
 
 Backend = Literal["auto", "reference", "recompute"]
 """How votes are routed; see :func:`route`."""
@@ -199,7 +199,7 @@ def route(  # noqa: D417  the other arguments are dynamic_routing's
         raise InputError('route: backend="recompute" has no prior and no mask over inputs; take backend="reference"')
     poses = poses if mask is None else poses.where(mask.unsqueeze(2), 0)
     options = Options(num_iterations, softmax_over == "inputs", stop_gradient, leaky, eps)
-    if backend == "reference" or by_loop or is_plain():
+    if backend == "reference" or by_loop or needs_torch_operations():
         votes = BuiltVotes.of(compute_votes(poses, weight), mask)
         return votes.finish(_loop(votes, options, bias, prior), coupling=return_coupling)
     capsules, coupling = route_recompute(poses, weight, bias, options, return_coupling)
