@@ -319,7 +319,7 @@ def trace_routing(
     Raises:
         InputError: A network without capsules, or a layer that is not there or has no coupling or no iteration.
 
-    Example:
+    Examples:
         >>> from torchcaps import create_model
         >>> from torchcaps.analysis import trace_routing
         >>> from torchcaps.datasets import load_dataset

@@ -83,7 +83,7 @@ def diagnose(module: nn.Module, shape: Sequence[int], *, mask: Bool[Tensor, "B I
     Raises:
         InputError: The shape is none of these; or the module raises an error, or does not return such a tensor.
 
-    Example:
+    Examples:
         >>> from torchcaps.nn import DenseCapsules
         >>> from torchcaps.testing import diagnose
         >>> diagnose(DenseCapsules(12, 8, 5, 16), (4, 12, 8))

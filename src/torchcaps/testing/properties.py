@@ -162,7 +162,7 @@ def check_routing(
     Raises:
         AssertionError: It lacks a property; one sentence with the property, the numbers and the usual cause.
 
-    Example:
+    Examples:
         >>> from torchcaps.nn import DynamicRouting
         >>> from torchcaps.testing import check_routing
         >>> check_routing(DynamicRouting(num_iterations=2))["coupling"]

@@ -141,7 +141,7 @@ def routing_rounds(
         weighted sums and capsules (B, J, D), in the dtype of ``votes`` (half precision is computed, and returned, in
         float32). The numbers kept are 3·B·I·J + 2·B·J·D an iteration.
 
-    Example:
+    Examples:
         Three input capsules vote for one output capsule of one component; only the last one disagrees.
 
         >>> import torch
