@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from torchcaps.checks import can_look, check_classes, checked
+from torchcaps.checks import check_classes, checked
 from torchcaps.errors import InputError
 from torchcaps.ops.precision import full_dtype
+from torchcaps.tracing import can_look
 
 
 def top_classes(scores: Float[Tensor, "*B J"], objects: int) -> Int[Tensor, "*B P"]:
