@@ -214,8 +214,10 @@ class TimmBackbone(nn.Module):
         self.timm_model, self.timm_map, self.pretrained, self.freeze = timm_model, timm_map, pretrained, freeze
         try:
             import timm
-        except ImportError as error:
+        except ModuleNotFoundError as error:
             raise InputError(f'the backbone "timm" needs timm: {install("timm")} ({reason_of(error)})') from error
+        except Exception as error:  # such as a torchvision of another torch
+            raise InputError(f"timm cannot be imported: {type(error).__name__}: {reason_of(error)}") from error
         planned = torch.get_default_device().type == "meta"  # without memory for weights
         how: dict[str, Any] = {"pretrained": pretrained and not planned, "in_chans": in_channels}
         try:
