@@ -1,6 +1,7 @@
 """Imports point one way, heavy packages load late, and nothing heavy loads with ``import torchcaps``."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Set
@@ -14,12 +15,13 @@ SOURCE = Path(torchcaps.__file__).parent
 
 # What each part of the package may import, besides itself. Right may import left:
 # the files of BASE <- ops <- nn <- models <- analysis <- training <- cli; datasets stands beside ops.
-BASE = {"_lazy", "_version", "checks", "errors", "files", "machine", "parts", "ranges"}
+BASE = {"_lazy", "_version", "checks", "errors", "files", "machine", "parts", "ranges", "tracing"}
 INNER = BASE | {"plugins", "ops", "nn", "models", "datasets", "analysis", "training", "image_spec"}
 MAY_IMPORT: dict[str, Set[str]] = {
     **dict.fromkeys(("errors", "_version"), frozenset()),
     **dict.fromkeys(("_lazy", "files", "ranges", "machine", "plugins"), frozenset({"errors"})),
-    "checks": {"errors", "ranges"},
+    "tracing": frozenset(),
+    "checks": {"errors", "ranges", "tracing"},
     "parts": {"errors", "ranges", "checks"},
     **dict.fromkeys(("ops", "datasets"), BASE),
     "nn": BASE | {"ops"},
@@ -37,7 +39,7 @@ PACKAGES: dict[str, Set[str]] = {
     **dict.fromkeys(("errors", "_version", "ranges", "machine", "plugins"), frozenset()),
     "_lazy": {"lazy_loader"},
     "files": {"filelock"},
-    **dict.fromkeys(("checks", "parts"), frozenset({"torch"})),
+    **dict.fromkeys(("checks", "parts", "tracing"), frozenset({"torch"})),
     "ops": EVERYWHERE | {"numpy"},
     "nn": EVERYWHERE | {"timm"},
     "models": EVERYWHERE | {"huggingface_hub", "safetensors", "jinja2"},
@@ -100,6 +102,18 @@ def test_imports_point_one_way() -> None:
         ("plugins.py", "import torch"),
     ):
         assert wrong_imports(Path(path), text), text
+
+
+def private_parts_of_torch(tree: ast.AST) -> list[str]:
+    """Names under ``torch`` of which one part begins with an underscore, imported or read."""
+    read = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    names = [name for name in [*read, *imports(tree, "torchcaps")] if re.fullmatch(r"torch(\.\w+)+", name)]
+    return [name for name in names if re.search(r"\._(?!_)", name)]
+
+
+def test_only_tracing_uses_private_parts_of_torch() -> None:
+    users = {str(path) for path in FILES if private_parts_of_torch(ast.parse((SOURCE / path).read_text("utf-8")))}
+    assert users == {"tracing.py"}
 
 
 def loaded_by(*statements: str) -> list[set[str]]:

@@ -297,7 +297,7 @@ def evaluate(
         class_names: The name of each class; its number if None.
         precision: ``"32"``, or ``"bf16"``: the network under bfloat16 autocast, its loss in float32.
 
-    Example:
+    Examples:
         >>> from torchcaps import create_model
         >>> from torchcaps.analysis import evaluate
         >>> from torchcaps.datasets import load_dataset

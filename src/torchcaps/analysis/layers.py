@@ -57,7 +57,7 @@ def list_layers(model: Network) -> list[Layer]:
     Returns:
         Layers whose parameters add up to all of the network's.
 
-    Example:
+    Examples:
         >>> from torchcaps import create_model
         >>> from torchcaps.analysis import list_layers
         >>> for layer in list_layers(create_model("sabour2017", decoder=False)):

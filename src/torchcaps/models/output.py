@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from torchcaps.checks import can_look, check_classes, checked
+from torchcaps.checks import check_classes, checked
 from torchcaps.errors import InputError
 from torchcaps.ops.precision import full_dtype
+from torchcaps.tracing import can_look
 
 Targets = Int[Tensor, "B"] | Int[Tensor, "B P"] | Shaped[Tensor, "B J"]
 """What images show: labels (B,) or (B, 1), or multi-hot rows (B, J), or the labels of P objects in each image."""

@@ -148,7 +148,7 @@ def create_model(
         InputError: An unknown preset or option (the nearest name is given), a value that does not fit its option,
             images too small for the convolutions, or a network that does not fit into memory.
 
-    Example:
+    Examples:
         >>> from torchcaps import create_model
         >>> model = create_model("sabour2017", in_shape=(3, 32, 32), num_iterations=2)
         >>> model.in_shape, model.num_classes
@@ -207,7 +207,7 @@ def load_pretrained(source: str | Path = "compact", *, device: torch.device | st
     Raises:
         InputError: As for :meth:`torchcaps.CapsNet.from_pretrained`.
 
-    Example:
+    Examples:
         >>> from torchcaps import create_model, load_pretrained
         >>> create_model("compact").save_pretrained("my-network")
         >>> load_pretrained("my-network").in_shape

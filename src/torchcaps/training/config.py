@@ -113,7 +113,7 @@ def make_config(preset: str | None = None, **overrides: Any) -> TrainConfig:
     Raises:
         InputError: An unknown preset or field (the nearest name is given), or a value that does not fit.
 
-    Example:
+    Examples:
         >>> from torchcaps.training import make_config
         >>> make_config("sabour2017", data="mnist", epochs=3, num_iterations=1).recipe.epochs
         3

@@ -147,7 +147,7 @@ def fit(
         Diverged: The loss became NaN or infinite.
         Interrupted: Ctrl-C or SIGTERM, where there is a folder; the checkpoint is written.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from torchcaps import create_model, fit
         >>> from torchcaps.training import Progress, Recipe

@@ -18,15 +18,16 @@ from torch import Tensor, nn
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import Activations, LayerSize, Routed, RoutingRound
+from torchcaps.nn.competition import SoftmaxOver
 from torchcaps.nn.routing.base import Routing
-from torchcaps.nn.votes import BuiltVotes, DenseVotes, SoftmaxOver, Votes
+from torchcaps.nn.votes import BuiltVotes, DenseVotes, Votes
 from torchcaps.ops.contractions import compute_votes
 from torchcaps.ops.fused import Options, route_recompute
 from torchcaps.ops.precision import full_precision, in_full_precision
 from torchcaps.ops.squash import squash
-from torchcaps.ops.tracing import is_plain
 from torchcaps.parts import register
 from torchcaps.ranges import Epsilon, Iterations
+from torchcaps.tracing import needs_torch_operations
 
 Backend = Literal["auto", "reference", "recompute"]
 """How votes are routed; see :func:`route`."""
@@ -141,7 +142,7 @@ def routing_rounds(
         weighted sums and capsules (B, J, D), in the dtype of ``votes`` (half precision is computed, and returned, in
         float32). The numbers kept are 3·B·I·J + 2·B·J·D an iteration.
 
-    Example:
+    Examples:
         Three input capsules vote for one output capsule of one component; only the last one disagrees.
 
         >>> import torch
@@ -199,7 +200,7 @@ def route(  # noqa: D417  the other arguments are dynamic_routing's
         raise InputError('route: backend="recompute" has no prior and no mask over inputs; take backend="reference"')
     poses = poses if mask is None else poses.where(mask.unsqueeze(2), 0)
     options = Options(num_iterations, softmax_over == "inputs", stop_gradient, leaky, eps)
-    if backend == "reference" or by_loop or is_plain():
+    if backend == "reference" or by_loop or needs_torch_operations():
         votes = BuiltVotes.of(compute_votes(poses, weight), mask)
         return votes.finish(_loop(votes, options, bias, prior), coupling=return_coupling)
     capsules, coupling = route_recompute(poses, weight, bias, options, return_coupling)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from torchcaps.ops.fused import backward, forward
 from torchcaps.ops.fused.layer import Options, working_dtype
-from torchcaps.ops.tracing import operation
+from torchcaps.ops.operation import operation
 
 __all__ = ["Options", "route_recompute"]
 
