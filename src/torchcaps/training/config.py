@@ -63,6 +63,9 @@ class TrainConfig(Settings):
     """Resize images to this height and width, pixels."""
     skip_damaged: bool = False
     """Leave out damaged image files: those of a folder that cannot be read; which they are is said."""
+    scale: tuple[float, float] | None = None
+    """Numbers that become 0 and 1 (LOW,HIGH), for pixels of your own files beyond 8 bits: 0,4095 for 12 bits; by
+    default the range of their type."""
     fitted: tuple[Fitted, ...] = ()
     """Fields that the training images decide when the run begins; none from then on."""
     init_from: str | None = None
