@@ -13,7 +13,8 @@ import torchcaps
 from support import Largest, assert_close, assert_raises
 from torchcaps import InputError
 from torchcaps.nn import BuiltVotes, DenseCapsules, LayerSize, Votes
-from torchcaps.nn.votes import MapCompetition, MapVotes, PlacedVotes
+from torchcaps.nn.competition import MapCompetition
+from torchcaps.nn.map_votes import MapVotes, PlacedVotes
 from torchcaps.parts import PARTS, build
 
 FACTORS = 1 + torch.rand(7, 6, generator=torch.Generator().manual_seed(0)).double()

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import Activations, LayerSize, Routed, RoutingRound
+from torchcaps.nn.competition import SoftmaxOver
 from torchcaps.nn.routing.base import Routing
-from torchcaps.nn.votes import BuiltVotes, DenseVotes, SoftmaxOver, Votes
+from torchcaps.nn.votes import BuiltVotes, DenseVotes, Votes
 from torchcaps.ops.contractions import compute_votes
 from torchcaps.ops.fused import Options, route_recompute
 from torchcaps.ops.precision import full_precision, in_full_precision
