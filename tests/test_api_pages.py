@@ -67,6 +67,12 @@ def test_every_page_is_in_the_index_and_the_navigation() -> None:
         assert page.name == "index.md" or f"({page.name})" in index
 
 
+def test_examples_are_sections_and_no_quotations(site: Path) -> None:
+    """A section under an unknown heading, such as "Example:", is rendered as a nested quotation."""
+    for page in site.glob("*.html"):
+        assert "<blockquote>" not in page.read_text(encoding="utf-8"), page.name
+
+
 def test_roles_in_docstrings_are_links(site: Path) -> None:
     for page in site.glob("*.html"):
         text = page.read_text(encoding="utf-8")

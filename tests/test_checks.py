@@ -11,9 +11,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from support import assert_raises
-from torchcaps.checks import can_look, check, check_classes, checked
+from torchcaps.checks import check, check_classes, checked
 from torchcaps.errors import InputError, WrongType
 from torchcaps.ranges import MOST_ENTRIES, Range
+from torchcaps.tracing import can_look
 
 NAN, INF = float("nan"), float("inf")
 Small = Annotated[int, Range(1, 9, whole=True)]

@@ -1,6 +1,7 @@
 """Imports point one way, heavy packages load late, and nothing heavy loads with ``import torchcaps``."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Set
@@ -14,14 +15,17 @@ SOURCE = Path(torchcaps.__file__).parent
 
 # What each part of the package may import, besides itself. Right may import left:
 # the files of BASE <- ops <- nn <- models <- analysis <- training <- cli; datasets stands beside ops.
-BASE = {"_lazy", "_version", "checks", "errors", "files", "machine", "parts", "ranges"}
+BASE = {"_lazy", "_version", "checks", "errors", "files", "machine", "parts", "ranges", "tasks", "tracing"}
 INNER = BASE | {"plugins", "ops", "nn", "models", "datasets", "analysis", "training", "image_spec"}
 MAY_IMPORT: dict[str, Set[str]] = {
     **dict.fromkeys(("errors", "_version"), frozenset()),
     **dict.fromkeys(("_lazy", "files", "ranges", "machine", "plugins"), frozenset({"errors"})),
-    "checks": {"errors", "ranges"},
+    "tracing": frozenset(),
+    "checks": {"errors", "ranges", "tracing"},
     "parts": {"errors", "ranges", "checks"},
-    **dict.fromkeys(("ops", "datasets"), BASE),
+    "ops": BASE - {"tasks"},
+    "tasks": BASE | {"ops"},
+    "datasets": BASE,
     "nn": BASE | {"ops"},
     **dict.fromkeys(("models", "testing"), BASE | {"ops", "nn"}),
     "analysis": BASE | {"ops", "nn", "models", "datasets"},
@@ -37,8 +41,9 @@ PACKAGES: dict[str, Set[str]] = {
     **dict.fromkeys(("errors", "_version", "ranges", "machine", "plugins"), frozenset()),
     "_lazy": {"lazy_loader"},
     "files": {"filelock"},
-    **dict.fromkeys(("checks", "parts"), frozenset({"torch"})),
+    **dict.fromkeys(("checks", "parts", "tracing"), frozenset({"torch"})),
     "ops": EVERYWHERE | {"numpy"},
+    "tasks": EVERYWHERE | {"numpy", "sklearn"},
     "nn": EVERYWHERE | {"timm"},
     "models": EVERYWHERE | {"huggingface_hub", "safetensors", "jinja2"},
     "datasets": EVERYWHERE | {"numpy", "PIL", "sklearn", "scipy", "pooch", "requests", "aeon"},
@@ -49,7 +54,7 @@ HEAVY += ("pooch", "onnx", "onnxruntime", "scipy", "requests", "huggingface_hub"
 # What is read, looked at and predicted of an ONNX file without torch.
 TORCH_FREE = (
     "torchcaps, torchcaps.models, torchcaps.datasets, torchcaps.training, torchcaps.analysis, torchcaps.errors, "
-    "torchcaps.files, torchcaps.ranges, torchcaps.machine, torchcaps.plugins, "
+    "torchcaps.files, torchcaps.ranges, torchcaps.machine, torchcaps.plugins, torchcaps.tasks, torchcaps.image_spec, "
     "torchcaps.analysis.calibration, torchcaps.analysis.figures, torchcaps.analysis.photos, "
     "torchcaps.datasets.images, torchcaps.datasets.preparation, torchcaps.export.description, "
     "torchcaps.export.onnx_model"
@@ -100,6 +105,18 @@ def test_imports_point_one_way() -> None:
         ("plugins.py", "import torch"),
     ):
         assert wrong_imports(Path(path), text), text
+
+
+def private_parts_of_torch(tree: ast.AST) -> list[str]:
+    """Names under ``torch`` of which one part begins with an underscore, imported or read."""
+    read = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    names = [name for name in [*read, *imports(tree, "torchcaps")] if re.fullmatch(r"torch(\.\w+)+", name)]
+    return [name for name in names if re.search(r"\._(?!_)", name)]
+
+
+def test_only_tracing_uses_private_parts_of_torch() -> None:
+    users = {str(path) for path in FILES if private_parts_of_torch(ast.parse((SOURCE / path).read_text("utf-8")))}
+    assert users == {"tracing.py"}
 
 
 def loaded_by(*statements: str) -> list[set[str]]:

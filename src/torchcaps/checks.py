@@ -21,6 +21,7 @@ from torch import Tensor
 
 from torchcaps.errors import InputError, WrongType, shown
 from torchcaps.ranges import MOST_ENTRIES, Range, is_number
+from torchcaps.tracing import LAYOUTS, can_look
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """Dtypes that are computed with."""
@@ -35,7 +36,6 @@ _KINDS = {
     "Bool": ((torch.bool,), "a tensor of True and False"),
     "Shaped": ((*INTEGERS, torch.bool, *FLOATS), "a tensor of numbers"),
 }
-_LAYOUTS = (torch.strided, torch._mkldnn)  # type: ignore[attr-defined]  # the latter: torch.utils.mkldnn's
 _NAMES = {int: "an integer", float: "a number", str: "a text", bool: "True or False"}
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -130,7 +130,7 @@ def _check_tensor(name: str, value: Any, hint: Any, sizes: Sizes, owner: Any) ->
     dtypes, words = _KINDS[hint.__name__.partition("[")[0]]
     if not isinstance(value, Tensor) or value.dtype not in dtypes:
         raise WrongType(f"{name} must be {words}, got {_kind(value)}")
-    if value.layout not in _LAYOUTS or value.is_nested:
+    if value.layout not in LAYOUTS or value.is_nested:
         raise WrongType(f"{name} must be a dense tensor, got {'a nested one' if value.is_nested else value.layout}")
     first, device = sizes.setdefault("device", (name, value.device))
     if value.device != device:
@@ -181,18 +181,6 @@ def _kind(value: object) -> str:
 
 
 def check_classes(name: str, labels: Tensor, num_classes: int) -> None:
-    """Raise InputError unless labels lie in 0..num_classes-1, as far as one :func:`can_look`."""
+    """Raise InputError unless labels lie in 0..num_classes-1, as far as :func:`torchcaps.tracing.can_look` permits."""
     if can_look(labels) and (labels.min() < 0 or labels.max() >= num_classes):
         raise InputError(f"{name} must be in 0..{num_classes - 1}, got {int(labels.min())}..{int(labels.max())}")
-
-
-def can_look(tensor: Tensor) -> bool:
-    """Whether the values of a tensor are there, and can be looked at without waiting for a device.
-
-    There are none yet in a graph that is being compiled or exported, and under ``torch.vmap`` no single ones.
-    """
-    if tensor.device.type != "cpu" or tensor.numel() == 0:
-        return False
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return False
-    return not torch._C._len_torch_dispatch_stack()

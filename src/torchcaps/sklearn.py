@@ -81,7 +81,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
             largest that ``fit`` saw, numbers or arrays (C, H, W).
         n_features_in_: Numbers a row; only where the images were given flat.
 
-    Example:
+    Examples:
         >>> from sklearn.datasets import load_digits
         >>> from torchcaps.sklearn import CapsNetClassifier
         >>> digits = load_digits()

@@ -28,7 +28,7 @@ from torchcaps.checks import check
 from torchcaps.datasets import BatchLoader, ImageSet
 from torchcaps.errors import InputError, visible
 from torchcaps.models import Network
-from torchcaps.models.output import is_correct, order
+from torchcaps.ops.labels import is_correct, order
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -297,7 +297,7 @@ def evaluate(
         class_names: The name of each class; its number if None.
         precision: ``"32"``, or ``"bf16"``: the network under bfloat16 autocast, its loss in float32.
 
-    Example:
+    Examples:
         >>> from torchcaps import create_model
         >>> from torchcaps.analysis import evaluate
         >>> from torchcaps.datasets import load_dataset

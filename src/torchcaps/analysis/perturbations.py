@@ -69,7 +69,7 @@ class Perturbations(Result):
         whose: Whose capsules they are, in words, such as ``"the longest"``; empty where one class was named.
         network: What the network is called, for the figure.
 
-    Example:
+    Examples:
         >>> from torchcaps import create_model
         >>> from torchcaps.analysis import Perturbations, perturb_capsule
         >>> from torchcaps.datasets import load_dataset

@@ -44,7 +44,7 @@ class OnnxModel:
         InputError: There is no such file, it is damaged or too large, or not one of torchcaps; or onnxruntime is not
             installed.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from torchcaps import create_model
         >>> from torchcaps.export import Description, OnnxModel, export_onnx

@@ -32,7 +32,7 @@ class CapsuleHead(nn.Module):
         transform: The transform, as for :class:`DenseCapsules`.
         routing: The routing, as for :class:`DenseCapsules`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from torchcaps.nn import CapsuleHead
         >>> head = CapsuleHead(64, num_classes=5)

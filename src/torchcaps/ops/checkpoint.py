@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torchcaps.machine import MIB
 from torchcaps.ops.memory import get_working_memory, slices
-from torchcaps.ops.tracing import is_traced
+from torchcaps.tracing import is_graph_capture
 
 BLOCK = 2 * MIB
 """Bytes of the votes that a core works on at a time, for its caches; all that is made of them takes many times more."""
@@ -26,7 +26,7 @@ def blocks(rows: int, row_bytes: int, device: torch.device, multiple: int = 1) -
     All are one block where they fit, and where torch makes a graph of the work. A block has a multiple of ``multiple``
     rows.
     """
-    if is_traced():
+    if is_graph_capture():
         return [slice(0, rows)]
     room = int(get_working_memory() * MIB / (TENSORS_PER_VOTE if torch.is_grad_enabled() else 1))
     if device.type == "cpu":

@@ -30,8 +30,9 @@ from torch import Tensor
 from torchcaps.checks import checked
 from torchcaps.machine import MIB
 from torchcaps.ops.memory import BLOCK, MAX_BATCH_SLICE, get_working_memory, slices
+from torchcaps.ops.operation import operation
 from torchcaps.ops.precision import full_dtype, full_precision
-from torchcaps.ops.tracing import is_plain, operation
+from torchcaps.tracing import needs_torch_operations
 
 
 @checked
@@ -74,7 +75,7 @@ def weighted_sum(
     with full_precision(u.device):
         if c is None:
             sums = torch.tensordot(u.transpose(1, 2), W.movedim(0, -1), ([1, 2], [2, 3]))
-        elif is_plain():
+        elif needs_torch_operations():
             sums = torch.einsum("bijd,bij->bjd", compute_votes(u, W), c)
         else:
             sums = _contraction(_PARENTS, c.permute(2, 0, 1), None, u.transpose(1, 2), W.movedim(0, -1))
@@ -100,7 +101,7 @@ def agreement(
     """
     dtype, u, W, x = _in_full_precision(poses, weight, parents)
     with full_precision(u.device):
-        if is_plain():
+        if needs_torch_operations():
             pairs = torch.einsum("bijd,bjd->bij", compute_votes(u, W), x)
         else:
             pairs = _contraction(_COUPLING, None, x, u.transpose(1, 2), W.movedim(0, -1)).permute(1, 2, 0)

@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from torchcaps.checks import can_look, check_classes, checked
+from torchcaps.checks import check_classes, checked
 from torchcaps.errors import InputError
 from torchcaps.ops.precision import full_dtype, in_full_precision
 from torchcaps.ranges import Factor, PositiveFactor
+from torchcaps.tracing import can_look
 
 Reduction = Literal["mean", "sum", "none"]
 """The mean over the batch of the sums over classes, the sum of both, or one value an image, shape (B,)."""

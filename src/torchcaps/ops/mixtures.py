@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.tracing import is_traced
+from torchcaps.tracing import is_graph_capture
 
 LOG_2_PI = math.log(2 * math.pi)
 Grads = tuple[Tensor | None, Tensor | None]
@@ -40,7 +40,7 @@ def _with_gradient(backward: Callable[..., Grads]) -> Callable[[Callable[..., Te
                 grads = backward(ctx.needs_input_grad, gradient, *ctx.saved_tensors)
                 return *grads, *(None for _ in ctx.needs_input_grad[2:])
 
-        return functools.wraps(forward)(lambda *given: (forward if is_traced() else Function.apply)(*given))
+        return functools.wraps(forward)(lambda *given: (forward if is_graph_capture() else Function.apply)(*given))
 
     return decorate
 
@@ -129,7 +129,7 @@ def _deviations_backward(wanted: Any, gradient: Tensor, votes: Tensor, centres: 
 def squared_deviations(votes: Float[Tensor, "B J D I"], centres: Float[Tensor, "B J D"]) -> Float[Tensor, "B J D I"]:
     """(V_ijh - x_jh)²."""
     deviations = votes - centres.unsqueeze(3)
-    return deviations.square() if is_traced() else deviations.square_()  # which torch.vmap has no rule for
+    return deviations.square() if is_graph_capture() else deviations.square_()  # which torch.vmap has no rule for
 
 
 # ---- Gaussians

@@ -17,12 +17,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchcaps.checks import checked
 from torchcaps.errors import InputError, reason_of
 from torchcaps.nn import CapsuleLayer, Capsules
 from torchcaps.testing.properties import change, gradients_of, place_of
+from torchcaps.tracing import TorchDispatchMode
 
 Severity: TypeAlias = Literal["error", "warning", "note"]
 
@@ -83,7 +83,7 @@ def diagnose(module: nn.Module, shape: Sequence[int], *, mask: Bool[Tensor, "B I
     Raises:
         InputError: The shape is none of these; or the module raises an error, or does not return such a tensor.
 
-    Example:
+    Examples:
         >>> from torchcaps.nn import DenseCapsules
         >>> from torchcaps.testing import diagnose
         >>> diagnose(DenseCapsules(12, 8, 5, 16), (4, 12, 8))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchcaps.checks import checked
 from torchcaps.errors import reason_of, unknown_name
 from torchcaps.nn import BuiltVotes, DenseVotes, LayerSize, Routed, Routing, Votes
-from torchcaps.nn.votes import SoftmaxOver
+from torchcaps.nn.competition import SoftmaxOver
 from torchcaps.ranges import Range
 
 #: Largest difference, relative to the largest number, of two results in float64 that should be equal.
@@ -162,7 +162,7 @@ def check_routing(
     Raises:
         AssertionError: It lacks a property; one sentence with the property, the numbers and the usual cause.
 
-    Example:
+    Examples:
         >>> from torchcaps.nn import DynamicRouting
         >>> from torchcaps.testing import check_routing
         >>> check_routing(DynamicRouting(num_iterations=2))["coupling"]

@@ -14,9 +14,9 @@ from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.routing.dynamic import dynamic_routing, routing_rounds
 from torchcaps.nn.votes import Votes
 from torchcaps.ops.precision import full_dtype, in_full_precision
-from torchcaps.ops.tracing import is_exporting
 from torchcaps.parts import register
 from torchcaps.ranges import AtLeastOneIteration, Epsilon
+from torchcaps.tracing import is_exporting
 
 Start = Literal["noise", "queries"]
 """Where routing logits start."""

@@ -28,8 +28,8 @@ from torchcaps.ops.convolution.choice import Way, choose, images_at_once, plain_
 from torchcaps.ops.convolution.points import Pair, Plan, Shape, best_plan
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.ops.precision import check_one_dtype
-from torchcaps.ops.tracing import is_immediate
 from torchcaps.ranges import Padding, Pixels
+from torchcaps.tracing import is_float32_on_cpu
 
 Backend = Literal["auto", "plain", "columns", "transform"]
 """How a convolution is computed; see :func:`convolve`."""
@@ -96,7 +96,7 @@ def compute(
     shape, given = Shape(C, O, (H + 2 * p, W + 2 * q), (k, l), stride), (features, weight, bias)
     _check(shape, *given)
     learning = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
-    ordinary = is_ordinary(*given)
+    ordinary = is_float32_on_cpu(*given)
     if not ordinary or len(features) == 0:
         way = "plain"
     elif way == "auto":
@@ -110,16 +110,6 @@ def compute(
     if learning:
         return _Convolve.apply(padded, weight, bias, shape, relu, way)
     return forward(padded, weight, bias, shape, relu, way, False)[0]
-
-
-def is_ordinary(*tensors: Tensor | None) -> bool:
-    """Whether tensors are float32 on a CPU, computed with at once, and differentiated backward if at all."""
-    return (is_immediate() and not torch.is_autocast_enabled("cpu")) and all(
-        type(t) in (Tensor, torch.nn.Parameter)
-        and (t.device.type, t.dtype, t.layout) == ("cpu", torch.float32, torch.strided)
-        for t in tensors
-        if t is not None
-    )
 
 
 def _check(shape: Shape, features: Tensor, weight: Tensor, bias: Tensor | None) -> None:

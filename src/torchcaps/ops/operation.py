@@ -1,4 +1,4 @@
-"""What torch does with the operations that are computed now, and functions with gradients of their own."""
+"""Functions with hand-written gradients, for eager code and for ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -7,28 +7,7 @@ from typing import Any
 
 import torch
 
-PROXY = torch._C._TorchDispatchModeKey.PROXY
-"""Marks that torch makes a graph of the operations that are called."""
-
-
-def is_exporting() -> bool:
-    """Whether a graph is being made of torch's own operations, as for ONNX."""
-    return torch.jit.is_tracing() or torch.compiler.is_exporting()  # type: ignore[attr-defined]  # torch's types lack it
-
-
-def is_plain() -> bool:
-    """Whether operations must be torch's own: while a graph is being exported, and under ``torch.func``."""
-    return is_exporting() or (not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active())
-
-
-def is_traced() -> bool:
-    """Whether torch makes a graph at all: to export, to compile, or under its transforms."""
-    return torch.compiler.is_compiling() or is_plain()
-
-
-def is_immediate() -> bool:
-    """Whether operations are computed at once, and differentiated backward if at all."""
-    return not (is_traced() or torch.autograd.forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack())
+from torchcaps.tracing import is_eager, is_recording_operations
 
 
 def operation(
@@ -53,9 +32,9 @@ def operation(
     compiled.register_autograd(backward, setup_context=save)
 
     def run(*given: Any) -> Any:
-        if torch.compiler.is_compiling() or torch._C._get_dispatch_mode(PROXY):  # the latter: in a gradient's graph
+        if is_recording_operations():
             return compiled(*given)
-        if is_immediate() and not torch.is_grad_enabled():
+        if is_eager() and not torch.is_grad_enabled():
             return forward(*given)  # autograd's own work is 3 % of one image's
         return function.apply(*given)
 
