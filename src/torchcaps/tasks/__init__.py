@@ -5,11 +5,13 @@ Nothing here imports torch when it is loaded, because ``predict`` runs ONNX file
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.tasks.base import Metric, Task, TaskName, as_array, found
-from torchcaps.tasks.classes import Classes, Objects, text_names
+from torchcaps.tasks.classes import Classes, Objects
 from torchcaps.tasks.labels import PRESENT, Labels
 from torchcaps.tasks.regression import Regression
 
@@ -23,11 +25,11 @@ __all__ = [
     "Objects",
     "Task",
     "TaskName",
+    "any_form",
     "find_task",
     "guess_task",
     "task_of",
     "task_of_targets",
-    "text_names",
 ]
 
 TASKS: dict[str, Task] = {task.name: task for task in (Classes(), Labels(), Regression())}
@@ -52,17 +54,25 @@ def task_of(model: Any) -> Task:
     return find_task(getattr(model, "task", None), getattr(model, "objects", 1))
 
 
-def task_of_targets(targets: Tensor) -> Task:
-    """Return the task whose form a tensor of targets has.
+def task_of_targets(*targets: Tensor) -> Task:
+    """Return the first task whose form all tensors of targets have.
 
     Raises:
         InputError: No task has that form.
     """
-    for task in (*TASKS.values(), Objects(max(targets.shape[-1], 2) if targets.ndim > 1 else 2)):
-        if task.has_form(targets):
+    first = targets[0]
+    several = Objects(max(first.shape[-1], 2)) if first.ndim > 1 else Objects(2)
+    for task in (*TASKS.values(), several):
+        if all(map(task.has_form, targets)):
             return task
     forms = "; or ".join(f"{each.needs} (task {each.name})" for each in TASKS.values())
-    raise InputError(f"labels must be {forms}; got {str(targets.dtype).partition('.')[2]} {tuple(targets.shape)}")
+    raise InputError(f"labels must be {forms}; got {str(first.dtype).partition('.')[2]} {tuple(first.shape)}")
+
+
+def any_form() -> Any:
+    """Return the annotation of targets in the form of any task."""
+    forms = (task.form for task in (*TASKS.values(), Objects(2)))
+    return functools.reduce(operator.or_, forms)
 
 
 def guess_task(targets: Any, where: str = "labels") -> Task:
