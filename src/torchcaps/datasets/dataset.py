@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.pairs import PairSet
 from torchcaps.errors import InputError
-from torchcaps.tasks import TASKS, Task, TaskName, find_task, task_of_targets
+from torchcaps.tasks import Task, TaskName, find_task, widest_task
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,13 +50,17 @@ class Splits:
         """
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         sets = {part: images for part, images in parts.items() if images is not None}
-        own = task_of_targets(*(images.labels for images in sets.values()))
+        own = widest_task(images.task for images in sets.values())
         wanted = find_task(task or self.task or own.name)
-        if own.name != wanted.name:
-            for part, images in sets.items():
-                brought = wanted.bring(images.labels, len(self.class_names), f"{where}: {part} labels")
-                sets[part] = replace(images, labels=brought)
-        return replace(self, task=wanted.name, **sets)
+        if own.name == wanted.name:
+            return replace(self, task=wanted.name)
+
+        def brought(part: str, images: ImageSet) -> ImageSet:
+            labels = wanted.bring(images.labels, len(self.class_names), f"{where}: {part} labels")
+            return replace(images, labels=labels)
+
+        changed: dict[str, Any] = {part: brought(part, images) for part, images in sets.items()}
+        return replace(self, task=wanted.name, **changed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +110,7 @@ class Dataset:
         """The task that the labels are for."""
         if self.task_name is not None:
             return find_task(self.task_name, self.num_objects)
-        order = list(TASKS)  # each task's form is part of the next one's: zeros and ones are numbers, too
-        return max((self.train.task, self.validation.task, self.test.task), key=lambda task: order.index(task.name))
+        return widest_task((self.train.task, self.validation.task, self.test.task))
 
     @property
     def in_shape(self) -> tuple[int, int, int]:

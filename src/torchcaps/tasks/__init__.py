@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import InputError, unknown_name
@@ -30,6 +31,7 @@ __all__ = [
     "guess_task",
     "task_of",
     "task_of_targets",
+    "widest_task",
 ]
 
 TASKS: dict[str, Task] = {task.name: task for task in (Classes(), Labels(), Regression())}
@@ -54,19 +56,22 @@ def task_of(model: Any) -> Task:
     return find_task(getattr(model, "task", None), getattr(model, "objects", 1))
 
 
-def task_of_targets(*targets: Tensor) -> Task:
-    """Return the first task whose form all tensors of targets have.
+def task_of_targets(targets: Tensor) -> Task:
+    """Return the first task whose form a tensor of targets has.
 
     Raises:
         InputError: No task has that form.
     """
-    first = targets[0]
-    several = Objects(max(first.shape[-1], 2)) if first.ndim > 1 else Objects(2)
-    for task in (*TASKS.values(), several):
-        if all(map(task.has_form, targets)):
+    for task in (*TASKS.values(), Objects(max(targets.shape[-1], 2) if targets.ndim > 1 else 2)):
+        if task.has_form(targets):
             return task
-    forms = "; or ".join(f"{each.needs} (task {each.name})" for each in TASKS.values())
-    raise InputError(f"labels must be {forms}; got {str(first.dtype).partition('.')[2]} {tuple(first.shape)}")
+    raise InputError(f"labels must be {_forms()}; got {str(targets.dtype).partition('.')[2]} {tuple(targets.shape)}")
+
+
+def widest_task(tasks: Iterable[Task]) -> Task:
+    """Return the last of several tasks in the order of ``TASKS``: zeros and ones of one part may be numbers, too."""
+    order = list(TASKS)
+    return max(tasks, key=lambda task: order.index(task.name))
 
 
 def any_form() -> Any:
@@ -85,5 +90,8 @@ def guess_task(targets: Any, where: str = "labels") -> Task:
     for task in TASKS.values():
         if task.guess(array):
             return task
-    forms = "; or ".join(f"{each.needs} (task {each.name})" for each in TASKS.values())
-    raise InputError(f"{where} must be {forms}; got {found(array)}")
+    raise InputError(f"{where} must be {_forms()}; got {found(array)}")
+
+
+def _forms() -> str:
+    return "; or ".join(f"{each.needs} (task {each.name})" for each in TASKS.values())

@@ -80,6 +80,8 @@ class Task(ABC):
     name: ClassVar[TaskName]
     outputs: ClassVar[str]
     """What the J outputs of a network are, in the plural: ``"classes"``."""
+    output: ClassVar[str]
+    """One of them, at the head of a table."""
     min_outputs: ClassVar[int] = 1
     """Smallest number of outputs J."""
     needs: ClassVar[str]
@@ -156,7 +158,15 @@ class Task(ABC):
 
     @abstractmethod
     def names(self, targets: Any, where: str = "labels") -> tuple[str, ...]:
-        """Return names of the outputs for targets of any form: texts among them, or numbers from 0."""
+        """Return names of the outputs for the training targets of a set, of any form: their texts, or numbers from 0.
+
+        Raises:
+            InputError: The targets do not fit the task, or have no image of the first class.
+        """
+
+    @abstractmethod
+    def num_outputs(self, targets: Tensor) -> int:
+        """Return the smallest number of outputs that targets in form go with."""
 
     @abstractmethod
     def check_targets(self, targets: Tensor, num_outputs: int, where: str) -> None:
@@ -313,6 +323,9 @@ class ColumnTask(Task):
 
     def names(self, targets: Any, where: str = "labels") -> tuple[str, ...]:
         return tuple(map(str, range(self.bring(targets, None, where).shape[1])))
+
+    def num_outputs(self, targets: Tensor) -> int:
+        return targets.shape[1]
 
     def check_targets(self, targets: Tensor, num_outputs: int, where: str) -> None:
         if targets.shape[1:] != (num_outputs,):

@@ -26,7 +26,7 @@ class Classes(Task):
     """
 
     name: ClassVar[TaskName] = "classes"
-    outputs, min_outputs, answer_key = "classes", 2, "class"
+    outputs, output, min_outputs, answer_key = "classes", "class", 2, "class"
     needs = "whole numbers from 0, the class of each image, (N,), or one-hot rows (N, J)"
     metric = Metric("accuracy", "error", "% of the images")
     analyses = frozenset(
@@ -90,8 +90,18 @@ class Classes(Task):
         array = as_array(targets, where)
         if array.dtype.kind in "US":
             return tuple(map(str, np.unique(_decoded(array, where)).tolist()))
-        count = array.shape[1] if is_one_hot(array) else int(self.bring(array, None, where).max()) + 1
-        return tuple(map(str, range(count)))
+        if is_one_hot(array):
+            return tuple(map(str, range(array.shape[1])))
+        numbers = self.bring(array, None, where)
+        least, highest = int(numbers.min()), int(numbers.max())
+        if least > 0:
+            raise InputError(
+                f"{where} has labels from {least} to {highest}, but classes are counted from 0; subtract {least}"
+            )
+        return tuple(map(str, range(highest + 1)))
+
+    def num_outputs(self, targets: Tensor) -> int:
+        return int(targets.max()) + 1
 
     def check_form(self, targets: Tensor, *, has_parts: bool = False) -> None:
         super().check_form(targets, has_parts=has_parts and self.objects == 1)
@@ -106,15 +116,10 @@ class Classes(Task):
             )
 
     def check_training(self, targets: Tensor, names: Sequence[str], where: str) -> None:
-        counts = targets.flatten().bincount(minlength=len(names))
-        missing = [name for name, count in zip(names, counts.tolist(), strict=True) if not count]
+        present = set(targets.unique().tolist())
+        missing = [name for number, name in enumerate(names) if number not in present]
         if len(names) < self.min_outputs:
             raise InputError(f"{where} has only the class {names[0]}; at least two are needed")
-        if missing[:1] == [names[0]] and tuple(names) == self.names(targets):
-            raise InputError(
-                f"{where} has labels from {int(targets.min())} to {len(names) - 1}, but classes are counted from 0; "
-                f"subtract {int(targets.min())} from the labels"
-            )
         if missing:
             raise InputError(
                 f'{where}: {len(targets)} training images have none of the class "{missing[0]}"; give or take more of '

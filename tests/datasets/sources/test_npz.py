@@ -117,9 +117,8 @@ def test_classes_in_other_forms(form: str, tmp_path: Path) -> None:
     for part in ("train", "validation", "test"):
         assert torch.equal(getattr(other, part).labels, getattr(plain, part).labels)
     guessed = load_dataset(f"npz:{tmp_path / 'b.npz'}").task.name
-    assert guessed == {"f": "regression", "b": "labels"}.get(
-        y[form].dtype.kind if "one-hot" not in form else "", "classes"
-    )
+    of_a_file = {"floats": "regression", "column of floats": "regression", "True and False": "labels"}
+    assert guessed == of_a_file.get(form, "classes")
 
 
 def characters(last: int) -> np.ndarray:
@@ -154,7 +153,7 @@ WRONG: list[tuple[dict[str, np.ndarray], str]] = [
     (XY | {"y": Y[:39]}, "y must be given for each of the 40 images of x, got 39"),
     (XY | {"y": 2 * np.eye(4, dtype=int)[Y]}, "y must be whole numbers from 0"),
     (XY | {"y": Y + 1}, "labels from 1 to 4, but classes are counted from 0; subtract 1"),
-    (XY | {"y": Y + 1, "class_names": NAMES}, "got 1..4; classes are counted from 0, so subtract 1"),
+    (XY | {"y": Y + 1, "class_names": NAMES}, "labels from 1 to 4, but classes are counted from 0; subtract 1"),
     (XY | {"class_names": NAMES[:3]}, "y (class_names has 3 texts) must be in 0..2, got 0..3"),
     (XY | {"y": NAMES[Y], "x_test": X, "y_test": np.full(40, "e")}, 'y_test has the text "e"'),
     ({"train_images": X}, 'no array "train_labels"'),
