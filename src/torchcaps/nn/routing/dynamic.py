@@ -23,7 +23,7 @@ from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.votes import BuiltVotes, DenseVotes, Votes
 from torchcaps.ops.contractions import compute_votes
 from torchcaps.ops.fused import Options, route_recompute
-from torchcaps.ops.precision import full_precision, in_full_precision
+from torchcaps.ops.precision import computed_in_full_precision, full_precision, in_full_precision
 from torchcaps.ops.squash import squash
 from torchcaps.parts import register
 from torchcaps.ranges import Epsilon, Iterations
@@ -36,6 +36,7 @@ Prior = Float[Tensor, "I J"] | Float[Tensor, "B I J"]
 
 
 @checked
+@computed_in_full_precision
 def dynamic_routing(
     votes: Votes | Float[Tensor, "B I J D"],
     num_iterations: Iterations = 3,
@@ -102,7 +103,7 @@ def _loop(
 
     with full_precision(votes.poses.device):
         logits = votes.zeros()  # b_ij
-        logits = logits if prior is None else logits + prior.to(logits.dtype)
+        logits = logits if prior is None else votes.present(logits + prior.to(logits.dtype))
         if options.num_iterations == 0:
             return Routed(weighted_sum(None), coupling=torch.ones_like(logits))
         axis: SoftmaxOver = "inputs" if options.over_inputs else "outputs"
@@ -122,6 +123,7 @@ def _loop(
 
 
 @checked
+@computed_in_full_precision
 def routing_rounds(
     votes: Votes | Float[Tensor, "B I J D"],
     num_iterations: Iterations = 3,
@@ -163,6 +165,7 @@ def routing_rounds(
 
 
 @checked
+@computed_in_full_precision
 def route(  # noqa: D417  the other arguments are dynamic_routing's
     poses: Float[Tensor, "B I K"],
     weight: Float[Tensor, "I J D K"],
@@ -277,7 +280,8 @@ class DynamicRouting(Routing):
         options = self._options() | {"stop_gradient": self.stop_gradient, "return_coupling": return_coupling}
         if isinstance(votes, DenseVotes) and votes.competition is None and self.prior is None:
             options |= {"mask": votes.mask, "backend": self.backend}
-            return route(votes.poses, votes.weight, self.num_iterations, **options)
+            routed = route(votes.poses, votes.weight, self.num_iterations, **options)
+            return votes.finish(routed, coupling=return_coupling)
         return dynamic_routing(votes, self.num_iterations, **options)
 
     def rounds(self, votes: Votes, activations: Activations = None) -> list[RoutingRound]:
