@@ -145,15 +145,21 @@ class BuiltVotes(Votes):
 
     Args:
         votes: û_j|i.
-        poses: What they were made of; where nobody knows, the votes for the first output capsule stand for it.
+        poses: What they were made of; if None, the votes for the first output capsule take their place.
+        dtype: Of the results; that of the votes if None.
     """
 
-    def __init__(self, votes: Float[Tensor, "B I J D"], poses: Float[Tensor, "B I K"] | None = None) -> None:
+    def __init__(
+        self,
+        votes: Float[Tensor, "B I J D"],
+        poses: Float[Tensor, "B I K"] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         _, I, J, D = votes.shape
         if min(I, J, D) == 0:
             raise InputError(f"votes must be of at least one capsule and component, got I={I}, J={J}, D={D}")
         poses = votes[:, :, 0] if poses is None else poses
-        super().__init__(poses, LayerSize(I, poses.shape[2], J, D), votes.dtype)
+        super().__init__(poses, LayerSize(I, poses.shape[2], J, D), votes.dtype if dtype is None else dtype)
         self.votes = in_full_precision(votes)
 
     @classmethod

@@ -52,10 +52,11 @@ def computed_in_full_precision(function: FunctionT) -> FunctionT:
         first = next(tensors_in((args, kwargs)), None)
         if first is None or not _uses_autocast(kind := first.device.type):
             return function(*args, **kwargs)
+        given = list(tensors_in((args, kwargs)))
         with torch.autocast(kind, enabled=False):
             results = function(*args, **kwargs)
         if torch.is_grad_enabled() and not is_graph_capture():
-            _differentiate_without_autocast(kind, tensors_in(results), tensors_in((args, kwargs)))
+            _differentiate_without_autocast(kind, tensors_in(results), given)
         return results
 
     return cast(FunctionT, call)
