@@ -13,7 +13,7 @@ from torchcaps.analysis.routing_maps import RoutingTrace, normalised_entropy
 from torchcaps.errors import InputError
 from torchcaps.models import build_network
 from torchcaps.nn import ConvCapsules, DynamicRouting, SelfAttentionRouting
-from torchcaps.nn.votes import MapCompetition
+from torchcaps.nn.competition import MapCompetition
 from torchcaps.ops.memory import set_working_memory
 from torchcaps.parts import describe
 

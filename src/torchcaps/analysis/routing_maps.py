@@ -25,7 +25,9 @@ from torchcaps.models import CapsNet, Network
 from torchcaps.models.output import HIGHEST, ScoreName, top_classes
 from torchcaps.nn import CapsuleLayer, Capsules, ConvCapsules, DynamicRouting, PrimaryCapsules, Routing, RoutingRound
 from torchcaps.nn.capsules import Grid
-from torchcaps.nn.votes import MapCompetition, SoftmaxOver, Votes, by_type
+from torchcaps.nn.competition import MapCompetition, SoftmaxOver
+from torchcaps.nn.map_votes import by_type
+from torchcaps.nn.votes import Votes
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.ranges import AtLeastOneIteration, Range
 

@@ -33,6 +33,9 @@ def datasets(
     data_dir: DataDir = None,
     image_size: Annotated[Pixels | None, "Resize images to this height and width, pixels."] = None,
     skip_damaged: Annotated[bool, "Leave out the image files of a folder that cannot be read."] = False,
+    scale: Annotated[
+        tuple[float, float] | None, "Numbers that become 0 and 1, for pixels beyond 8 bits: 0,4095."
+    ] = None,
     sample: Annotated[Count | None, "Draw the first so many images, and print their labels."] = None,
     split: Annotated[Split, "Of which part --sample draws the first images."] = "train",
     validation: Annotated[ValidationSplit, "Which training images are for validation, as in train."] = "random",
@@ -44,7 +47,7 @@ def datasets(
     With DATA, a name, folder:PATH or npz:PATH, read that one and count its images; --sample draws the first of them.
     """
     if data is None:
-        of_one = ("data_dir", "image_size", "skip_damaged", "sample", "split", "validation", "figure")
+        of_one = ("data_dir", "image_size", "skip_damaged", "scale", "sample", "split", "validation", "figure")
         refuse_options(of_one, "is for one data set, as in torchcaps datasets digits")
     elif sample is None:
         refuse_options(("split", "validation", "figure"), "is for --sample N")
@@ -64,7 +67,12 @@ def datasets(
     if not here and data_dir is None and sample is None:  # a folder that lacks files is said to
         return show(Described(info, found), json=json)
     dataset = load_dataset(
-        data, data_dir=data_dir, image_size=image_size, validation=validation, skip_damaged=skip_damaged
+        data,
+        data_dir=data_dir,
+        image_size=image_size,
+        validation=validation,
+        skip_damaged=skip_damaged,
+        scale=scale,
     )
     found = path if info.takes_path else info.locate(data_dir)  # where a download put it
     file = figure or Path(f"{path.name if path else info.name}-sample.png")

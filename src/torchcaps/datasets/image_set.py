@@ -142,13 +142,17 @@ def pad_sequences(sequences: Sequence[Float[np.ndarray, "C l"]], length: int, wh
     """Sequences of any lengths as numbers of one shape, NaN after the end of each.
 
     Raises:
-        InputError: A number is NaN or infinite; the sentence begins with ``where``.
+        InputError: A number is NaN, infinite or beyond float32; the sentence begins with ``where``.
     """
     padded = torch.full((len(sequences), len(sequences[0]), 1, length), torch.nan)
     for row, each in zip(padded, sequences, strict=True):
-        if not np.isfinite(each).all():
-            raise InputError(f"{where} has a number that is NaN or infinite before the end of its sequence")
-        row[:, 0, : each.shape[1]] = torch.from_numpy(np.asarray(each, np.float32))
+        with np.errstate(over="ignore"):
+            numbers = np.asarray(each, np.float32)
+        if not np.isfinite(numbers).all():
+            raise InputError(
+                f"{where} has a number that is NaN, infinite or beyond float32 before the end of its sequence"
+            )
+        row[:, 0, : each.shape[1]] = torch.from_numpy(numbers)
     return padded
 
 

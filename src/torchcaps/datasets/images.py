@@ -62,6 +62,30 @@ def get_max_megapixels() -> float:
     return _Limit.megapixels
 
 
+def is_hidden(path: Path) -> bool:
+    """Whether a file or folder is left out by every reader: its name begins with a dot or with __MACOSX."""
+    return path.name.startswith((".", "__MACOSX"))
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in a folder, sorted, without hidden ones."""
+    return sorted(child for child in folder.iterdir() if child.is_dir() and not is_hidden(child))
+
+
+def image_files_in(folder: Path, *, deep: bool = False) -> list[Path]:
+    """The image files in a folder, sorted, without hidden ones; if ``deep``, also those in its sub-folders.
+
+    Links to folders are not followed.
+    """
+    found, folders = list[Path](), [folder]
+    while folders:
+        inside = folders.pop()
+        files = (file for file in inside.iterdir() if file.suffix.lower() in SUFFIXES and not is_hidden(file))
+        found += [file for file in files if file.is_file()]
+        folders += [child for child in subfolders(inside) if not child.is_symlink()] if deep else []
+    return sorted(found)
+
+
 @dataclass(frozen=True, eq=False)
 class Photo:
     """An image file, and what a network is given of it.
@@ -157,7 +181,7 @@ def read_pixels(path: Path, name: str | None = None) -> UInt8[np.ndarray, "C H W
             _check_size(image, name)
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
-            pixels = _to_uint8(image)
+            pixels = pillow_pixels(image)
     # The pixels decide, not the file's mode: grey drawings are often saved as RGB.
     if pixels.ndim == 2 or all(np.array_equal(pixels[..., channel], pixels[..., 0]) for channel in (1, 2)):
         return pixels.reshape(*pixels.shape[:2], -1)[None, ..., 0].copy()
@@ -179,8 +203,8 @@ def _check_size(image: Image.Image, name: str) -> None:
             )
 
 
-def _to_uint8(image: Image.Image) -> UInt8[np.ndarray, "..."]:
-    """Convert any of Pillow's modes to uint8, (H, W) or (H, W, 3)."""
+def pillow_pixels(image: Image.Image) -> UInt8[np.ndarray, "..."]:
+    """Convert a Pillow image of any mode to uint8, (H, W) or (H, W, 3); transparent parts become white."""
     if image.mode.startswith("I") or image.mode == "F":
         values, white = np.asarray(image), 1 if image.mode == "F" else 65535
         if image.mode == "I" and image.format == "TIFF" and values.max() <= 255:  # bytes in 32 bits

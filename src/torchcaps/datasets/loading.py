@@ -12,6 +12,7 @@ import torchcaps.datasets.sources  # noqa: F401  puts on the list what comes wit
 from torchcaps.checks import checked
 from torchcaps.datasets.dataset import Dataset
 from torchcaps.datasets.image_set import ImageSet
+from torchcaps.datasets.pixels import check_scale
 from torchcaps.datasets.registry import _DATASETS, DataRequest, DatasetInfo
 from torchcaps.datasets.rng import FIXED_SEED
 from torchcaps.datasets.splits import stratified_split
@@ -61,6 +62,7 @@ def load_dataset(
     limit_train: Count | None = None,
     limit_test: Count | None = None,
     skip_damaged: bool = False,
+    scale: tuple[float, float] | None = None,
 ) -> Dataset:
     """Load a data set, on the CPU, and set its validation images apart.
 
@@ -82,6 +84,8 @@ def load_dataset(
         limit_test: How many test images to take at most, the first ones, from 1.
         skip_damaged: Leave out the image files of a ``folder:`` that cannot be read, instead of raising an error; the
             data set's ``skipped`` says which, and why.
+        scale: The numbers (low, high) that become 0 and 1, for pixels of your own files that are neither 8-bit nor
+            floats of 0..1, such as (0, 4095) of a 12-bit camera; numbers beyond are clipped.
 
     Raises:
         InputError: The name is not known, files are missing or broken, or a number does not fit the images.
@@ -91,9 +95,13 @@ def load_dataset(
         raise InputError(f'the data set "{info.name}" has no files in a data folder; leave data_dir (--data-dir) out')
     if skip_damaged and not info.can_skip_damaged:
         raise InputError(f"{spec} has no image files to leave out; skip_damaged (--skip-damaged) is for folder:PATH")
+    if scale is not None:
+        check_scale(scale)
+        if not info.takes_scale:
+            raise InputError(f"the pixels of {spec} have a range of their own; leave scale (--scale) out")
     folder = None if data_dir is None else user_path(data_dir)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    splits = info.load(DataRequest(path or Path(), folder, size, limit_test, skip_damaged))
+    splits = info.load(DataRequest(path or Path(), folder, size, limit_test, skip_damaged, scale))
     names, known, test = splits.class_names, splits.train, splits.test
     if test is None:
         known, test = _set_test_aside(spec, known, len(names))

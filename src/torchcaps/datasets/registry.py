@@ -33,6 +33,8 @@ class DataRequest:
     limit_test: int | None = None
     """A function that makes its test images may make only the first so many."""
     skip_damaged: bool = False
+    scale: tuple[float, float] | None = None
+    """The numbers that become 0 and 1, of pixels that are neither uint8 nor 0..1; None for the rules of the dtype."""
 
 
 Load = Callable[[DataRequest], Splits]
@@ -55,6 +57,7 @@ class DatasetInfo:
         num_objects: How many objects are in an image.
         takes_path: Whether it is loaded as ``name:PATH``.
         can_skip_damaged: Whether its image files may be damaged and left out.
+        takes_scale: Whether its pixels may have another range than that of their dtype.
         validation_size: How many validation images to take by default; None for a tenth of the training images.
         preparation: How its images were made of drawings, as photos of drawings can be made; None for other images.
         find: Finds the folder of its files in ``data_dir``, or in the usual places for None; None for a data set
@@ -73,6 +76,7 @@ class DatasetInfo:
     num_objects: int = 1
     takes_path: bool = False
     can_skip_damaged: bool = False
+    takes_scale: bool = False
     validation_size: int | None = None
     preparation: Preparation | None = None
     find: Callable[[Path | None], Path | None] | None = field(default=None, repr=False)

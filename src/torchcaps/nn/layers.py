@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torchcaps.checks import check, checked
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import Activations, Capsules, Grid, LayerSize, Routed
+from torchcaps.nn.competition import MapCompetition
 from torchcaps.nn.convolutions import normalise
+from torchcaps.nn.map_votes import MapVotes, PlacedVotes, by_type
 from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.transforms import Transform
-from torchcaps.nn.votes import MapCompetition, MapVotes, PlacedVotes, Votes, by_type
+from torchcaps.nn.votes import Votes
 from torchcaps.parts import Choice, Spec, build, register
 from torchcaps.ranges import Padding, Pixels, Size, Width
 

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from abc import ABC, abstractmethod
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import LayerSize, Routed
+from torchcaps.nn.competition import MapCompetition, SoftmaxOver, log_softmax
 from torchcaps.ops.contractions import agreement, compute_votes, weighted_sum
 from torchcaps.ops.mixtures import dense_votes, matrix_votes
 from torchcaps.ops.precision import full_dtype, full_precision, in_full_precision
 from torchcaps.tracing import is_graph_capture
-
-SoftmaxOver = Literal["outputs", "inputs"]
-"""The axis on which capsules compete."""
 
 
 class Votes(ABC):
@@ -142,11 +139,6 @@ class Votes(ABC):
         poses, *others = (None if each is None else each.to(self.poses.dtype) for each in kept)
         assert poses is not None
         return Routed(poses, *others).within(self.mask)
-
-
-def log_softmax(logits: Float[Tensor, "B I J"]) -> Float[Tensor, "B I J"]:
-    """The logarithm of the softmax over the output capsules; in memory as (B, J, I), where torch computes it faster."""
-    return logits.transpose(1, 2).log_softmax(1).transpose(1, 2)
 
 
 class BuiltVotes(Votes):
@@ -321,118 +313,3 @@ class MatrixVotes(Votes):
 
     def _joined(self, rows: Float[Tensor, "BP *capsules P"]) -> Float[Tensor, "B *capsules D"]:
         return rows.unflatten(0, (-1, self.side)).movedim(1, -2).flatten(-2)
-
-
-class MapVotes(Votes):
-    """Votes of the capsules of a map whose weights are the same at all positions.
-
-    Args:
-        votes: Those of each position, (B·L, T, J, D).
-        poses: The capsules (B, T·L, K), type by type.
-        positions: L.
-    """
-
-    def __init__(self, votes: Votes, poses: Float[Tensor, "B I K"], positions: int) -> None:
-        super().__init__(poses, votes.size._replace(in_capsules=poses.shape[1]))
-        self.votes, self.positions = votes, positions
-
-    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
-        each = None
-        if coupling is not None:
-            each = coupling.unflatten(1, (-1, self.positions)).transpose(1, 2).flatten(0, 1)  # (B·L, T, J)
-        return self.votes.weighted_sum(each).unflatten(0, (-1, self.positions)).sum(1)
-
-    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
-        return by_type(self.votes.agreement(parents.repeat_interleave(self.positions, 0)), self.positions)
-
-    def build(self) -> Float[Tensor, "B I J D"]:
-        return by_type(self.votes.build(), self.positions)
-
-    def _masked_votes(self, mask: Bool[Tensor, "B I"]) -> Votes:
-        return self.votes.masked(mask.unflatten(1, (-1, self.positions)).transpose(1, 2).flatten(0, 1))
-
-
-class PlacedVotes(Votes):
-    """Votes to which the place of their capsule is added.
-
-    Args:
-        votes: Without the places.
-        places: What is added, the same for all output capsules.
-    """
-
-    def __init__(self, votes: Votes, places: Float[Tensor, "I D"]) -> None:
-        super().__init__(votes.poses, votes.size)
-        self.votes, self.places = votes, places
-
-    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
-        total = self.votes.weighted_sum(coupling)
-        return total + self._added(total.dtype).weighted_sum(coupling)
-
-    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
-        agreement = self.votes.agreement(parents)
-        return agreement + self._added(agreement.dtype).agreement(parents)
-
-    def build(self) -> Float[Tensor, "B I J D"]:
-        votes = self.votes.build()
-        return votes + self._added(votes.dtype).build()
-
-    def _added(self, dtype: torch.dtype) -> Votes:
-        places = self.places.to(dtype).expand(self.poses.shape[0], -1, -1)
-        return IdentityVotes(places, self.size.out_capsules).masked(self.mask)
-
-
-def by_type(windows: Float[Tensor, "BL T *more"], positions: int) -> Float[Tensor, "B TL *more"]:
-    """What was computed at each of a map's L ``positions``, in the order of :class:`torchcaps.nn.Capsules`."""
-    return windows.unflatten(0, (-1, positions)).transpose(1, 2).flatten(1, 2)
-
-
-class MapCompetition:
-    """The competition on a map: output capsules at all positions whose windows hold an input capsule compete for it.
-
-    Args:
-        children: The capsule of the map that each input capsule of each window is.
-        number: Capsules on the map, N.
-    """
-
-    def __init__(self, children: Int[Tensor, "L I"], number: int) -> None:
-        self.children, self.number = children, number
-
-    @property
-    def rows_per_image(self) -> int:
-        """L: so many rows of votes compete with each other."""
-        return len(self.children)
-
-    def sum(self, windows: Float[Tensor, "BL I"]) -> Float[Tensor, "B N"]:
-        """What the input capsules of the windows have, summed for each capsule of the map."""
-        given = windows.unflatten(0, (-1, len(self.children))).flatten(1)  # (B, L·I)
-        return given.new_zeros(len(given), self.number).index_add(1, self.children.flatten(), given)
-
-    @property
-    def links(self) -> Float[Tensor, "N"]:
-        """How many windows hold each capsule of the map."""
-        return self.sum(torch.ones(self.children.shape, device=self.children.device))[0]
-
-    def softmax(self, logits: Float[Tensor, "BL I J"], leaky: bool) -> Float[Tensor, "BL I J"]:
-        """The softmax over the output types and the positions."""
-        powers, _, total, child = self._powers(logits, leaky)
-        return (powers / total[:, child, None]).unflatten(1, self.children.shape).flatten(0, 1)
-
-    def log_softmax(self, logits: Float[Tensor, "BL I J"]) -> Float[Tensor, "BL I J"]:
-        """Its logarithm, without a leak."""
-        _, above, total, child = self._powers(logits, leaky=False)
-        return (above - total[:, child, None].log()).unflatten(1, self.children.shape).flatten(0, 1)
-
-    def _powers(self, logits: Float[Tensor, "BL I J"], leaky: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The exponentials of logits (B, L·I, J), what they are of, their sums (B, N), and each capsule's number."""
-        positions, I = self.children.shape
-        child = self.children.flatten()  # (L·I)
-        given = logits.unflatten(0, (-1, positions)).flatten(1, 2)  # (B, L·I, J)
-        B = given.shape[0]
-        with torch.no_grad():  # the largest of a child's logits, which cancels out
-            largest = given.new_full((B, self.number), 0.0 if leaky else -math.inf)
-            largest.scatter_reduce_(1, child.expand(B, -1), given.amax(2), "amax")
-            largest = largest.clamp_min(torch.finfo(given.dtype).min)  # of capsules in no window
-        above = given - largest[:, child, None]
-        powers = above.exp()
-        total = self.sum(powers.sum(2).unflatten(1, (positions, I)).flatten(0, 1))
-        return powers, above, total + (-largest).exp() if leaky else total, child

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchcaps.checks import checked
 from torchcaps.errors import reason_of, unknown_name
 from torchcaps.nn import BuiltVotes, DenseVotes, LayerSize, Routed, Routing, Votes
-from torchcaps.nn.votes import SoftmaxOver
+from torchcaps.nn.competition import SoftmaxOver
 from torchcaps.ranges import Range
 
 #: Largest difference, relative to the largest number, of two results in float64 that should be equal.

@@ -20,7 +20,16 @@ from torchcaps.training.recipe import Recipe
 #: What a run consists of, given field by field.
 WHOLE = ("preset", "model", "recipe")
 Fitted = Literal[
-    "epochs", "batch_size", "learning_rate", "patience", "select", "stem_strides", "stack_strides", "decoder_channels"
+    "epochs",
+    "batch_size",
+    "learning_rate",
+    "patience",
+    "select",
+    "stem_strides",
+    "stack_strides",
+    "stem_strides_across",
+    "stack_strides_across",
+    "decoder_channels",
 ]
 """What one's own images change, where nobody gave it."""
 FITTED: tuple[Fitted, ...] = ("epochs", "batch_size", "learning_rate", "patience", "select", *FITTED_TO_IMAGES)
@@ -54,6 +63,9 @@ class TrainConfig(Settings):
     """Resize images to this height and width, pixels."""
     skip_damaged: bool = False
     """Leave out damaged image files: those of a folder that cannot be read; which they are is said."""
+    scale: tuple[float, float] | None = None
+    """Numbers that become 0 and 1 (LOW,HIGH), for pixels of your own files beyond 8 bits: 0,4095 for 12 bits; by
+    default the range of their type."""
     fitted: tuple[Fitted, ...] = ()
     """Fields that the training images decide when the run begins; none from then on."""
     init_from: str | None = None

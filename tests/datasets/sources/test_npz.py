@@ -66,6 +66,35 @@ def test_channels_first_or_last_orders_of_bytes_and_floats(tmp_path: Path) -> No
                 assert torch.equal(other.test.labels, plain.test.labels)
 
 
+def test_channels_that_the_shape_does_not_tell_are_told_by_an_array(tmp_path: Path) -> None:
+    for shape, order, in_shape in (
+        ((40, 1, 20, 3), "first", (1, 20, 3)),
+        ((40, 1, 20, 3), "last", (3, 1, 20)),
+        ((40, 8, 8, 30), "last", (30, 8, 8)),
+        ((40, 30, 8, 8), "first", (30, 8, 8)),
+    ):
+        assert load(tmp_path, x=np.zeros(shape, np.uint8), y=Y, channels=np.array(order)).in_shape == in_shape
+
+
+def test_names_as_keras_and_scikit_learn_have_them(tmp_path: Path) -> None:
+    plain = load(tmp_path, x=X, y=Y, x_test=X[:8], y_test=Y[:8])
+    for arrays in (
+        {"x_train": X, "y_train": Y, "x_test": X[:8], "y_test": Y[:8]},
+        {"X_train": X, "y_train": Y, "X_test": X[:8], "y_test": Y[:8]},
+        {"X": X, "y": Y, "X_test": X[:8], "Y_test": Y[:8]},
+    ):
+        data = load(tmp_path, **arrays)
+        assert torch.equal(data.train.images, plain.train.images)
+        assert torch.equal(data.test.labels, plain.test.labels)
+
+
+def test_rows_of_numbers_are_sequences_of_one_channel(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(40, 30))
+    data = load(tmp_path, x=rows, y=Y, x_test=rows, y_test=Y)
+    assert data.in_shape == (1, 1, 30)
+    assert torch.equal(data.test.images[:, 0, 0], torch.from_numpy(rows).float())
+
+
 def characters(last: int) -> np.ndarray:
     """Four names, of which the last one has another character."""
     return np.array([[97, 0], [98, 0], [99, 0], [100, last]], np.uint32).view("=U2")[:, 0]
@@ -78,11 +107,21 @@ WRONG: list[tuple[dict[str, np.ndarray], str]] = [
     (XY | {"x_test": X}, 'no array "y_test"'),
     (XY | {"y_val": Y}, 'no array "x_val"'),
     ({f"{'z' * 99}{n}": X[:1] for n in range(30)}, ", …"),
-    (XY | {"x": X.astype(np.int64)}, "x must be uint8 of 0..255 or floats of 0..1, got int64"),
+    (XY | {"x": X.astype(np.int64) * 8}, "x must be uint8, other integers of 0..255"),
+    (XY | {"x": X.astype(np.int64) * 8}, "got int64 from 0 to 2040; say which numbers become 0 and 1"),
+    (XY | {"x": X.astype(np.uint16)}, "such as scale=(0, 255) (--scale 0,255)"),
+    (XY | {"x": X.astype(np.int16) * 8 - 1000}, "such as scale=(-1024, 3071) (--scale -1024,3071)"),
     (XY | {"x": X.astype(np.float32)}, "got float32 from 0 to 255"),
-    (XY | {"x": np.full((40, 6, 5), np.nan)}, "x must be uint8"),
-    (XY | {"x": np.zeros((40, 6, 5), [("a", "f4")])}, "x must be uint8"),
-    (XY | {"x": np.zeros((40, 6, 5, 9), np.uint8)}, "x must have the shape"),
+    (XY | {"x": np.full((40, 6, 5), np.nan)}, "x must be finite"),
+    (XY | {"x": np.zeros((40, 6, 5), [("a", "f4")])}, "x must be numbers"),
+    (XY | {"x": np.zeros((40, 6, 5, 9), np.uint8)}, "neither axis 1 nor axis 3 could be 1 to 4 channels"),
+    (XY | {"x": np.zeros((40, 1, 20, 3), np.uint8)}, "both axis 1 and axis 3 could be 1 to 4 channels"),
+    (
+        XY | {"x": np.zeros((40, 1, 20, 3), np.uint8), "channels": np.array("both")},
+        'channels must be "first" or "last"',
+    ),
+    (XY | {"x": np.zeros(40, np.uint8)}, "x must have the shape"),
+    (XY | {"x": np.full((40, 6), 1e300)}, "x has a number that is NaN, infinite or beyond float32"),
     ({"x": X[:0], "y": Y[:0]}, "x must have the shape"),
     (XY | {"y": np.full(40, np.nan)}, "y must hold whole numbers"),
     (XY | {"y": Y[:39]}, "y must hold whole numbers"),

@@ -48,7 +48,10 @@ def test_what_no_sequences_are(tmp_path: Path) -> None:
         ({"lengths": LENGTHS - 2}, "x needs lengths, whole numbers from 1 to 9"),
         ({"lengths": LENGTHS + 1}, "x needs lengths, whole numbers from 1 to 9"),
         ({"lengths": LENGTHS / 2}, "x needs lengths, whole numbers from 1 to 9"),
-        ({"x": np.full_like(X, np.nan)}, "x has a number that is NaN or infinite before the end of its sequence"),
+        (
+            {"x": np.full_like(X, np.nan)},
+            "x has a number that is NaN, infinite or beyond float32 before the end of its sequence",
+        ),
         ({"x_test": X, "y_test": Y}, "x_test needs lengths_test"),
     ):
         assert_raises(InputError, load, tmp_path, **ARRAYS | changes, say=said)

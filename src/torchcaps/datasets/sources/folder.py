@@ -14,7 +14,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, resize_images
-from torchcaps.datasets.images import SUFFIXES, read_image, read_pixels, with_channels
+from torchcaps.datasets.images import SUFFIXES, image_files_in, read_image, read_pixels, subfolders, with_channels
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.errors import InputError
@@ -111,7 +111,7 @@ def _class_names(files: Files) -> tuple[str, ...]:
 def _files(root: Path) -> Files:
     """The files of each part, which all have the same classes: those of train/, or of the root itself, come first."""
     folders: dict[str, Path] = {}
-    for folder in _subfolders(root):
+    for folder in subfolders(root):
         if (part := _PARTS.get(folder.name.lower())) is not None:
             if part in folders:
                 raise InputError(f"{root} has both {folders[part].name}/ and {folder.name}/; keep one of them")
@@ -127,20 +127,11 @@ def _files(root: Path) -> Files:
     return files
 
 
-def _subfolders(folder: Path) -> list[Path]:
-    return sorted(child for child in folder.iterdir() if child.is_dir() and not _is_hidden(child))
-
-
-def _is_hidden(path: Path) -> bool:
-    return path.name.startswith((".", "__MACOSX"))
-
-
 def _class_files(folder: Path) -> dict[str, list[Path]]:
     """The image files of each class sub-folder, sorted."""
     files = {}
-    for child in _subfolders(folder):
-        images = (file for file in child.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
-        files[child.name] = sorted(file for file in images if not _is_hidden(file))
+    for child in subfolders(folder):
+        files[child.name] = image_files_in(child)
         if not files[child.name]:
             suffixes = ", ".join(sorted(suffix[1:] for suffix in SUFFIXES))
             raise InputError(f"the class folder {child} has no images; put some there ({suffixes}) or remove it")

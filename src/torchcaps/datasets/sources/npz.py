@@ -9,44 +9,51 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Shaped, UInt8
+from jaxtyping import Float32, UInt8
 from torch import Tensor
 
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, pad_sequences
+from torchcaps.datasets.pixels import Scale, channels_first, scale_pixels, to_bytes
 from torchcaps.datasets.reading import one_sentence
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.errors import InputError, shown
 from torchcaps.files import require_file
 from torchcaps.machine import check_memory
 
-_MAX_CHANNELS = 4
 _MOST_LISTED = 20  # names of arrays in an error
-_OURS = {"train": ("x", "y"), "test": ("x_test", "y_test"), "validation": ("x_val", "y_val")}
-_MEDMNIST = {
+Names = dict[str, tuple[str, str]]
+"""The names of the images and labels of each part."""
+_OURS: Names = {"train": ("x", "y"), "test": ("x_test", "y_test"), "validation": ("x_val", "y_val")}
+_KERAS: Names = _OURS | {"train": ("x_train", "y_train")}
+_MEDMNIST: Names = {
     part: (f"{key}_images", f"{key}_labels")
     for part, key in (("train", "train"), ("test", "test"), ("validation", "val"))
 }
-_LENGTHS = {"x": "lengths", "x_test": "lengths_test", "x_val": "lengths_val"}
+_LENGTHS = {"x": "lengths", "x_train": "lengths", "x_test": "lengths_test", "x_val": "lengths_val"}
+_OPTIONS = ("class_names", "channels")
 
 
 @register_dataset(
     "npz",
     title="your own images: arrays x and y in a NumPy .npz file",
-    source="your file; x_test, y_test, x_val, y_val and class_names are used if they are there",
+    source="your file; x_test, y_test, x_val, y_val, class_names and channels are used if they are there",
     licence="yours",
     takes_path=True,
+    takes_scale=True,
 )
 def load_npz(request: DataRequest) -> Splits:
     """Read images and labels from the arrays of an .npz file.
 
-    ``x`` holds the images: (N, H, W), (N, H, W, C) or (N, C, H, W) with C from 1 to 4, uint8 of 0..255 or floats of
-    0..1 (which are rounded to 255 steps). ``y`` (N,) holds whole numbers from 0, every class up to the highest
-    among them. For several labels, ``y`` holds zeros and ones (N, L), whole numbers or True and False; for a regression
-    floats (N,) or (N, T). ``x_test`` and ``y_test`` are the test set; without them, it is a fixed stratified fifth of
-    the images. ``x_val`` and ``y_val`` are the validation images and ``class_names`` (J,) the names of the classes, if
-    given. The files of MedMNIST are read as they are: ``train_images``, ``train_labels`` (N, 1), and the same of
-    ``val`` and ``test``.
+    ``x``, or ``x_train``, holds the images: (N, H, W), (N, H, W, C) or (N, C, H, W), uint8, or other numbers as
+    :func:`~torchcaps.datasets.pixels.scale_pixels` takes them; they are rounded to 256 steps. If not exactly one of the
+    two axes is 1 to 4 long, ``channels`` ("first" or "last") says which one holds the channels. Numbers (N, L) are
+    sequences of one channel and keep their values. ``y`` (N,), or ``y_train``, holds whole numbers from 0, every class
+    up to the highest among them. For several labels, ``y`` holds zeros and ones (N, L), whole numbers or True and
+    False; for a regression floats (N,) or (N, T). ``x_test`` and ``y_test`` are the test set; without them, it is a
+    fixed stratified fifth of the images. ``x_val`` and ``y_val`` are the validation images and ``class_names`` (J,) the
+    names of the classes, if given. Names may be capitals, such as ``X_train``. The files of MedMNIST are read as they
+    are: ``train_images``, ``train_labels`` (N, 1), and the same of ``val`` and ``test``.
 
     With ``lengths`` (N,), ``x`` holds sequences (N, C, L) of any numbers, of which those after the length of each are
     not read; ``x_test`` and ``x_val`` then have ``lengths_test`` and ``lengths_val``.
@@ -63,29 +70,33 @@ def load_npz(request: DataRequest) -> Splits:
     with one_sentence(f"{path} is not an .npz file of plain arrays, or it is truncated or corrupt"):
         with zipfile.ZipFile(path) as archive:
             sizes = {member.filename.removesuffix(".npy"): member.file_size for member in archive.infolist()}
-        pairs = _MEDMNIST if "train_images" in sizes else _OURS
-        keys = [*(key for pair in pairs.values() for key in pair), *_LENGTHS.values(), "class_names"]
+        held_as = {name.lower(): name for name in sizes} | {name: name for name in sizes}
+        sizes = {name: sizes[own] for name, own in held_as.items()}
+        pairs = _MEDMNIST if "train_images" in sizes else _KERAS if "x_train" in sizes and "x" not in sizes else _OURS
+        keys = {*(key for pair in pairs.values() for key in pair), *_LENGTHS.values(), *_OPTIONS} & sizes.keys()
         for part, pair in pairs.items():
             for key in pair:
                 if key not in sizes and (part == "train" or any(each in sizes for each in pair)):
-                    held = ", ".join(map(shown, sorted(sizes)[:_MOST_LISTED])) + ", …" * (len(sizes) > _MOST_LISTED)
+                    held = ", ".join(map(shown, sorted(set(held_as.values()))[:_MOST_LISTED]))
+                    held += ", …" * (len(set(held_as.values())) > _MOST_LISTED)
                     raise InputError(f'{path} has no array "{key}"; it holds {held or "nothing"}')
-        check_memory(sum(sizes[key] for key in keys if key in sizes), f"the images of {path}")
+        check_memory(sum(sizes[key] for key in keys), f"the images of {path}")
         with np.load(path, allow_pickle=False) as file:
-            arrays = {key: np.asarray(file[key]) for key in keys if key in sizes}
+            arrays = {key: np.asarray(file[held_as[key]]) for key in keys}
         names = arrays.get("class_names")
         if names is not None and names.dtype.kind == "U":  # NumPy takes what is no character, and Python fails later
             names.astype(names.dtype.newbyteorder("<")).tobytes().decode("utf-32-le")
     most = len(np.atleast_1d(arrays[pairs["train"][0]]))  # every class needs a training image
-    sets = {part: _image_set(path, arrays, *pair, most) for part, pair in pairs.items() if pair[0] in arrays}
+    scale: Scale = "auto" if request.scale is None else request.scale
+    sets = {part: _image_set(path, arrays, *pair, most, scale) for part, pair in pairs.items() if pair[0] in arrays}
     class_names = _class_names(path, pairs["train"][1], sets["train"].labels, names)
     return Splits(sets["train"], sets.get("test"), class_names, sets.get("validation"))
 
 
-def _image_set(path: Path, arrays: Mapping[str, Any], x: str, y: str, most: int) -> ImageSet:
+def _image_set(path: Path, arrays: Mapping[str, Any], x: str, y: str, most: int, scale: Scale) -> ImageSet:
     """Images and labels, whose dtypes and shapes must fit each other, of at most so many classes."""
     where, labels = f"{path}: {x}", arrays[y]
-    images = _to_sequences(arrays, x, where) if x in _LENGTHS and "lengths" in arrays else _to_uint8(arrays[x], where)
+    images = _images(path, arrays, x, where, scale)
     if labels.dtype.kind in "iu" and labels.shape[1:] == (1,):
         labels = labels[:, 0]
     if labels.dtype.kind in "fb" or labels.ndim == 2:
@@ -116,6 +127,21 @@ def _targets(values: np.ndarray, images: int, where: str) -> Float32[Tensor, "N 
     return torch.from_numpy(values.reshape(images, -1).astype(np.float32))
 
 
+def _images(
+    path: Path, arrays: Mapping[str, Any], x: str, where: str, scale: Scale
+) -> UInt8[Tensor, "N C H W"] | Float32[Tensor, "N C 1 L"]:
+    """Pixels, or sequences of numbers where there are lengths or only two axes."""
+    if x in _LENGTHS and "lengths" in arrays:
+        return _to_sequences(arrays, x, where)
+    values, order = arrays[x], arrays.get("channels")
+    if values.ndim == 2 and values.dtype.kind in "fiu" and 0 not in values.shape:
+        return pad_sequences(list(values[:, None]), values.shape[1], where)
+    if order is not None and str(order) not in ("first", "last"):
+        raise InputError(f'{path}: channels must be "first" or "last", got {shown(order)}')
+    named: Any = None if order is None else str(order)
+    return to_bytes(channels_first(scale_pixels(values, scale, where), where, named)).contiguous()
+
+
 def _to_sequences(arrays: Mapping[str, Any], x: str, where: str) -> Float32[Tensor, "N C 1 L"]:
     """Numbers, NaN after the end of each sequence."""
     values, lengths = arrays[x], arrays.get(_LENGTHS[x])
@@ -129,24 +155,6 @@ def _to_sequences(arrays: Mapping[str, Any], x: str, where: str) -> Float32[Tens
     if lengths is None or not is_whole or lengths.min() < 1 or lengths.max() > L:
         raise InputError(f"{where} needs {_LENGTHS[x]}, whole numbers from 1 to {L} in the shape ({N},)")
     return pad_sequences([each[:, :length] for each, length in zip(values, lengths, strict=True)], L, where)
-
-
-def _to_uint8(values: Shaped[np.ndarray, "..."], where: str) -> UInt8[Tensor, "N C H W"]:
-    if values.ndim == 3:
-        values = values[..., None]
-    axis = next((axis for axis in (3, 1) if values.ndim == 4 and values.shape[axis] <= _MAX_CHANNELS), None)
-    if axis is None or 0 in values.shape:
-        raise InputError(
-            f"{where} must have the shape (N, H, W), (N, H, W, C) or (N, C, H, W) with C from 1 to {_MAX_CHANNELS} and "
-            f"no axis empty, got {shown(values.shape)}"
-        )
-    if values.dtype.kind == "f" and values.min() >= 0 and values.max() <= 1:  # false for NaN
-        values *= 255  # in place: they are much larger than the images
-        values = np.round(values, out=values).astype(np.uint8)
-    if values.dtype != np.uint8:
-        span = f" from {values.min():g} to {values.max():g}" if values.dtype.kind in "iuf" else ""
-        raise InputError(f"{where} must be uint8 of 0..255 or floats of 0..1, got {values.dtype}{span}")
-    return torch.from_numpy(np.ascontiguousarray(np.moveaxis(values, axis, 1)))
 
 
 def _class_names(path: Path, y: str, labels: Tensor, given: np.ndarray | None) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import Activations, LayerSize, Routed, RoutingRound
-from torchcaps.nn.votes import SoftmaxOver, Votes
+from torchcaps.nn.competition import SoftmaxOver
+from torchcaps.nn.votes import Votes
 from torchcaps.ops.precision import full_precision, in_full_precision
 from torchcaps.ops.squash import safe_norm
 

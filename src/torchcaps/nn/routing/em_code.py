@@ -8,8 +8,9 @@ from torch import Tensor
 
 from torchcaps.checks import checked
 from torchcaps.nn.capsules import Routed
+from torchcaps.nn.competition import log_softmax
 from torchcaps.nn.routing.mixture import Gaussians, Given, MixtureRouting, route_mixture
-from torchcaps.nn.votes import Votes, log_softmax
+from torchcaps.nn.votes import Votes
 from torchcaps.ops.mixtures import LOG_2_PI, by_output, log_densities, squared_deviations, weighted
 from torchcaps.parts import register
 from torchcaps.ranges import AtLeastOneIteration, PositiveFactor

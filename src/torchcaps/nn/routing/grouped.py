@@ -10,8 +10,9 @@ from torch import nn
 
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import Activations, LayerSize, Routed
+from torchcaps.nn.competition import MapCompetition
 from torchcaps.nn.routing.base import Routing
-from torchcaps.nn.votes import BuiltVotes, DenseVotes, MapCompetition, Votes
+from torchcaps.nn.votes import BuiltVotes, DenseVotes, Votes
 from torchcaps.parts import Choice, Spec, build, register
 from torchcaps.ranges import Width
 

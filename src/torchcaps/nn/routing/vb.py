@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from torchcaps.checks import checked
 from torchcaps.nn.capsules import LayerSize, Routed
+from torchcaps.nn.competition import log_softmax
 from torchcaps.nn.convolutions import normalise
 from torchcaps.nn.routing.mixture import Gaussians, Given, MixtureRouting, route_mixture
-from torchcaps.nn.votes import Votes, log_softmax
+from torchcaps.nn.votes import Votes
 from torchcaps.ops.mixtures import LOG_2_PI, by_output, distances, share_out, squared_deviations, weighted
 from torchcaps.parts import register
 from torchcaps.ranges import AtLeastOneIteration

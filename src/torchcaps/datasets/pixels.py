@@ -1,0 +1,287 @@
+"""Pixels of any form as tensors that networks take: any dtype, any container of numbers, channels first or last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Shaped, UInt8
+from PIL import Image
+from torch import Tensor
+
+from torchcaps.datasets.images import pillow_pixels, with_channels
+from torchcaps.errors import InputError, WrongType, shown
+from torchcaps.ranges import is_number
+
+MAX_CHANNELS = 4
+"""Longest axis that is taken for the channels without being told."""
+MAX_12_BIT = 4_095
+ROUNDING = 1e-6
+"""How far rounding may bring pixels out of 0..1."""
+_CHUNK = 2**22  # numbers converted at once: bounds temporary copies to some 32 MiB
+
+Channels = Literal["first", "last"]
+"""Which axis holds the channels: (N, C, H, W) or (N, H, W, C)."""
+Scale = Literal["auto", "none"] | tuple[float, float]
+"""How pixels become 0..1: by their dtype; not at all; or linearly, so that (low, high) become 0 and 1."""
+
+
+def as_numbers(values: Any, where: str, channels: int | None = None) -> Shaped[Tensor, "..."]:
+    """Convert a tensor, an array, a list, Pillow images, or anything that NumPy can read, to a tensor.
+
+    Args:
+        values: Numbers, or images of one size.
+        where: The name of the argument in errors.
+        channels: Bring Pillow images to this number of channels, 1 or 3.
+
+    Raises:
+        WrongType: The values are no real numbers.
+        InputError: The images have several sizes.
+    """
+    if isinstance(values, Image.Image):
+        values = _pillow_array(values, channels)
+    elif isinstance(values, list | tuple):
+        values = _stacked(values, where, channels)
+    elif not isinstance(values, Tensor) and hasattr(values, "__array__"):
+        values = np.asarray(values)
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind == "O" and values.ndim > 0:
+            values = _stacked(list(values), where, channels)
+        if values.dtype.kind not in "iufb" or values.dtype.itemsize > 8:
+            raise WrongType(f"{where} must be numbers, got an array of {values.dtype}")
+        values = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
+        values = torch.from_numpy(values if values.flags.writeable else values.copy())
+    if not isinstance(values, Tensor):
+        got = "None" if values is None else f"a value of type {type(values).__name__}"
+        raise WrongType(f"{where} must be a tensor, an array or a list of numbers, got {got}")
+    if values.is_complex() or values.layout != torch.strided or values.is_nested or values.is_meta:
+        kind = "nested" if values.is_nested else "meta" if values.is_meta else f"{values.layout} {values.dtype}"
+        raise WrongType(f"{where} must be a dense tensor of real numbers, got a {kind} tensor".replace("torch.", ""))
+    return values.detach()
+
+
+def _stacked(values: Sequence[Any], where: str, channels: int | None) -> np.ndarray | Tensor:
+    """Stack numbers or images of one size."""
+    are_tensors = bool(values) and all(isinstance(each, Tensor) for each in values)
+    arrays = values if are_tensors else [_as_array(each, where, channels) for each in values]
+    sizes = sorted({tuple(each.shape) for each in arrays})
+    if len(sizes) > 1:
+        raise InputError(f"{where} must have one size, got several, such as {sizes[0]} and {sizes[1]}")
+    if are_tensors:
+        return torch.stack(list(values))
+    return np.stack(arrays) if arrays else np.zeros(0)
+
+
+def _as_array(value: Any, where: str, channels: int | None) -> np.ndarray:
+    """One entry of a list of numbers or images."""
+    if isinstance(value, Image.Image):
+        return _pillow_array(value, channels)
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError):  # lists of several lengths, or a tensor on a GPU
+        raise InputError(f"{where} must be numbers, and images have one size") from None
+    if array.dtype.kind not in "iufb":
+        raise WrongType(f"{where} must be numbers, got a list of {type(value).__name__}")
+    return array
+
+
+def _pillow_array(image: Image.Image, channels: int | None) -> Shaped[np.ndarray, "C H W"]:
+    """Pixels of a Pillow image; of more than 8 bits, the numbers themselves."""
+    pixels = np.asarray(image) if image.mode[0] in "IF" else pillow_pixels(image)
+    pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    return with_channels(pixels, channels) if channels in (1, 3) and pixels.dtype == np.uint8 else pixels
+
+
+def check_scale(scale: Any) -> None:
+    """Raise InputError unless a value is "auto", "none", or two finite numbers (low, high) with low below high."""
+    if isinstance(scale, str) and scale in ("auto", "none"):
+        return
+    pair = tuple(scale) if isinstance(scale, list | tuple) else ()
+    if len(pair) != 2 or not all(is_number(each) and abs(each) <= 1e38 for each in pair) or not pair[0] < pair[1]:
+        raise InputError(
+            f'scale must be "auto", "none", or two numbers (low, high) with low < high, got {shown(scale)}'
+        )
+
+
+def scale_pixels(
+    values: Any, scale: Scale = "auto", where: str = "images", channels: int | None = None
+) -> UInt8[Tensor, "..."] | Float[Tensor, "..."]:
+    """Convert pixels of any dtype to uint8 of 0..255 or float32 of 0..1.
+
+    With "auto", uint8 stays, True is 255, uint16 is divided by 65,535, other integers must lie in 0..255, and floats
+    in 0..1. uint16 of 1..4,095 at most is refused, as 8 or 12 bits are meant more often. With (low, high),
+    x becomes (x - low) / (high - low), clipped to 0..1. With "none", numbers become float32 and keep their values.
+
+    Args:
+        values: See :func:`as_numbers`.
+        scale: How pixels become 0..1.
+        where: The name of the argument in errors.
+        channels: See :func:`as_numbers`.
+
+    Raises:
+        WrongType: The values are no real numbers.
+        InputError: A number is out of range, NaN or infinite, or ``scale`` is wrong.
+    """
+    check_scale(scale)
+    pixels = as_numbers(values, where, channels)
+    if scale == "none":
+        return pixels.float()
+    if pixels.dtype == torch.uint8 and scale == "auto":
+        return pixels
+    if pixels.dtype == torch.bool:
+        return pixels.to(torch.uint8) * 255
+    if pixels.numel() == 0:
+        return pixels.float()
+    low, high = _range_of(pixels)
+    if not math.isfinite(low) or not math.isfinite(high):
+        raise InputError(f"{where} must be finite, got NaN or infinite numbers")
+    if not isinstance(scale, str):
+        return _rescaled(pixels, float(scale[0]), float(scale[1]))
+    if pixels.dtype == torch.uint16 and (high > MAX_12_BIT or high == 0):
+        return _rescaled(pixels, 0.0, 65_535.0)
+    if pixels.is_floating_point() and low >= -ROUNDING and high <= 1 + ROUNDING:
+        return pixels if pixels.dtype == torch.float32 and low >= 0 and high <= 1 else pixels.float().clamp(0, 1)
+    if not pixels.is_floating_point() and pixels.dtype != torch.uint16 and low >= 0 and high <= 255:
+        return pixels.to(torch.uint8)
+    dtype = str(pixels.dtype).removeprefix("torch.")
+    raise InputError(
+        f"{where} must be uint8, other integers of 0..255, uint16 of 16 bits, or floats of 0..1, got {dtype} from "
+        f"{low:g} to {high:g}; say which numbers become 0 and 1, such as scale={_likely_scale(low, high)} "
+        f"(--scale {_likely_scale(low, high)[1:-1].replace(' ', '')})"
+    )
+
+
+def _likely_scale(low: float, high: float) -> str:
+    """The range that pixels of these values were most likely measured in, to be named in an error."""
+    ranges = [(-1, 1), (0, 255), (0, MAX_12_BIT), (0, 65_535), (-1_000, 1_000), (-1_024, 3_071)]
+    fitting = (each for each in ranges if each[0] <= low and high <= each[1])
+    return str(next(fitting, (math.floor(low), math.ceil(high))))
+
+
+def _chunks(pixels: Tensor) -> Iterator[Tensor]:
+    """Flat pieces of some million numbers, which bound the memory of conversions."""
+    return iter(pixels.reshape(-1).split(_CHUNK))
+
+
+def _range_of(pixels: Tensor) -> tuple[float, float]:
+    """The smallest and the largest number; NaN if there is one."""
+    ends = torch.stack([torch.stack(chunk.double().aminmax()) for chunk in _chunks(pixels)])
+    return float(ends[:, 0].min()), float(ends[:, 1].max())
+
+
+def _rescaled(pixels: Tensor, low: float, high: float) -> Float[Tensor, "..."]:
+    """(x - low) / (high - low), clipped to 0..1, computed in float64."""
+    made = torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device)
+    for chunk, target in zip(_chunks(pixels), _chunks(made), strict=True):
+        target.copy_(chunk.double().sub(low).div_(high - low).clamp_(0, 1))
+    return made
+
+
+def to_bytes(pixels: Shaped[Tensor, "..."]) -> UInt8[Tensor, "..."]:
+    """Round pixels of 0..1 to 256 steps; uint8 stays."""
+    if pixels.dtype == torch.uint8:
+        return pixels
+    made = torch.empty(pixels.shape, dtype=torch.uint8, device=pixels.device)
+    for chunk, target in zip(_chunks(pixels), _chunks(made), strict=True):
+        target.copy_((chunk * 255).round_())
+    return made
+
+
+# ---- axes
+
+
+def channels_first(
+    images: Shaped[Tensor, "N ..."], where: str = "images", order: Channels | None = None
+) -> Shaped[Tensor, "N C H W"]:
+    """Bring images (N, H, W), (N, C, H, W) or (N, H, W, C) to (N, C, H, W).
+
+    Args:
+        images: The images.
+        where: Their name in errors.
+        order: Which axis holds the channels. None takes the one axis of 1 to 4, if only one of the two is so short.
+
+    Raises:
+        InputError: The shape is another one, or fits both orders or none.
+    """
+    if images.ndim == 3:
+        images = images[:, None]
+        order = order or "first"
+    if images.ndim != 4 or 0 in images.shape:
+        raise InputError(
+            f"{where} must have the shape (N, H, W), (N, C, H, W) or (N, H, W, C) with no axis empty, got "
+            f"{shown(tuple(images.shape))}"
+        )
+    if order is None:
+        fitting: list[Channels] = []
+        fitting += ["first"] * (images.shape[1] <= MAX_CHANNELS)
+        fitting += ["last"] * (images.shape[3] <= MAX_CHANNELS)
+        if len(fitting) != 1:
+            both = "both axis 1 and axis 3" if fitting else "neither axis 1 nor axis 3"
+            raise InputError(
+                f"{where} have the shape {tuple(images.shape)}, in which {both} could be 1 to {MAX_CHANNELS} channels; "
+                'say which one by channels="first" or channels="last"'
+            )
+        (order,) = fitting
+    return images if order == "first" else images.movedim(3, 1)
+
+
+def fit_shape(
+    images: Shaped[Tensor, "N ..."], in_shape: tuple[int, int, int], where: str = "images", *, cropped: bool = False
+) -> Shaped[Tensor, "N C H W"]:
+    """Bring images to the axes (N, C, H, W) of a network, whose shape decides which axis holds the channels.
+
+    Besides (N, C, H, W) and (N, H, W, C), (N, H, W) is taken for one channel, (N, C, L) for height 1, and (N, L) for
+    one channel and height 1.
+
+    Args:
+        images: The images.
+        in_shape: (C, H, W) of the network.
+        where: The name of the images in errors.
+        cropped: Whether images may be higher and wider, as a crop follows.
+
+    Raises:
+        InputError: No order of the axes fits.
+    """
+    channels, height, width = in_shape
+    shape = tuple(images.shape)
+    views = [images] if images.ndim == 4 else []
+    if images.ndim == 4:
+        views.append(images.movedim(3, 1))
+    if images.ndim == 3:
+        views = [images[:, None]] * (channels == 1) + [images[:, :, None]] * (height == 1)
+    if images.ndim == 2 and channels == height == 1:
+        views = [images[:, None, None]]
+    for view in views:
+        own = tuple(view.shape[1:])
+        larger = cropped and own[0] == channels and own[1] >= height and own[2] >= width
+        if own == (channels, height, width) or larger:
+            return view.contiguous()
+    advice = ""
+    if len(shape) == 2 and shape[1] == math.prod(in_shape):
+        advice = f"; reshape the rows, such as by images.reshape(-1, {', '.join(map(str, in_shape))})"
+    raise InputError(
+        f"{where} must have the shape (N, {', '.join(map(str, in_shape))}), as the network was built for (channels, "
+        f"height, width), or channels last, got {shown(shape)}{advice}"
+    )
+
+
+def prepare_images(
+    values: Any,
+    in_shape: tuple[int, int, int],
+    scale: Scale = "auto",
+    where: str = "images",
+    *,
+    cropped: bool = False,
+) -> UInt8[Tensor, "N C H W"] | Float[Tensor, "N C H W"]:
+    """Bring images of any form to the pixels and the axes that a network takes.
+
+    For a network of height 1 they are sequences: uint8 counts as pixels, and other numbers keep their values, NaN at
+    the end. Arguments and errors are those of :func:`scale_pixels` and :func:`fit_shape`.
+    """
+    numbers = as_numbers(values, where, in_shape[0])
+    is_sequence = in_shape[1] == 1 and scale == "auto" and numbers.dtype != torch.uint8
+    pixels = scale_pixels(numbers, "none" if is_sequence else scale, where)
+    return fit_shape(pixels, in_shape, where, cropped=cropped)
