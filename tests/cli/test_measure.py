@@ -57,7 +57,7 @@ def test_what_is_detected(cli: Cli, run_folder: Path, cnn_folder: Path) -> None:
     ratios, _ = distance_ratios(run.model, data.test.take(60).images, fit_detector(run.model, data.validation))
     assert found["found"][0]["detected"] == int((ratios > 1).sum())
     without_decoder = cli("detect", cnn_folder, "--data", "digits", "--limit", "20", "--steps", "1")
-    assert "1 less the highest score" in without_decoder.out
+    assert "1 minus the highest score" in without_decoder.out
 
 
 def test_detection_ends(cli: Cli, run_folder: Path) -> None:
