@@ -68,7 +68,7 @@ def measure(images: Tensor, labels: Tensor) -> dict[str, Any]:
     figures["bottom row strongest, images"] = bottom_row_wins(network, lengths, coupling)
     turned = images.flip(2, 3)
     figures["the same, images turned by 180°"] = bottom_row_wins(network, *route(network, turned, 3))
-    matrices = network.layers[-1].transform.matrices.detach()  # (I, J, D, K)
+    matrices = network.layers[-1].transform.weight.detach()  # (I, J, D, K)
     figures["matrices of the bottom row longer by, %"] = longer_than_others(
         row_means(network, matrices.flatten(2).norm(dim=2).mean(1))
     )
