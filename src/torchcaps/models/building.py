@@ -12,6 +12,7 @@ from torchcaps.errors import InputError, reason_of
 from torchcaps.machine import check_memory
 from torchcaps.models.images import TooSmall
 from torchcaps.parts import Spec, build
+from torchcaps.tracing import unset_fake_temporarily
 
 if TYPE_CHECKING:
     from torchcaps.models.network import Network
@@ -46,7 +47,7 @@ def plan_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Netwo
     """
 
     def planned(shape: Sequence[int]) -> Network:
-        with torch.device("meta"):
+        with unset_fake_temporarily(), torch.device("meta"):  # torch's fake mode mistakes constants on meta for real
             network: Network = build("network", spec, in_shape=shape, num_classes=num_classes)
         return network
 
