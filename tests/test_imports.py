@@ -15,7 +15,7 @@ SOURCE = Path(torchcaps.__file__).parent
 
 # What each part of the package may import, besides itself. Right may import left:
 # the files of BASE <- ops <- nn <- models <- analysis <- training <- cli; datasets stands beside ops.
-BASE = {"_lazy", "_version", "checks", "errors", "files", "machine", "parts", "ranges", "tracing"}
+BASE = {"_lazy", "_version", "checks", "errors", "files", "machine", "parts", "ranges", "tasks", "tracing"}
 INNER = BASE | {"plugins", "ops", "nn", "models", "datasets", "analysis", "training", "image_spec"}
 MAY_IMPORT: dict[str, Set[str]] = {
     **dict.fromkeys(("errors", "_version"), frozenset()),
@@ -23,7 +23,9 @@ MAY_IMPORT: dict[str, Set[str]] = {
     "tracing": frozenset(),
     "checks": {"errors", "ranges", "tracing"},
     "parts": {"errors", "ranges", "checks"},
-    **dict.fromkeys(("ops", "datasets"), BASE),
+    "ops": BASE - {"tasks"},
+    "tasks": BASE | {"ops"},
+    "datasets": BASE,
     "nn": BASE | {"ops"},
     **dict.fromkeys(("models", "testing"), BASE | {"ops", "nn"}),
     "analysis": BASE | {"ops", "nn", "models", "datasets"},
@@ -41,6 +43,7 @@ PACKAGES: dict[str, Set[str]] = {
     "files": {"filelock"},
     **dict.fromkeys(("checks", "parts", "tracing"), frozenset({"torch"})),
     "ops": EVERYWHERE | {"numpy"},
+    "tasks": EVERYWHERE | {"numpy", "sklearn"},
     "nn": EVERYWHERE | {"timm"},
     "models": EVERYWHERE | {"huggingface_hub", "safetensors", "jinja2"},
     "datasets": EVERYWHERE | {"numpy", "PIL", "sklearn", "scipy", "pooch", "requests", "aeon"},
@@ -51,7 +54,7 @@ HEAVY += ("pooch", "onnx", "onnxruntime", "scipy", "requests", "huggingface_hub"
 # What is read, looked at and predicted of an ONNX file without torch.
 TORCH_FREE = (
     "torchcaps, torchcaps.models, torchcaps.datasets, torchcaps.training, torchcaps.analysis, torchcaps.errors, "
-    "torchcaps.files, torchcaps.ranges, torchcaps.machine, torchcaps.plugins, "
+    "torchcaps.files, torchcaps.ranges, torchcaps.machine, torchcaps.plugins, torchcaps.tasks, torchcaps.image_spec, "
     "torchcaps.analysis.calibration, torchcaps.analysis.figures, torchcaps.analysis.photos, "
     "torchcaps.datasets.images, torchcaps.datasets.preparation, torchcaps.export.description, "
     "torchcaps.export.onnx_model"

@@ -6,7 +6,7 @@ import torch
 
 from support import assert_close, assert_raises
 from torchcaps.errors import InputError, WrongType
-from torchcaps.models.output import is_correct, label_rows, order, top_classes
+from torchcaps.ops.labels import is_correct, label_rows, order, top_classes
 
 
 def test_of_equally_long_capsules_the_first_class_comes_first() -> None:

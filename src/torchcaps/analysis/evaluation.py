@@ -28,7 +28,7 @@ from torchcaps.checks import check
 from torchcaps.datasets import BatchLoader, ImageSet
 from torchcaps.errors import InputError, visible
 from torchcaps.models import Network
-from torchcaps.models.output import is_correct, order
+from torchcaps.ops.labels import is_correct, order
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

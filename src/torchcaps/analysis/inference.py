@@ -15,7 +15,7 @@ from torchcaps.checks import check, check_classes
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Network
 from torchcaps.models.images import check_image_shape
-from torchcaps.models.output import top_classes
+from torchcaps.ops.labels import top_classes
 from torchcaps.ranges import COUNT
 
 BATCH = 256

@@ -28,8 +28,8 @@ from torchcaps.errors import InputError
 from torchcaps.explorer.patches import find_patches
 from torchcaps.files import real
 from torchcaps.models import CapsNet, Network
-from torchcaps.models.output import top_classes
 from torchcaps.models.pretrained import SHIPPED
+from torchcaps.ops.labels import top_classes
 from torchcaps.parts import options
 from torchcaps.ranges import AtLeastOneIteration
 from torchcaps.training import Run

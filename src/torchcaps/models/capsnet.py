@@ -15,17 +15,7 @@ from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.models.images import check_images, follow, follow_backbone, map_chunks, standardise
 from torchcaps.models.network import Network
-from torchcaps.models.output import (
-    PRESENT,
-    Losses,
-    ModelOutput,
-    Targets,
-    Task,
-    label_rows,
-    order,
-    squared_error,
-    top_classes,
-)
+from torchcaps.models.output import PRESENT, Losses, ModelOutput, Targets, Task
 from torchcaps.nn import (
     CapsuleLayer,
     Capsules,
@@ -34,6 +24,7 @@ from torchcaps.nn import (
     mask_capsules,
     separate_capsules,
 )
+from torchcaps.ops.labels import label_rows, order, squared_error, top_classes
 from torchcaps.ops.losses import reconstruction_loss
 from torchcaps.parts import Choice, Spec, build, register
 from torchcaps.ranges import Epsilon, Factor, PositiveFactor, Width

@@ -16,8 +16,9 @@ from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.models.images import check_images, follow_backbone
 from torchcaps.models.network import Network
-from torchcaps.models.output import Losses, ModelOutput, Targets, Task, label_rows, squared_error
+from torchcaps.models.output import Losses, ModelOutput, Targets, Task
 from torchcaps.nn.convolutions import ChannelNorm, ConvNorm, Convolution, conv_stem
+from torchcaps.ops.labels import label_rows, squared_error
 from torchcaps.ops.losses import multi_hot
 from torchcaps.ops.precision import in_full_precision
 from torchcaps.parts import Choice, Spec, build, register

@@ -1,0 +1,102 @@
+"""The classes of several objects in one image, and the error of numbers: what losses and scores of tasks are made of.
+
+P is the number of objects in an image, each of another class.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from torchcaps.checks import check_classes, checked
+from torchcaps.errors import InputError
+from torchcaps.ops.precision import full_dtype
+from torchcaps.tracing import can_look
+
+
+def top_classes(scores: Float[Tensor, "*B J"], objects: int) -> Int[Tensor, "*B P"]:
+    """The classes of the P highest scores, the highest first; of equal ones the first class comes first.
+
+    ``topk`` leaves the order of equal numbers open, and ONNX has no stable sort; both have this argmax.
+    """
+    left, found = scores.detach(), []
+    for _ in range(objects):
+        found.append(left.argmax(-1, keepdim=True))
+        left = left.scatter(-1, found[-1], -torch.inf)
+    return torch.cat(found, -1)
+
+
+def is_correct(scores: Float[Tensor, "B J"], labels: Shaped[Tensor, "B ..."]) -> Bool[Tensor, "B"]:
+    """Return whether an image's highest scores are exactly those of its classes.
+
+    Args:
+        scores: Class scores.
+        labels: The class of each image (B,); the classes of its P objects (B, P), P below J; or rows (B, J), of which
+            the largest numbers name the classes: one-hot rows, several ones, or the shares of mixed images. A row of
+            zeros names no class, so no answer to it is correct.
+
+    Source: Sabour, Frosst, Hinton 2017, section 6 (arXiv:1710.09829).
+    """
+    if labels.ndim == 1:
+        return scores.argmax(-1) == labels
+    if labels.shape == scores.shape:
+        present = (labels > 0) & (labels == labels.amax(-1, keepdim=True))
+        count = present.sum(-1, keepdim=True)
+        ranked = present.gather(-1, scores.argsort(dim=-1, descending=True, stable=True))
+        first = torch.arange(labels.shape[-1], device=labels.device) < count
+        return ((ranked == first).all(-1)) & (count[:, 0] > 0)
+    return (top_classes(scores, labels.shape[1]).sort(-1).values == labels.sort(-1).values).all(-1)
+
+
+def order(given: Int[Tensor, "B P"], labels: Int[Tensor, "B P"]) -> Int[Tensor, "B P"]:
+    """The permutation of an image's labels that puts each beside the class that it is to be compared with.
+
+    ``labels.gather(1, order(given, labels))`` stands beside ``given``: a class that is in both beside itself, the
+    others in the order in which either came. The classes of a row are all different.
+    """
+    same = given.unsqueeze(2) == labels.unsqueeze(1)  # (B, P given, P labels)
+    # both in one order: the classes that are in both by their number, then the others as they came
+    last = torch.iinfo(torch.int32).max + torch.arange(given.shape[1], device=given.device)
+    first = torch.where(same.any(2), given, last).argsort(1)
+    second = torch.where(same.any(1), labels, last).argsort(1)
+    return second.gather(1, first.argsort(1))
+
+
+@checked
+def label_rows(scores: Float[Tensor, "B J"], targets: Int[Tensor, "B ..."], objects: int) -> Float[Tensor, "B J"]:
+    """The labels of P different objects in each image as one row of zeros and ones.
+
+    Values are looked at on the CPU only: on a GPU that would wait for the device.
+
+    Raises:
+        InputError: Another number of objects, labels that are no classes, or two objects of one class in an image.
+    """
+    if targets.shape[1:] != (objects,):
+        raise InputError(
+            f"this network sees {objects} objects in an image, so targets must be their labels, of shape "
+            f"({len(scores)}, {objects}), got {tuple(targets.shape)}"
+        )
+    check_classes("labels", targets, scores.shape[1])
+    rows = torch.zeros(scores.shape, dtype=full_dtype(scores.dtype), device=scores.device)
+    rows.scatter_(1, targets.long(), 1)
+    if can_look(targets) and (rows.sum(1) < objects).any():
+        image = int((rows.sum(1) < objects).nonzero()[0])
+        raise InputError(
+            f"the objects of an image must be of different classes, got {targets[image].tolist()} for image {image}"
+        )
+    return rows
+
+
+@checked
+def squared_error(
+    values: Float[Tensor, "B J"], targets: Float[Tensor, "B J"], scale: Float[Tensor, "J"]
+) -> Float[Tensor, ""]:
+    """The mean over images and numbers of ((value − target) / scale)², the loss of a regression."""
+    return ((values - targets) / scale).square().mean()
+
+
+def sigmoid_cross_entropy(logits: Float[Tensor, "B J"], present: Float[Tensor, "B J"]) -> Float[Tensor, ""]:
+    """Return the mean over images of the sum over classes of −T log σ(z) − (1 − T) log(1 − σ(z)), T 0 or 1."""
+    return F.binary_cross_entropy_with_logits(logits, present, reduction="none").sum(-1).mean()

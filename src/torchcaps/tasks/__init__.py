@@ -1,0 +1,79 @@
+"""Tasks: what targets are, what loss and metric they have, and which commands work for them. A file for each task.
+
+Nothing here imports torch when it is loaded, because ``predict`` runs ONNX files without torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torchcaps.errors import InputError, unknown_name
+from torchcaps.tasks.base import Metric, Task, TaskName, as_array, found
+from torchcaps.tasks.classes import Classes, Objects, text_names
+from torchcaps.tasks.labels import PRESENT, Labels
+from torchcaps.tasks.regression import Regression
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "PRESENT",
+    "TASKS",
+    "Metric",
+    "Objects",
+    "Task",
+    "TaskName",
+    "find_task",
+    "guess_task",
+    "task_of",
+    "task_of_targets",
+    "text_names",
+]
+
+TASKS: dict[str, Task] = {task.name: task for task in (Classes(), Labels(), Regression())}
+"""All tasks by their names; the first one is the default. If several fit targets, the first of them is taken."""
+
+
+def find_task(name: str | None, objects: int = 1) -> Task:
+    """Return the task of a name, for images of so many objects.
+
+    Raises:
+        InputError: There is no such task, or it takes images of one object only.
+    """
+    if name is None:
+        name = next(iter(TASKS))
+    if not isinstance(name, str) or name not in TASKS:
+        raise unknown_name("task", str(name), TASKS)
+    return TASKS[name].with_objects(objects)
+
+
+def task_of(model: Any) -> Task:
+    """Return the task of a network, or of a description of one; a module of the user's own has classes."""
+    return find_task(getattr(model, "task", None), getattr(model, "objects", 1))
+
+
+def task_of_targets(targets: Tensor) -> Task:
+    """Return the task whose form a tensor of targets has.
+
+    Raises:
+        InputError: No task has that form.
+    """
+    for task in (*TASKS.values(), Objects(max(targets.shape[-1], 2) if targets.ndim > 1 else 2)):
+        if task.has_form(targets):
+            return task
+    forms = "; or ".join(f"{each.needs} (task {each.name})" for each in TASKS.values())
+    raise InputError(f"labels must be {forms}; got {str(targets.dtype).partition('.')[2]} {tuple(targets.shape)}")
+
+
+def guess_task(targets: Any, where: str = "labels") -> Task:
+    """Return the task that targets of any form are most likely of: of one-hot rows it is ``classes``.
+
+    Raises:
+        InputError: No task takes them; the error begins with ``where``.
+    """
+    array = as_array(targets, where)
+    for task in TASKS.values():
+        if task.guess(array):
+            return task
+    forms = "; or ".join(f"{each.needs} (task {each.name})" for each in TASKS.values())
+    raise InputError(f"{where} must be {forms}; got {found(array)}")

@@ -1,0 +1,313 @@
+"""The task ``classes``: the class of each image, or the classes of the P objects in each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from torchcaps.errors import InputError
+from torchcaps.tasks.base import Metric, Task, TaskName, advice, as_array, found
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int64
+    from torch import Tensor
+
+    from torchcaps.tasks.base import Row
+
+
+class Classes(Task):
+    """The class of each image: int64 (N,), from 0.
+
+    Class numbers of any integer dtype, in floats or in a column (N, 1), True and False, one-hot rows (N, J) and texts
+    are converted to it. Rows (N, J) of 0..1 with other sums, such as the shares of mixed images, stay rows.
+    """
+
+    name: ClassVar[TaskName] = "classes"
+    outputs, min_outputs, answer_key = "classes", 2, "class"
+    needs = "whole numbers from 0, the class of each image, (N,), or one-hot rows (N, J)"
+    metric = Metric("accuracy", "error", "% of the images")
+    analyses = frozenset(
+        {
+            *("routing", "perturb", "reconstruct", "robustness", "probe", "detect", "explore"),
+            *("onnx", "program", "calibrate"),
+        }
+    )
+
+    def with_objects(self, objects: int) -> Task:
+        return self if objects == self.objects else Objects(objects) if objects > 1 else Classes()
+
+    @property
+    def form(self) -> Any:
+        from jaxtyping import Int64
+        from torch import Tensor
+
+        return Int64[Tensor, "N"]
+
+    def has_form(self, targets: Tensor) -> bool:
+        return str(targets.dtype) == "torch.int64" and targets.ndim == 1
+
+    def bring(
+        self,
+        targets: Any,
+        num_outputs: int | None = None,
+        where: str = "labels",
+        class_names: Sequence[str] | None = None,
+    ) -> Tensor:
+        import torch
+
+        array = as_array(targets, where)
+        if array.dtype.kind in "US":
+            array = _numbered(array, where, class_names)
+        if is_one_hot(array) and num_outputs in (None, array.shape[1]):
+            array = array.argmax(1)
+        if array.ndim == 2 and array.shape[1] == 1:
+            array = array[:, 0]
+        if array.ndim == 2 and array.shape[1] == num_outputs and array.dtype.kind in "iufb":
+            rows = array.astype(np.float32)  # several classes of an image, or the shares of mixed images
+            if not ((rows >= 0) & (rows <= 1)).all():
+                raise InputError(f"{where} in rows must lie in 0..1, got {array.min():g}..{array.max():g}")
+            return torch.from_numpy(rows)
+        is_whole = array.dtype.kind in "iub"
+        if array.dtype.kind == "f" and array.size:
+            is_whole = bool(np.isfinite(array).all() and (array == np.floor(array)).all())
+        if not is_whole or not self._has_objects(array):
+            raise InputError(f"{where} must be {self.needs}, got {found(array)}{advice(array, self)}")
+        if array.size:
+            _check_range(array, num_outputs, where)
+        return torch.from_numpy(array.astype(np.int64))
+
+    def _has_objects(self, array: np.ndarray) -> bool:
+        return array.ndim == 1
+
+    def guess(self, array: np.ndarray) -> bool:
+        is_column = array.ndim == 1 or array.shape[1:] == (1,)
+        return (array.dtype.kind in "iuUS" and is_column) or is_one_hot(array)
+
+    def names(self, targets: Tensor) -> tuple[str, ...]:
+        return tuple(map(str, range(int(targets.max()) + 1)))
+
+    def check_targets(self, targets: Tensor, num_outputs: int, where: str) -> None:
+        if (highest := int(targets.max())) >= num_outputs:
+            raise InputError(
+                f"{where} is {highest}, but the {num_outputs} classes go from 0 to {num_outputs - 1}"
+                + _from_one(int(targets.min()), highest, num_outputs)
+            )
+        if (least := int(targets.min())) < 0:
+            raise InputError(f"{where} must be 0 or greater, got {least}")
+
+    def check_training(self, targets: Tensor, names: Sequence[str], where: str) -> None:
+        counts = targets.flatten().bincount(minlength=len(names))
+        missing = [name for name, count in zip(names, counts.tolist(), strict=True) if not count]
+        if len(names) < self.min_outputs:
+            raise InputError(f"{where} has only the class {names[0]}; at least two are needed")
+        if missing[:1] == [names[0]] and tuple(names) == self.names(targets):
+            raise InputError(
+                f"{where} has labels from {int(targets.min())} to {len(names) - 1}, but classes are counted from 0; "
+                f"subtract {int(targets.min())} from the labels"
+            )
+        if missing:
+            raise InputError(
+                f'{where}: {len(targets)} training images have none of the class "{missing[0]}"; give or take more of '
+                "them"
+            )
+
+    def check_labels(self, targets: Tensor, num_outputs: int, num_images: int) -> None:
+        from jaxtyping import Int
+        from torch import Tensor
+
+        from torchcaps.checks import check, check_classes
+
+        check("labels", targets, Int[Tensor, "..."])
+        objects = self.objects
+        if targets.shape != ((num_images,) if objects == 1 else (num_images, objects)):
+            wanted = f"({num_images},), one" if objects == 1 else f"({num_images}, {objects}), {objects}"
+            seen = f"as the network sees {objects} in it, got {tuple(targets.shape)}"
+            raise InputError(f"labels must have shape {wanted} for each image, {seen}")
+        check_classes("labels", targets, num_outputs)
+
+    def strata(self, targets: Tensor) -> Int64[Tensor, "N"]:
+        return targets.view(len(targets), -1)[:, 0]  # of several objects the first one's
+
+    def statistics(self, targets: Tensor, num_outputs: int) -> list[Row]:
+        return [(n,) for n in targets.flatten().bincount(minlength=num_outputs).tolist()]
+
+    def describe(self, names: Sequence[str], target: Any) -> str:
+        return " + ".join(names[int(j)] for j in target.reshape(-1))
+
+    def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:  # noqa: ARG002
+        return logits.softmax(-1)
+
+    def loss(self, output: Any, targets: Tensor, network: Any) -> Float[Tensor, ""]:
+        from torchcaps.ops.losses import multi_hot
+
+        rows = self._rows(output.scores, targets)
+        if output.logits is None:
+            value: Tensor = network.classification_loss(output.scores, rows)
+            return value
+        return self._cross_entropy(output.logits, multi_hot(output.scores, rows))
+
+    def _rows(self, scores: Float[Tensor, "B J"], targets: Tensor) -> Tensor:  # noqa: ARG002
+        return targets
+
+    def _cross_entropy(self, logits: Float[Tensor, "B J"], present: Float[Tensor, "B J"]) -> Float[Tensor, ""]:
+        """Softmax cross-entropy; the classes of a multi-hot row share the probability."""
+        import torch.nn.functional as F
+
+        return F.cross_entropy(logits, present / present.sum(-1, keepdim=True).clamp_min(1))
+
+    def score(
+        self,
+        scores: Float[Tensor, "B J"],
+        targets: Tensor,
+        network: Any = None,  # noqa: ARG002
+    ) -> Float[Tensor, "B"]:
+        """Return 1 for an image whose class has the highest score, otherwise 0."""
+        from torchcaps.ops.labels import is_correct
+
+        return is_correct(scores, targets).to(scores.dtype)
+
+    def decoded_capsules(self, scores: Float[Tensor, "B J"], targets: Tensor | None) -> Tensor | None:
+        return scores.argmax(-1) if targets is None else targets
+
+    def chance(self, targets: Tensor, *, balanced: bool = False) -> tuple[float, float] | None:
+        """Give every image the most frequent class.
+
+        With its share p of the N images the accuracy is p, with a standard error of √(p·(1 − p) / N). The balanced
+        accuracy is p = 1/J, with an error of √(p·(1 − p)·Σ_j 1/N_j) / J, over the J classes that have images. None if
+        all images are of one class.
+        """
+        counts = targets.bincount().double()
+        counts = counts[counts > 0]
+        if len(counts) < 2:
+            return None
+        share, scale = float(counts.max()) / len(targets), 1 / len(targets)
+        if balanced:
+            share, scale = 1 / len(counts), float((1 / counts).sum()) / len(counts) ** 2
+        return share, math.sqrt(share * (1 - share) * scale)
+
+    def class_weights(self, targets: Tensor | None) -> Float[Tensor, "J"] | None:
+        """Return N / (J · N_j); a class without images has 1.
+
+        Source: King, Zeng 2001, "Logistic regression in rare events data", and scikit-learn's ``class_weight``.
+        """
+        if targets is None or not Classes.has_form(self, targets):
+            return None
+        counts = targets.bincount()
+        return (len(targets) / (len(counts) * counts.clamp_min(1))).masked_fill(counts == 0, 1.0)
+
+    def images_per_class(self, num_images: int, num_outputs: int) -> float | None:
+        return num_images / num_outputs
+
+    def answer(
+        self,
+        names: Sequence[str],
+        scores: Sequence[float],  # noqa: ARG002
+        classes: Sequence[int],
+    ) -> list[str]:
+        return [names[j] for j in classes]
+
+    def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
+        return {"class": answer[0]}
+
+
+class Objects(Classes):
+    """The classes of the P objects in each image, all different: int64 (N, P)."""
+
+    needs = "whole numbers from 0, the different classes of the objects in each image, (N, P)"
+
+    def __init__(self, objects: int) -> None:
+        self.objects = objects
+
+    @property
+    def form(self) -> Any:
+        from jaxtyping import Int64
+        from torch import Tensor
+
+        return Int64[Tensor, "N P"]
+
+    def has_form(self, targets: Tensor) -> bool:
+        return str(targets.dtype) == "torch.int64" and targets.ndim == 2
+
+    def _has_objects(self, array: np.ndarray) -> bool:
+        return array.ndim == 2 and not (np.diff(np.sort(array, 1), axis=1) == 0).any()
+
+    def check_labels(self, targets: Tensor, num_outputs: int, num_images: int) -> None:
+        super().check_labels(targets, num_outputs, num_images)
+        if (targets.sort(1).values.diff(dim=1) == 0).any():
+            raise InputError("the objects of an image must be of different classes, got labels with a class twice")
+
+    def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:  # noqa: ARG002
+        return logits.sigmoid()
+
+    def _rows(self, scores: Float[Tensor, "B J"], targets: Tensor) -> Tensor:
+        from torchcaps.ops.labels import label_rows
+
+        return label_rows(scores, targets, self.objects)
+
+    def _cross_entropy(self, logits: Float[Tensor, "B J"], present: Float[Tensor, "B J"]) -> Float[Tensor, ""]:
+        from torchcaps.ops.labels import sigmoid_cross_entropy
+
+        return sigmoid_cross_entropy(logits, present)
+
+    def chance(self, targets: Tensor, *, balanced: bool = False) -> tuple[float, float] | None:  # noqa: ARG002
+        return None
+
+    def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
+        return {"classes": answer}
+
+
+def is_one_hot(array: np.ndarray) -> bool:
+    """Return whether each row of an array has a single 1 and zeros."""
+    if array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind not in "iufb":
+        return False
+    return bool(np.isin(array, (0, 1)).all() and (array.sum(1) == 1).all())
+
+
+def text_names(values: Any, where: str = "labels") -> tuple[str, ...] | None:
+    """Return the class names in targets that are texts, sorted; None for targets that are numbers."""
+    array = as_array(values, where)
+    return tuple(map(str, np.unique(_decoded(array, where)).tolist())) if array.dtype.kind in "US" else None
+
+
+def _decoded(texts: np.ndarray, where: str) -> np.ndarray:
+    try:
+        return np.char.decode(texts, "utf-8") if texts.dtype.kind == "S" else texts
+    except UnicodeDecodeError:
+        raise InputError(f"{where} has texts that are not UTF-8") from None
+
+
+def _numbered(texts: np.ndarray, where: str, class_names: Sequence[str] | None) -> np.ndarray:
+    """Return the number of each text among the class names."""
+    own, places = np.unique(_decoded(texts, where), return_inverse=True)
+    names = own.tolist() if class_names is None else list(class_names)
+    numbers = {name: number for number, name in enumerate(names)}
+    unknown = [name for name in own.tolist() if name not in numbers]
+    if unknown:
+        raise InputError(f'{where} has the text "{unknown[0]}", which is not the name of a class')
+    return np.array([numbers[name] for name in own.tolist()])[places.reshape(texts.shape)]
+
+
+def _check_range(array: np.ndarray, num_outputs: int | None, where: str) -> None:
+    """Raise InputError unless class numbers lie in 0..J−1; without J, below the number of images."""
+    least, highest = int(array.min()), int(array.max())
+    if least < 0:
+        raise InputError(f"{where} must be 0 or greater, got {least}")
+    if num_outputs is not None:
+        if highest >= num_outputs:
+            hint = _from_one(least, highest, num_outputs)
+            raise InputError(f"{where} must be in 0..{num_outputs - 1}, got {least}..{highest}{hint}")
+        return
+    images = len(array)
+    if highest >= max(array.size, 2):
+        raise InputError(
+            f"{where} has the label {highest}, but labels are whole numbers from 0, and {images} images can be of "
+            f"{images} classes at most"
+        )
+
+
+def _from_one(least: int, highest: int, num_outputs: int) -> str:
+    """Return what mends labels that are counted from 1, as the end of an error."""
+    return "; classes are counted from 0, so subtract 1" if least == 1 and highest == num_outputs else ""

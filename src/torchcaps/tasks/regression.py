@@ -1,0 +1,113 @@
+"""The task ``regression``: numbers for each image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from torchcaps.errors import InputError
+from torchcaps.tasks.base import ColumnTask, Metric, TaskName
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from torchcaps.tasks.base import Row
+
+
+class Regression(ColumnTask):
+    """Numbers for each image: float32 (N, T). Whole numbers and a single column (N,) are converted to it.
+
+    Loss and metric are in variances of the training targets, of each number for itself: the loss is the mean of
+    ((value − target) / scale)² over images and numbers, with the standard deviation of the training targets as the
+    scale, and the metric is 1 − it. R² on the images that are looked at is another number; only :meth:`row` has it.
+    """
+
+    name: ClassVar[TaskName] = "regression"
+    outputs, answer_key, score_key = "numbers", "regression", "values"
+    reads_poses = True
+    needs = "finite numbers, (N,) or (N, T)"
+    metric = Metric("1 − squared error", "squared error", "variances of the training targets", False, "mse")
+    statistics_names = ("least", "mean", "largest")
+    means = ("mae", "rmse", "r2")
+    axes = ("true", "predicted")
+    figure_name = "numbers"
+
+    def _fits(self, rows: np.ndarray) -> bool:
+        return bool(np.isfinite(rows).all())
+
+    def guess(self, array: np.ndarray) -> bool:
+        return array.dtype.kind == "f" and array.ndim in (1, 2)
+
+    def statistics(self, targets: Tensor, num_outputs: int) -> list[Row]:  # noqa: ARG002  targets have J columns
+        return [tuple(map(float, (column.min(), column.mean(), column.max()))) for column in targets.double().T]
+
+    def describe(self, names: Sequence[str], target: Any) -> str:
+        return ", ".join(f"{name} {value:.4g}" for name, value in zip(names, target.tolist(), strict=True))
+
+    def buffers(self, num_outputs: int) -> dict[str, Tensor]:
+        import torch
+
+        return {"target_mean": torch.zeros(num_outputs), "target_scale": torch.ones(num_outputs)}
+
+    def fit_targets(self, network: Any, targets: Tensor | None) -> None:
+        """Set mean and scale of a network to those of the training targets; the scale is positive in float32.
+
+        Raises:
+            InputError: float32 cannot hold them.
+        """
+        import torch
+
+        if targets is None:
+            return
+        mean, scale = targets.double().mean(0), targets.double().std(0, correction=0)
+        network.target_mean.copy_(mean)
+        network.target_scale.copy_(scale.clamp_min(torch.finfo(torch.float32).tiny))
+        if not (network.target_mean.isfinite().all() and network.target_scale.isfinite().all()):
+            raise InputError(f"the mean and the spread of the numbers must fit float32, got {float(scale.max()):.3g}")
+
+    def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:
+        values: Tensor = network.target_mean + network.target_scale * logits
+        return values
+
+    def loss(self, output: Any, targets: Tensor, network: Any) -> Float[Tensor, ""]:
+        from torchcaps.ops.labels import squared_error
+
+        return squared_error(output.scores, targets, network.target_scale)
+
+    def score(self, scores: Float[Tensor, "B J"], targets: Tensor, network: Any = None) -> Float[Tensor, "B"]:
+        """Return 1 − the mean squared error of an image's numbers, in variances of the training targets."""
+        return 1 - ((scores - targets) / network.target_scale).square().mean(1)
+
+    def decoded_capsules(self, scores: Float[Tensor, "B J"], targets: Tensor | None) -> Tensor | None:  # noqa: ARG002
+        return None
+
+    def score_name(self, output: Any) -> Any:  # noqa: ARG002
+        return "value"
+
+    def answer(
+        self,
+        names: Sequence[str],
+        scores: Sequence[float],
+        classes: Sequence[int],  # noqa: ARG002
+    ) -> list[str]:
+        return [f"{name} {score:.4g}" for name, score in zip(names, scores, strict=True)]
+
+    def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:  # noqa: ARG002  the values say it
+        return {}
+
+    def row(self, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"]) -> dict[str, Any]:
+        """Return ``mae`` and ``rmse`` in the number's own unit, and ``r2`` on these images (None if none varies)."""
+        off, variance = score.astype(np.float64) - target, float(target.astype(np.float64).var())
+        squared = float((off**2).mean())
+        return {
+            "mae": float(abs(off).mean()),
+            "rmse": squared**0.5,
+            "r2": 1 - squared / variance if variance > 0 else None,
+        }
+
+    def draw(self, axes: Any, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"], name: str) -> None:
+        """Draw predicted over true numbers."""
+        axes.plot(target, score, ".", alpha=0.5, label=name)
