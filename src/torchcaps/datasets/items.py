@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import default_collate
@@ -113,5 +112,4 @@ def find_keys(item: Any, keys: Keys | None, where: str) -> Keys:
 
 def are_items(data: Any) -> bool:
     """Whether data is a list of items, pairs or dicts, rather than two arrays, images and labels."""
-    is_list = isinstance(data, list) and len(data) > 2
-    return is_list and all(isinstance(each, Mapping | tuple | list) for each in data[:3]) and not torch.is_tensor(data[0])
+    return isinstance(data, list) and len(data) > 2 and all(isinstance(each, Mapping | tuple) for each in data)

@@ -1,4 +1,4 @@
-"""The sampler or batch sampler of a user's ``DataLoader``, drawn so that each epoch is a function of seed and number."""
+"""Samplers and batch samplers of a user's ``DataLoader``, whose epochs are functions of the seed and their number."""
 
 from __future__ import annotations
 
