@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 from support import assert_same
 
@@ -55,6 +56,7 @@ def check_ways(function: Callable[..., Any], *tensors: Tensor, tol: float = 1e-1
             found = named(function(*empty))
         assert {name: each.shape for name, each in found.items()} == {name: each.shape for name, each in plain.items()}
         assert {each.dtype for each in found.values()} == {each.dtype for each in plain.values()}, what
+    check_derivatives(function, given, tol)
     in_threads(lambda: assert_same(with_gradients(function, given), wanted, tol, "in a thread"))
 
     scaled = [torch.stack([tensor, tensor / 2]) for tensor in given]
@@ -64,6 +66,35 @@ def check_ways(function: Callable[..., Any], *tensors: Tensor, tol: float = 1e-1
     for n in range(2):
         alone = with_gradients(function, [tensor[n] for tensor in scaled])
         assert_same({name: each[n] for name, each in mapped.items()}, alone, tol, "vmap")
+
+
+def check_derivatives(function: Callable[..., Any], given: Sequence[Tensor], tol: float) -> None:
+    """Check forward-mode and second derivatives of :func:`_total` against gradients, and against each other."""
+    total = lambda *tensors: _total(function(*tensors))  # noqa: E731
+    leaves = [tensor.detach().requires_grad_() for tensor in given]
+    generator = torch.Generator().manual_seed(1)
+    along = tuple(torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor) for tensor in given)
+    once, twice = (
+        torch.autograd.grad(total(*leaves), leaves, create_graph=again, allow_unused=True, materialize_grads=True)
+        for again in (False, True)
+    )
+    slope = torch.stack([(grad * step).sum() for grad, step in zip(once, along, strict=True)]).sum()
+    found = {"torch.func.jvp": torch.func.jvp(total, tuple(given), along)[1]}
+    with forward_ad.dual_level():
+        dual = total(*(forward_ad.make_dual(*pair) for pair in zip(given, along, strict=True)))
+        found["dual numbers"] = forward_ad.unpack_dual(dual).tangent
+    assert_same(found, dict.fromkeys(found, slope), tol, "forward mode")
+    assert_same(_by_place(twice), _by_place(once), tol, "gradients that can be differentiated")
+
+    slopes = torch.stack([(grad * step).sum() for grad, step in zip(twice, along, strict=True)]).sum()
+    backward = torch.autograd.grad(slopes, leaves, allow_unused=True, materialize_grads=True)
+    gradients = torch.func.grad(total, tuple(range(len(given))))
+    forward = torch.func.jvp(gradients, tuple(given), along)[1]
+    assert_same(_by_place(backward), _by_place(forward), tol, "second derivatives")
+
+
+def _by_place(tensors: Sequence[Tensor]) -> Results:
+    return {f"d {place}": tensor.detach() for place, tensor in enumerate(tensors)}
 
 
 class _Module(nn.Module):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 SIZES: dict[str, Any] = {
     "in_channels": 3,
@@ -31,22 +32,51 @@ def assert_close(got: Tensor, wanted: Tensor | float | list[object], tol: float 
     torch.testing.assert_close(got.detach(), wanted.expand_as(got).detach(), rtol=tol, atol=tol)
 
 
-def with_gradients(outputs: Any, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+def with_gradients(outputs: Any, leaves: dict[str, Tensor], *, create_graph: bool = False) -> dict[str, Tensor]:
     """Tensors by their names, and the gradients of a fixed random sum of them: ``d name`` of a leaf.
 
     Args:
         outputs: A mapping, or a NamedTuple, of tensors and None.
         leaves: What they were made of.
+        create_graph: Whether the gradients will be differentiated.
     """
     named = outputs if isinstance(outputs, dict) else outputs._asdict()
     found = {name: each for name, each in named.items() if each is not None}
     learned = [each for each in found.values() if each.requires_grad]
     random = torch.Generator().manual_seed(1)
     cotangents = [torch.randn(each.shape, dtype=torch.float64, generator=random).to(each.dtype) for each in learned]
+    if not learned:
+        return found | {f"d {name}": torch.zeros_like(leaf) for name, leaf in leaves.items()}
     grads = torch.autograd.grad(
-        learned, list(leaves.values()), cotangents, retain_graph=True, allow_unused=True, materialize_grads=True
+        learned,
+        list(leaves.values()),
+        cotangents,
+        retain_graph=True,
+        create_graph=create_graph,
+        allow_unused=True,
+        materialize_grads=True,
     )
     return found | {f"d {name}": grad for name, grad in zip(leaves, grads, strict=True)}
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers of a tensor that was computed while it was active."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.numbers = max(self.numbers, result.numel())
+        return result
+
+
+def second_derivatives(outputs: Any, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients that can be differentiated, ``d name``, and the gradients of a random sum of them, ``d d name``."""
+    found = with_gradients(outputs, leaves, create_graph=True)
+    grads = {name: found[f"d {name}"] for name in leaves}
+    second = with_gradients(grads, leaves)
+    return {f"d {name}": grad for name, grad in grads.items()} | {f"d d {name}": second[f"d {name}"] for name in leaves}
 
 
 def assert_same(got: dict[str, Tensor], wanted: dict[str, Tensor], tol: float = 2e-6, what: object = "") -> None:

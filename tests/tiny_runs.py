@@ -19,7 +19,7 @@ from torchcaps.datasets import ImageSet
 from torchcaps.datasets.sources import mnist
 from torchcaps.training import Progress, TrainConfig, make_config, resume, train
 from torchcaps.training.folder import read_checkpoint
-from torchcaps.training.loop import JUDGED
+from torchcaps.training.state import JUDGED
 
 
 def image_set(n: int = 12, shape: tuple[int, int, int] = (1, 6, 5), classes: int = 3) -> ImageSet:

@@ -243,7 +243,7 @@ def test_images_of_several_objects(cli: Cli, digit_file: Path, monkeypatch: pyte
     digits = load_dataset("digits")
     train = PairSet(digits.train.take(40))
     dataset = Dataset("pairs", train, train.preview(20), train.preview(30), digits.class_names)
-    for place in ("training.run", "datasets"):
+    for place in ("training.load", "datasets"):
         monkeypatch.setattr(f"torchcaps.{place}.load_dataset", lambda *_, **__: dataset)
     small = {"conv_channels": 4, "primary_types": 1, "decoder_hidden": (8,)}
     create_model("sabour2017-multimnist", **small).save_pretrained("pairs")

@@ -1,7 +1,7 @@
 """Networks of parts: stacks of capsule layers, backbones of one's own, and what of them can be saved."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ from support import assert_close, assert_finite, assert_gradients_reach, assert_
 from torchcaps import create_model, load_pretrained
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet
-from torchcaps.nn import Decoder, DynamicRouting, Shared
-from torchcaps.parts import UnknownOption, describe
+from torchcaps.nn import Decoder, DynamicRouting, LayerSize, Shared
+from torchcaps.parts import PARTS, UnknownOption, describe
 
 SHAPE, CLASSES = (1, 20, 20), 4
 IMAGES = torch.rand(3, *SHAPE, generator=torch.Generator().manual_seed(0))
@@ -99,8 +99,46 @@ def test_the_smallest_size_that_is_named_is_the_smallest() -> None:
         assert_finite(network((1, smallest, smallest), **overrides)(torch.rand(2, 1, smallest, smallest)))
     options = {"stem_channels": (4, 4, 4), "stem_strides": (1, 2, 1), "channels": (2,), "hidden": ()}
     assert create_model("baseline-cnn", (1, 9, 10), 3, **options)(torch.rand(1, 1, 9, 10)).lengths.shape == (1, 3)
-    said = "images of 8×10 are too small for the network's convolutions; the smallest size that fits is 9×9"
+    said = "images of 8×10 are too small for the network's convolutions; the smallest size that fits is 9×10"
     assert_raises(InputError, create_model, "baseline-cnn", (1, 8, 10), 3, **options, say=said)
+
+
+class Faulty(DynamicRouting):
+    """Refuses its layer's sizes by an error of its own, as a user's routing may."""
+
+    fault: ClassVar[Exception]
+
+    def bind(self, size: LayerSize) -> None:
+        raise self.fault
+
+
+@pytest.mark.parametrize(
+    "fault", [ValueError("needs 8 outputs"), RuntimeError("a size"), OverflowError("no"), KeyError("J")]
+)
+def test_an_error_of_ones_own_part_is_raised_as_it_is(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PARTS["routing"], "faulty", Faulty)
+    monkeypatch.setattr(Faulty, "fault", fault, raising=False)
+    with pytest.raises(type(fault)) as caught:
+        network(routing="faulty")
+    assert caught.value is fault
+
+
+class Demanding(nn.Module):
+    """Refuses images by an error of its own: small ones in the words of a size, larger ones for another reason."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        raise ValueError("too narrow") if images.shape[-1] < 40 else KeyError("colours")
+
+
+def test_a_size_is_named_only_where_it_fits() -> None:
+    assert_raises(
+        InputError,
+        create_model,
+        "compact",
+        SHAPE,
+        backbone=Demanding(),
+        say="Demanding takes no input of shape (1, 20, 20): too narrow",
+    )
 
 
 # ---- backbones of one's own

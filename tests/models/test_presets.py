@@ -206,6 +206,20 @@ def test_networks_of_our_own_stay_small_where_images_are_large() -> None:
             assert sum(each.numel() for each in model.parameters()) < 12e6, (name, side)
             same = {key: describe(model)[key] == get_preset(name).network[key] for key in ("backbone", "decoder")}
             assert same == dict.fromkeys(same, side == 64)
+    for name in ("compact", "compact-shared", "compact-deep"):
+        for sides in ((28, 100), (96, 512), (20, 740), (512, 96), (740, 20)):
+            model = on_meta(name, (1, *sides), 4)
+            assert model.flow[0].poses.shape[1] <= 8 * 28 * 28, (name, sides)
+            assert min(model.flow[0].grid[1:]) >= 2, (name, sides)
+            assert sum(each.numel() for each in model.parameters()) < 5e6, (name, sides)
+            turned = on_meta(name, (1, *sides[::-1]), 4)
+            assert turned.flow[0].grid[1:] == model.flow[0].grid[:0:-1], "each side for itself"
+    long = {"stem_strides": (1, 1, 2), "stem_strides_across": (2, 1, 2)}
+    assert flat(describe(on_meta("compact", (1, 28, 100)))).items() >= long.items()
+    own = {"stem_strides": (2, 2, 2)}
+    assert (
+        flat(describe(on_meta("compact", (1, 64, 200), **own))).items() >= (own | {"stem_strides_across": ()}).items()
+    )
     options = {"stem_strides": (1, 1, 2), "decoder_channels": ()}
     assert flat(describe(on_meta("compact", (3, 100, 70), 4, **options))).items() >= options.items()
     parts = {"backbone": {"stem_strides": (1, 3, 1)}, "decoder": {"decoder_channels": (3,)}}

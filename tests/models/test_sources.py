@@ -211,7 +211,7 @@ def test_24_steps_of_a_preset_follow_its_source(name: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
         trainer.step(Batch(images.float(), labels, None))
-        assert float(trainer.last_loss) == pytest.approx(wanted.item(), rel=5e-6), t
+        assert float(trainer.sums.last_loss) == pytest.approx(wanted.item(), rel=5e-6), t
 
 
 def test_the_page_says_of_every_preset_what_it_was_compared_with() -> None:

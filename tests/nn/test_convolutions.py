@@ -97,12 +97,29 @@ def test_values_that_do_not_fit() -> None:
         given = {"name": name, "stem_channels": (4, 8), "stem_strides": (2,)}
         said = "stem_strides must be 2 numbers, one for each of stem_channels, got 1"
         assert_raises(InputError, build, kind, given, **SHAPE, say=said)
+    given = {"name": "conv", "stem_channels": (4, 8), "stem_strides": (2, 1), "stem_strides_across": (2,)}
+    said = "stem_strides_across must be 2 numbers, one for each of stem_channels, got 1"
+    assert_raises(InputError, build, "backbone", given, **SHAPE, say=said)
     for options, said in (
         ({"stack_channels": ()}, "stack_channels must be at least one numbers, one for each convolution, got 0"),
         ({"stack_channels": (3, 4)}, "stack_kernels must be 2 numbers, one for each convolution, got 1"),
         ({"stack_strides": (2, 2)}, "stack_strides must be 1 numbers, one for each convolution, got 2"),
+        ({"stack_strides_across": (2, 2)}, "stack_strides_across must be 1 numbers, one for each convolution, got 2"),
     ):
         assert_raises(InputError, StackBackbone, 1, **options, say=said)
+
+
+def test_strides_along_each_side() -> None:
+    images = torch.rand(2, 1, 20, 50)
+    stem = {"stem_channels": (4, 4), "stem_strides": (1, 2), "conv_channels": 6, "conv_kernel": 3}
+    both, across = ConvBackbone(1, **stem), ConvBackbone(1, **stem, stem_strides_across=(3, 2))  # type: ignore[arg-type]
+    across.load_state_dict(both.state_dict())
+    x = images
+    for n, strides in ((0, (1, 3)), (2, (2, 2))):
+        x = F.conv2d(x, both.stem[n].weight, both.stem[n].bias, strides).relu()  # type: ignore[index,union-attr]
+    assert_close(across(images), F.conv2d(x, both.conv.weight, both.conv.bias).relu())
+    stack = {"stack_channels": (4, 5), "stack_kernels": (3, 3), "stack_strides": (1, 2)}
+    assert StackBackbone(1, **stack, stack_strides_across=(4, 2))(images).shape == (2, 5, 8, 5)  # type: ignore[arg-type]
 
 
 CUT = 0.8796

@@ -1,4 +1,4 @@
-"""Dynamic routing: the loop against its equations, and the fused path against the loop, for every option."""
+"""Dynamic routing: the loop against its equations; the fused path and second derivatives against the loop."""
 
 import inspect
 import itertools
@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from calling import check_derivatives
 from nn import routing_oracle as oracle
-from routing_cases import FEW, MANY, OPTIONS, WAYS, Leaves, draw_cases, draw_leaves, reordered, small_cuts  # noqa: F401
+from routing_cases import FEW, MANY, OPTIONS, WAYS, Leaves, detached, draw_cases, draw_leaves, reordered, small_cuts  # noqa: F401
 from support import (
     assert_as_exact,
     assert_close,
@@ -16,6 +18,7 @@ from support import (
     assert_finite,
     assert_raises,
     assert_same,
+    second_derivatives,
     with_gradients,
 )
 from torchcaps import InputError, compute_votes, dynamic_routing, route, routing_rounds, squash
@@ -36,9 +39,9 @@ def draw(dtype: torch.dtype = torch.float64) -> Leaves:
 
 
 @pytest.mark.usefixtures("small_cuts")
-def test_the_fused_path_is_the_loop_for_every_option() -> None:
+def test_the_fused_path_and_its_derivatives_are_those_of_the_loop_for_every_option() -> None:
     for function in (dynamic_routing, route):
-        given = {"votes", "poses", "weight", "backend", "prior", "mask"}  # masks: test_masks.py
+        given = {"votes", "poses", "weight", "backend", "prior", "mask", "rounds"}  # masks: test_masks.py
         assert set(inspect.signature(function).parameters) - given == {*OPTIONS, "eps"}, "add the option to OPTIONS"
     for size, order, mib, options in (*draw_cases(0), *draw_cases(1)):
         case = f"{size} {order} {mib} {options}"
@@ -49,13 +52,24 @@ def test_the_fused_path_is_the_loop_for_every_option() -> None:
         routing = DynamicRouting(**options, capsule_bias=has_bias, squash_eps=1e-3)
         routing.bias = used.get("bias")  # type: ignore[assignment]  # a parameter
         given = options | {"bias": routing.bias, "eps": 1e-3, "return_coupling": coupling}
-        wanted = with_gradients(dynamic_routing(compute_votes(used["poses"], used["weight"]), **given), used)
+        loop = dynamic_routing(compute_votes(used["poses"], used["weight"]), **given)
+        wanted, wanted_twice = with_gradients(loop, used), second_derivatives(loop, used)
         set_working_memory(mib)
         of_function = route(used["poses"], used["weight"], **given, backend="recompute")
         of_module = routing(DenseVotes(used["poses"], used["weight"]), return_coupling=coupling)
         for found in (of_function, of_module):
             assert_same(with_gradients(found, used), wanted, 1e-10, case)
+            assert_same(second_derivatives(found, used), wanted_twice, 1e-10, case)
         assert all(used[name].equal(held[name]) for name in used), "arguments are not written to"
+
+
+def test_second_derivatives_of_layers_that_share_their_weight() -> None:
+    leaves = draw_leaves((2, 4, 4, 3, 3))  # poses of the second layer are made of the weight too
+
+    def stacked(poses: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return route(route(poses, weight, bias=bias).poses, weight, bias=bias).poses
+
+    check_derivatives(stacked, list(detached(leaves).values()), 1e-10)
 
 
 def test_float32_is_as_exact_as_the_loop() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import torchcaps
-from calling import check_ways
+from calling import check_derivatives, check_ways
 from nn import routing_oracle as oracle
 from own_parts import Cosine, Silent
 from routing_cases import ROUTINGS, TRANSFORMS
@@ -290,6 +290,13 @@ def test_blocks_give_what_one_block_gives(name: str, over: Any, monkeypatch: pyt
         monkeypatch.setattr("torchcaps.ops.checkpoint.BLOCK", block)
         found.append(with_gradients(layer.route(capsules, return_coupling=True), leaves_of(layer, capsules)))
     assert_same(found[1], found[0], 1e-9)
+
+
+@every_module
+def test_forward_mode_and_second_derivatives(name: str) -> None:
+    layer, capsules = layer_of(name)
+    call = lambda *both: tuple(given(layer.route(Capsules(*both), return_coupling=True)))  # noqa: E731
+    check_derivatives(call, capsules[:2], 1e-7)
 
 
 @pytest.mark.parametrize("name", ["dynamic, learned", "self-attention", "em", "vb"])

@@ -65,6 +65,14 @@ def test_a_frozen_backbone_stays_as_it_is() -> None:
         assert any(name.startswith("backbone") for name in changed) != freeze
 
 
+class Broken:
+    """Finds a timm that does not import, as with a torchvision that was built for another torch."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "timm":
+            raise RuntimeError("operator torchvision::nms does not exist")
+
+
 @pytest.mark.usefixtures("timm_stub")
 def test_what_timm_cannot_do_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     said = "timm cannot make 'resnet81' with maps of features: Unknown model (resnet81)"
@@ -72,6 +80,11 @@ def test_what_timm_cannot_do_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
     assert network("timm:vit", (3, 32, 32)).map_shape == (8, 4, 4)
     said = "TimmBackbone takes no input of shape (3, 24, 24): Input height doesn't match model (32)."
     assert_raises(InputError, network, "timm:vit", say=said)
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "timm")
+        patch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+        said = "timm cannot be imported: RuntimeError: operator torchvision::nms does not exist"
+        assert_raises(InputError, network, say=said)
     monkeypatch.setitem(sys.modules, "timm", None)
     assert_raises(InputError, network, say='the backbone "timm" needs timm: pip install "torchcaps[timm]"')
 

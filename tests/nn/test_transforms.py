@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchcaps
-from support import assert_close, assert_raises
+from support import Largest, assert_close, assert_raises
 from torchcaps import InputError
 from torchcaps.nn import BuiltVotes, DenseCapsules, LayerSize, Votes
 from torchcaps.nn.competition import MapCompetition
@@ -133,18 +132,6 @@ def test_weights_start_as_they_are_told_to() -> None:
             assert "truncated-normal" not in options.values() or transform.weight.abs().max() <= 0.2
             if kind in ("dense", "elementwise", "matrix"):
                 assert transform.weight.stride(0) == 1, "input capsules innermost, for the sums"
-
-
-class Largest(TorchDispatchMode):
-    """The most numbers that a tensor had that was computed."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        if isinstance(result, Tensor):
-            self.numbers = max(self.numbers, result.numel())
-        return result
 
 
 def test_votes_are_not_built_where_they_are_asked() -> None:

@@ -30,7 +30,9 @@ from torchcaps.training import (
     train,
 )
 from torchcaps.training.folder import read_checkpoint
-from torchcaps.training.loop import JUDGED, Trainer, forward
+from torchcaps.training.loop import Trainer
+from torchcaps.training.state import JUDGED
+from torchcaps.training.step import forward
 
 
 def weights(out: Path) -> dict[str, Tensor]:

@@ -19,8 +19,8 @@ from torchcaps.models import create_model, load_pretrained
 from torchcaps.ranges import PositiveFactor
 from torchcaps.training import Interrupted, Progress, TrainConfig, devices, load_run, resume, train
 from torchcaps.training.folder import read_checkpoint
+from torchcaps.training.load import start_from
 from torchcaps.training.loop import Trainer
-from torchcaps.training.run import start_from
 
 
 class KilledError(Exception):

@@ -121,23 +121,26 @@ def _called(module: nn.Module, given: Tensor) -> list[Layer]:
 def _words(part: nn.Module) -> tuple[str, ...]:
     """What a module does, in a few words each."""
     if isinstance(part, nn.Conv2d):
-        return *_window("convolution", *part.kernel_size, stride=part.stride[0]), *["ReLU"] * getattr(
-            part, "relu", False
-        )
+        window = _window("convolution", *part.kernel_size, stride=part.stride)
+        return *window, *["ReLU"] * bool(getattr(part, "relu", False))
     if isinstance(part, PrimaryCapsules):
-        return *_window("convolution", part.primary_kernel, stride=part.primary_stride), part.primary_output
+        strides = (part.primary_stride,) * 2
+        return *_window("convolution", part.primary_kernel, stride=strides), part.primary_output
     if not isinstance(part, CapsuleLayer):
         return ("dense" if isinstance(part, nn.Linear) else type(part).__name__,)
-    window = _window("windows", part.layer_kernel, stride=part.layer_stride) if isinstance(part, ConvCapsules) else ()
+    windows: tuple[str, ...] = ()
+    if isinstance(part, ConvCapsules):
+        windows = _window("windows", part.layer_kernel, stride=(part.layer_stride,) * 2)
     (_, transform), (_, routing) = part_of(type(part.transform)), part_of(type(part.routing))
     number = part.routing.num_iterations
     weights = [_by(each.shape) for each in part.transform.parameters()][:1]
     iterations = f"{number} iteration{'s' * (number > 1)}"
-    return *window, " ".join([transform, *weights]), f"{routing} routing, {iterations}"
+    return *windows, " ".join([transform, *weights]), f"{routing} routing, {iterations}"
 
 
-def _window(what: str, *kernel: int, stride: int) -> tuple[str, ...]:
-    return f"{what} {_by(kernel * 2 if len(kernel) == 1 else kernel)}", *[f"stride {stride}"] * (stride > 1)
+def _window(what: str, *kernel: int, stride: Sequence[int]) -> tuple[str, ...]:
+    strides = f"stride {stride[0] if len({*stride}) == 1 else _by(stride)}"
+    return f"{what} {_by(kernel * 2 if len(kernel) == 1 else kernel)}", *[strides] * (max(stride) > 1)
 
 
 def _learned(*modules: nn.Module) -> int:

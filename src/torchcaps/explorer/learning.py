@@ -16,7 +16,7 @@ from torchcaps.explorer.state import Explorer, describe_data, to_bytes
 from torchcaps.models import Network, build_network
 from torchcaps.training import Progress, Run, TrainConfig
 from torchcaps.training.data import cropped, load_run_data
-from torchcaps.training.run import preparation_of
+from torchcaps.training.load import preparation_of
 
 MOST_IMAGES = 10
 MOST_POINTS = 200

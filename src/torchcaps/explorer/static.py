@@ -29,7 +29,7 @@ KNOWN: dict[str, Any] = {
     "objects": 1,
     "pixel_scale": 1.0,
     "standardise": False,
-    "backbone": {"name": "conv"},
+    "backbone": {"name": "conv", "stem_strides_across": ()},
     "primary_capsules": {
         "name": "conv",
         "primary_padding": 0,

@@ -295,7 +295,7 @@ def plan_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Netwo
 
     Raises:
         InputError: Images that do not fit it (the smallest size that fits is given), or more parameters than can be
-            counted.
+            counted. Any other error of a part, such as one of your own, is raised as it is.
     """
 
     def planned(shape: Sequence[int]) -> Network:
@@ -303,26 +303,34 @@ def plan_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Netwo
             network: Network = build("network", spec, in_shape=shape, num_classes=num_classes)
         return network
 
+    def at_least(side: int) -> tuple[int, int, int]:
+        return in_shape[0], max(in_shape[1], side), max(in_shape[2], side)
+
     def fits(side: int) -> bool:
         try:
-            planned((in_shape[0], side, side))
-        except Exception as error:  # large enough, at any rate, if it is another one
-            return not isinstance(error, TooSmall)
+            planned(at_least(side))
+        except TooSmall:
+            return False
         return True
 
     try:
         return planned(in_shape)
     except TooSmall as error:
-        height, width = in_shape[1:]
-        larger = range(min(height, width) + 1, LARGEST_SIDE + 1)
-        place = bisect_left(larger, True, key=fits)
-        if place == len(larger):  # larger ones do not fit either, for another reason
+        larger = range(min(in_shape[1:]) + 1, LARGEST_SIDE + 1)
+        try:
+            place = bisect_left(larger, True, key=fits)
+        except Exception:  # larger images meet another error, so that size is not the reason
             raise InputError(str(error)) from error
+        if place == len(larger):
+            raise InputError(str(error)) from error
+        sizes = ["×".join(map(str, shape[1:])) for shape in (in_shape, at_least(larger[place]))]
         raise InputError(
-            f"images of {height}×{width} are too small for the network's convolutions; the smallest size that fits is "
-            f"{larger[place]}×{larger[place]}"
+            f"images of {sizes[0]} are too small for the network's convolutions; the smallest size that fits is "
+            f"{sizes[1]}"
         ) from error
-    except InputError:
-        raise
-    except (RuntimeError, OverflowError, ValueError) as error:  # of torch or a layer: a size beyond all numbers
-        raise InputError("the network would have more parameters than can be counted; choose smaller sizes") from error
+    except (RuntimeError, OverflowError) as error:
+        if "overflow" not in str(error).lower():  # torch's word for too large a size
+            raise
+        raise InputError(
+            f"the network would have more parameters than can be counted; choose smaller sizes ({reason_of(error)})"
+        ) from error

@@ -23,8 +23,10 @@ from torchcaps.parts import Registry, Tree, complete, find, flat, override
 from torchcaps.ranges import image_shape
 
 SIDE = 64
-"""Pixels of the longer side, up to which a network that grows has the strides of its preset."""
-FITTED: Final = ("stem_strides", "stack_strides", "decoder_channels")
+"""Pixels of a side, up to which a network that grows has the strides of its preset along this side."""
+STRIDES: Final = {"stem_strides": "stem_strides_across", "stack_strides": "stack_strides_across"}
+"""Strides of a backbone that larger images change: those along both sides, or down, and those across."""
+FITTED: Final = ("stem_strides", "stack_strides", "stem_strides_across", "stack_strides_across", "decoder_channels")
 """Options that larger images change, where nobody gave them."""
 
 
@@ -131,9 +133,9 @@ def create_model(
 
     Args:
         preset: A name from :func:`torchcaps.list_presets`.
-        in_shape: Images (C, H, W); those of the preset's source if None: (1, 28, 28) for MNIST's. For images of more
-            than 64 pixels, compact and its relatives have larger strides and a decoder that ends in convolutions,
-            unless ``overrides`` say otherwise.
+        in_shape: Images (C, H, W); those of the preset's source if None: (1, 28, 28) for MNIST's. For images with a
+            side of more than 64 pixels, compact and its relatives have larger strides along this side and a decoder
+            that ends in convolutions, unless ``overrides`` say otherwise.
         num_classes: J; that of the preset's source if None: 10 for MNIST's.
         **overrides: Other values for options of the network and its parts, by their own names: ``num_iterations=2``,
             ``routing="dynamic"``, ``layers=(…)``. A module as ``backbone`` stands in place of the preset's.
@@ -165,18 +167,24 @@ def create_model(
 def fit_to_images(preset: Preset, tree: Tree, in_shape: tuple[int, int, int], given: Container[str]) -> Tree:
     """Values for options of a network of our own, so that it stays small where its images are larger than `SIDE`.
 
-    Each time that the longer side is twice as long, the smallest stride of the backbone, the first of equal ones, is
-    doubled, so that maps have as many places; and the decoder ends in one more convolution, and in two to begin with.
-    Options that are not the preset's, and those that are ``given``, stay.
+    Each time that a side is twice as long, the smallest stride of the backbone along this side, the first of equal
+    ones, is doubled, so that maps have as many places. For each doubling of the longer side the decoder ends in one
+    more convolution, and in two to begin with. Options that are not the preset's, and those that are ``given``, stay.
     """
-    doublings = math.ceil(math.log2(max(in_shape[1:]) / SIDE))
-    if not preset.grows or doublings <= 0:
+    down, across = (max(0, math.ceil(math.log2(side / SIDE))) for side in in_shape[1:])
+    if not preset.grows or down == across == 0:
         return {}
     values, usual = flat(tree), flat(preset.network)
-    names = [name for name in FITTED if name in usual and name not in given and values.get(name) == usual[name]]
-    fitted: Tree = {name: _larger(usual[name], doublings) for name in names if usual[name]}
-    if "decoder_channels" in names:
-        fitted["decoder_channels"] = (64,) * (doublings + 1) + (32, 16)
+    free = {name for name in FITTED if name in usual and name not in given and values.get(name) == usual[name]}
+    fitted: Tree = {}
+    for strides, strides_across in STRIDES.items():
+        if strides in free and usual[strides]:
+            if down:
+                fitted[strides] = _larger(usual[strides], down)
+            if strides_across in free and across != down:
+                fitted[strides_across] = _larger(usual[strides], across)
+    if "decoder_channels" in free:
+        fitted["decoder_channels"] = (64,) * (max(down, across) + 1) + (32, 16)
     return fitted
 
 

@@ -34,6 +34,7 @@ class ConvBackbone(nn.Module):
         stem_channels: Channels of 3x3 convolutions with ReLU before the first convolution; the published networks have
             none.
         stem_strides: Their strides, pixels, one for each.
+        stem_strides_across: Their strides along the width, one for each; none given: as stem_strides.
         conv_norm: What comes before the activations of all convolutions except the primary capsules': nothing, or
             layer normalisation over the channels of each location.
         conv_dropout: Probability of dropout after the stem and after each other convolution except the primary
@@ -53,6 +54,7 @@ class ConvBackbone(nn.Module):
         conv_init: ConvInit = "torch",
         stem_channels: tuple[Width, ...] = (),
         stem_strides: tuple[Pixels, ...] = (),
+        stem_strides_across: tuple[Pixels, ...] = (),
         conv_norm: ConvNorm = "none",
         conv_dropout: ShareBelowOne = 0.0,
     ) -> None:
@@ -60,8 +62,11 @@ class ConvBackbone(nn.Module):
         self.in_channels, self.conv_channels, self.conv_kernel = in_channels, conv_channels, conv_kernel
         self.conv_stride, self.conv_activation, self.conv_init = conv_stride, conv_activation, conv_init
         self.stem_channels, self.stem_strides = tuple(stem_channels), tuple(stem_strides)
+        self.stem_strides_across = tuple(stem_strides_across)
         self.conv_norm, self.conv_dropout = conv_norm, conv_dropout
-        self.stem = conv_stem(in_channels, self.stem_channels, self.stem_strides, conv_norm, conv_dropout)
+        self.stem = conv_stem(
+            in_channels, self.stem_channels, self.stem_strides, conv_norm, conv_dropout, self.stem_strides_across
+        )
         before = (in_channels, *stem_channels)[-1]
         plain, relu = conv_norm == "none", conv_activation == "relu"
         self.conv = Convolution(before, conv_channels, conv_kernel, conv_stride, bias=plain, relu=relu and plain)
@@ -87,6 +92,7 @@ class StackBackbone(nn.Sequential):
         stack_channels: Channels of the stack's convolutions.
         stack_kernels: Their kernels, pixels, one for each.
         stack_strides: Their strides, pixels, one for each.
+        stack_strides_across: Their strides along the width, one for each; none given: as stack_strides.
         stack_padding: Zeros on each side of what each convolution of the stack sees, pixels.
         stack_norm: Batch normalisation of the stack before each ReLU (PyTorch's; the convolutions have no bias then),
             or after it (Keras's: epsilon 1e-3, running statistics that keep 0.99).
@@ -101,22 +107,29 @@ class StackBackbone(nn.Sequential):
         stack_channels: tuple[Width, ...] = (64,),
         stack_kernels: tuple[Pixels, ...] = (5,),
         stack_strides: tuple[Pixels, ...] = (2,),
+        stack_strides_across: tuple[Pixels, ...] = (),
         stack_padding: Padding = 0,
         stack_norm: Literal["none", "batch", "batch-after"] = "none",
         stack_init: Literal["torch", "he", "truncated-normal"] = "torch",
     ) -> None:
         super().__init__()
         self.stack_channels, self.stack_kernels = tuple(stack_channels), tuple(stack_kernels)
-        self.stack_strides, self.stack_padding = tuple(stack_strides), stack_padding
+        self.stack_strides, self.stack_strides_across = tuple(stack_strides), tuple(stack_strides_across)
+        self.stack_padding = stack_padding
         self.stack_norm, self.stack_init = stack_norm, stack_init
-        for name in ("stack_channels", "stack_kernels", "stack_strides"):
-            given, wanted = len(getattr(self, name)), len(stack_channels)
-            if given != wanted or not given:
-                raise InputError(
-                    f"{name} must be {wanted or 'at least one'} numbers, one for each convolution, got {given}"
-                )
+        across = self.stack_strides_across or self.stack_strides
+        wanted = len(self.stack_channels) or "at least one"
+        for name, given in (
+            ("stack_channels", self.stack_channels),
+            ("stack_kernels", self.stack_kernels),
+            ("stack_strides", self.stack_strides),
+            ("stack_strides_across", across),
+        ):
+            if len(given) != wanted:
+                raise InputError(f"{name} must be {wanted} numbers, one for each convolution, got {len(given)}")
         before, plain, he = in_channels, stack_norm != "batch", stack_init == "he"
-        for width, kernel, stride in zip(stack_channels, stack_kernels, stack_strides, strict=True):
+        strides = zip(self.stack_strides, across, strict=True)
+        for width, kernel, stride in zip(stack_channels, stack_kernels, strides, strict=True):
             convolution = Convolution(before, width, kernel, stride, stack_padding, bias=plain, relu=plain)
             if stack_init != "torch":
                 std = math.sqrt(2 / convolution.weight[0].numel()) / KEPT_BY_CUT if he else 0.05
@@ -214,8 +227,10 @@ class TimmBackbone(nn.Module):
         self.timm_model, self.timm_map, self.pretrained, self.freeze = timm_model, timm_map, pretrained, freeze
         try:
             import timm
-        except ImportError as error:
+        except ModuleNotFoundError as error:
             raise InputError(f'the backbone "timm" needs timm: {install("timm")} ({reason_of(error)})') from error
+        except Exception as error:  # such as a torchvision of another torch
+            raise InputError(f"timm cannot be imported: {type(error).__name__}: {reason_of(error)}") from error
         planned = torch.get_default_device().type == "meta"  # without memory for weights
         how: dict[str, Any] = {"pretrained": pretrained and not planned, "in_chans": in_channels}
         try:

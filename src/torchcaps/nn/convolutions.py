@@ -32,7 +32,7 @@ class Convolution(nn.Conv2d):
         in_channels: C.
         out_channels: O.
         kernel_size: Pixels, down and across.
-        stride: Pixels.
+        stride: Pixels, or two numbers of pixels, down and across.
         padding: Zeros on each side, pixels.
         bias: Add a learned number to each output channel.
         relu: Also apply a ReLU, which then takes no memory of its own.
@@ -44,7 +44,7 @@ class Convolution(nn.Conv2d):
         in_channels: Size,
         out_channels: Size,
         kernel_size: Pixels,
-        stride: Pixels = 1,
+        stride: Pixels | tuple[Pixels, Pixels] = 1,
         padding: Padding = 0,
         *,
         bias: bool = True,
@@ -52,7 +52,8 @@ class Convolution(nn.Conv2d):
     ) -> None:
         super().__init__(in_channels, out_channels, kernel_size, stride, padding, bias=bias)
         self.relu = relu
-        self._windows = (stride, stride), (padding, padding)
+        down, across = self.stride
+        self._windows = (down, across), (padding, padding)
 
     def reset_parameters(self) -> None:
         """Draw the weights anew from torch's random generator, as :class:`torch.nn.Conv2d` does."""
@@ -110,20 +111,23 @@ def conv_stem(
     stem_strides: Sequence[int],
     conv_norm: ConvNorm,
     conv_dropout: float,
+    stem_strides_across: Sequence[int] = (),
 ) -> nn.Module:
     """3×3 convolutions without padding, each with a ReLU, from images to feature maps; nothing without channels.
 
     The arguments are the options of :class:`ConvBackbone` that have their names.
     """
-    if len(stem_strides) != len(stem_channels):
-        raise InputError(
-            f"stem_strides must be {len(stem_channels)} numbers, one for each of stem_channels, got {len(stem_strides)}"
-        )
+    across = stem_strides_across or stem_strides
+    for name, strides in (("stem_strides", stem_strides), ("stem_strides_across", across)):
+        if len(strides) != len(stem_channels):
+            raise InputError(
+                f"{name} must be {len(stem_channels)} numbers, one for each of stem_channels, got {len(strides)}"
+            )
     if not stem_channels:
         return nn.Identity()
     layers: list[nn.Module] = []
     widths = itertools.pairwise([in_channels, *stem_channels])
-    for (before, width), stride in zip(widths, stem_strides, strict=True):
+    for (before, width), stride in zip(widths, zip(stem_strides, across, strict=True), strict=True):
         layers.append(Convolution(before, width, 3, stride, bias=conv_norm == "none"))
         layers += [nn.ReLU()] if conv_norm == "none" else [ChannelNorm(width), nn.ReLU()]
     if conv_dropout:

@@ -1,8 +1,8 @@
 from .config import TrainConfig as TrainConfig
 from .config import make_config as make_config
 from .config import read_config as read_config
-from .loop import Diverged as Diverged
-from .loop import Interrupted as Interrupted
+from .load import Run as Run
+from .load import load_run as load_run
 from .loop import fit as fit
 from .progress import PlainProgress as PlainProgress
 from .progress import Progress as Progress
@@ -10,8 +10,8 @@ from .progress import TerminalProgress as TerminalProgress
 from .rates import LearningRates as LearningRates
 from .recipe import Recipe as Recipe
 from .recipe import learning_rate as learning_rate
-from .run import Run as Run
 from .run import learning_rates as learning_rates
-from .run import load_run as load_run
 from .run import resume as resume
 from .run import train as train
+from .stops import Diverged as Diverged
+from .stops import Interrupted as Interrupted

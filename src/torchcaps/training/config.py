@@ -20,7 +20,16 @@ from torchcaps.training.recipe import Recipe
 #: What a run consists of, given field by field.
 WHOLE = ("preset", "model", "recipe")
 Fitted = Literal[
-    "epochs", "batch_size", "learning_rate", "patience", "select", "stem_strides", "stack_strides", "decoder_channels"
+    "epochs",
+    "batch_size",
+    "learning_rate",
+    "patience",
+    "select",
+    "stem_strides",
+    "stack_strides",
+    "stem_strides_across",
+    "stack_strides_across",
+    "decoder_channels",
 ]
 """What one's own images change, where nobody gave it."""
 FITTED: tuple[Fitted, ...] = ("epochs", "batch_size", "learning_rate", "patience", "select", *FITTED_TO_IMAGES)

@@ -18,6 +18,7 @@ from lightning_fabric import Fabric
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from lightning_fabric.strategies.ddp import DDPStrategy
 from lightning_fabric.utilities.exceptions import MisconfigurationException
+from torch import Tensor
 
 from torchcaps._version import __version__
 from torchcaps.errors import InputError
@@ -156,3 +157,12 @@ def peak_memory_mib(device: torch.device) -> float | None:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / MIB
     return peak_resident_memory_mib()
+
+
+def over_processes(fabric: Fabric, own: Tensor, reduction: str) -> Tensor:
+    """Return the elementwise sum or maximum over all processes, the same in all of them."""
+    if fabric.world_size == 1:
+        return own
+    reduced = fabric.all_reduce(own.to(fabric.device, copy=True), reduce_op=reduction)
+    assert isinstance(reduced, Tensor)
+    return reduced

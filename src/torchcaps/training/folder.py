@@ -14,6 +14,7 @@ RUN/config.json      the complete configuration; torchcaps train --config runs i
 
 from __future__ import annotations
 
+import csv
 import errno
 import io
 import os
@@ -30,7 +31,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from torchcaps.errors import InputError
-from torchcaps.files import atomic_path, locked, read_json, reading, remove_temporaries, write_json
+from torchcaps.files import atomic_path, locked, read_json, reading, remove_temporaries, write_json, write_text
 from torchcaps.models.pretrained import CLASSES, CONFIG, WEIGHTS
 
 if TYPE_CHECKING:
@@ -138,6 +139,15 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
                 raise InputError(f"the checksum of its part {damaged} is wrong")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         return {part: checkpoint[part] for part in ("model", "optimizer", "progress", "data", "settings")}
+
+
+def write_metrics(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write ``metrics.csv``, a row for each epoch."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
 
 
 def check_settings(before: Mapping[str, Any], after: Mapping[str, Any], out: Path, others: Sequence[str] = ()) -> None:

@@ -6,11 +6,8 @@ stopped at any step goes on exactly as if it had not been.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import math
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
@@ -18,11 +15,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int64
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
@@ -32,15 +27,13 @@ from torchcaps.datasets.door import open_data
 from torchcaps.datasets.items import Keys
 from torchcaps.datasets.pixels import Scale
 from torchcaps.errors import InputError
-from torchcaps.files import atomic_path, reading, write_text
+from torchcaps.files import atomic_path, reading
 from torchcaps.models import Network
-from torchcaps.models.output import Losses, is_correct
+from torchcaps.models.output import is_correct
 from torchcaps.models.pretrained import WEIGHTS
-from torchcaps.nn import Capsules
 from torchcaps.parts import build, flat
-from torchcaps.plugins import loaded_plugins, plugin_options
 from torchcaps.training.data import RunData, form_of, run_data
-from torchcaps.training.devices import launch, peak_memory_mib
+from torchcaps.training.devices import launch, over_processes, peak_memory_mib
 from torchcaps.training.folder import (
     BEST,
     CHECKPOINT,
@@ -51,21 +44,19 @@ from torchcaps.training.folder import (
     on_main_process,
     read_checkpoint,
     write_checkpoint,
+    write_metrics,
 )
 from torchcaps.training.progress import Progress, choose_progress, log_row, make_logger, noted_signals
 from torchcaps.training.recipe import Recipe, learning_rate
+from torchcaps.training.state import JUDGED, ProgressState
+from torchcaps.training.step import SUMS, EpochSums, Loss, are_classes, balanced_weights, class_weights, forward
+from torchcaps.training.stops import Diverged, Interrupted
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
     from torchcaps.training.data import OwnData
 
-Loss = Callable[[Any, Tensor], Tensor]
-"""The mean loss of images, from a network's output and the labels."""
-SUMS = ("loss", "classification_loss", "reconstruction_loss", "correct")
-"""The sums over the images of an epoch: losses times images, and the correctly classified images."""
-JUDGED = ("validation_loss", "validation_accuracy", "validation_balanced_accuracy")
-"""What the validation images say after an epoch; the balanced accuracy is the mean of the classes' recalls."""
 CHECK_EVERY = 32
 """On a GPU, or with several processes, losses and signals are checked once in so many steps."""
 YOUNG = 10.0
@@ -74,30 +65,6 @@ NORM_BATCHES = 32
 """Batches of training images that give batch normalisation its means and variances, where a recipe wants them so."""
 OVERDUE = 1
 """Says that a checkpoint is due; smaller than the number of any signal that is handled."""
-
-
-def column_of(select: str) -> str:
-    """The column of metrics.csv that chooses the epoch."""
-    return f"validation_{select.replace('-', '_')}"
-
-
-class Interrupted(Exception):  # noqa: N818  the user asked for it, so it is no error
-    """A signal stopped the run after ``step`` steps; its checkpoint is written.
-
-    ``exit_code`` is 128 + the signal's number; ``again`` goes on with the run, ``torchcaps train --resume`` if None.
-    """
-
-    def __init__(self, out: Path, step: int, exit_code: int, again: str | None = None) -> None:
-        if again is None:
-            again = shlex.join(["torchcaps", "train", "--resume", str(out), *plugin_options(loaded_plugins())])
-        super().__init__(f"stopped after step {step}; go on with: {again}")
-        self.out, self.step, self.exit_code = out, step, exit_code
-
-
-class Diverged(Exception):  # noqa: N818  the word the field uses
-    """The loss became NaN or infinite; the last good checkpoint stays."""
-
-    exit_code = 1
 
 
 def fit(
@@ -181,6 +148,7 @@ def fit(
     with on_main_process(fabric, nullcontext() if out is None else lock_folder(Path(out))) as folder:
         shown: dict[str, Any] = {"progress": progress or choose_progress(), "again": "the same call of fit"}
         trainer = Trainer(fabric, network, data, recipe, folder, save_files, seed=seed, loss=loss, **shown)
+        trainer.restore()
         if given.message is not None:
             trainer.progress.message(given.message)
         trainer.fit()
@@ -199,43 +167,12 @@ def _save_files(network: nn.Module, class_names: Sequence[str] | None, folder: P
     return None
 
 
-@dataclass
-class ProgressState:
-    """The progress of a run: its place, and its results so far. A checkpoint holds it beside weights and moments."""
-
-    epoch: int = 0  # finished
-    batch: int = 0  # finished, of the running epoch
-    step: int = 0  # finished, in all
-    seconds: float = 0.0  # of training and validation, over all sittings
-    epoch_seconds: float = 0.0  # of the training steps of the running epoch
-    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))  # of it, over all processes
-    history: list[dict[str, Any]] = field(default_factory=list)  # the rows of metrics.csv
-    peak_memory_mib: float | None = None  # of a process, over all sittings up to the last checkpoint
-    commands: list[str] = field(default_factory=list)  # the one that started the run, and those that resumed it
-    commits: list[str | None] = field(default_factory=list)  # of the source tree at each of these starts
-
-    def best(self, select: str) -> dict[str, Any]:
-        """The row of the epoch that the validation images chose; without validation images the last one."""
-        if self.history[-1]["validation_loss"] is None:
-            return self.history[-1]
-        if select == "loss":
-            return min(self.history, key=lambda row: row["validation_loss"])
-        return max(self.history, key=lambda row: (row[column_of(select)], -row["validation_loss"]))
-
-    def end_epoch(self, row: dict[str, Any]) -> None:
-        """Add the row of the finished epoch, and begin the next one."""
-        self.history.append(row)
-        self.epoch, self.batch = self.epoch + 1, 0
-        self.epoch_seconds, self.sums = 0.0, dict.fromkeys(SUMS, 0.0)
-
-
 @dataclass(eq=False)
 class Trainer:
     """The state of a run, and the loop over its epochs, batches and steps.
 
     Raises:
-        InputError: The recipe does not fit the data or the network; or the checkpoint is of another network, of other
-            data, or of a longer run.
+        InputError: The recipe does not fit the data or the network.
     """
 
     fabric: Fabric
@@ -243,7 +180,7 @@ class Trainer:
     data: RunData
     recipe: Recipe
     out: Path | None = None
-    """The run folder, which this process has locked; the run goes on from a checkpoint in it. None writes nothing."""
+    """The run folder, which this process has locked; :meth:`restore` reads its checkpoint. None writes nothing."""
     save_files: Callable[[Path], None] = lambda _: None
     """Writes the network's files into a folder."""
     seed: int = field(default=0, kw_only=True)
@@ -267,13 +204,10 @@ class Trainer:
         """Steps an epoch."""
         self.look_every = 1 if fabric.world_size == 1 and device.type == "cpu" else CHECK_EVERY
         """Steps between two checks of losses and signals, the same in all processes: 1 where a check takes no time."""
-        widest = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
-        self.sums: Float[Tensor, "4"] = torch.zeros(len(SUMS), dtype=widest, device=device)
-        """The `SUMS` of the epoch so far, of this process; NaN or infinite as soon as a loss was."""
-        self.last_loss: Float[Tensor, ""] = self.sums[0]
-        self._weights = _class_weights(recipe, self.network, self.data.labels, device)
+        self.sums = EpochSums(device)
+        self._weights = class_weights(recipe, self.network, self.data.labels, device)
         known = self.data.judged_labels
-        self._judged = balanced_weights(known).to(self.sums) if are_classes(known) else None
+        self._judged = balanced_weights(known).to(self.sums.values) if are_classes(known) else None
         """How much an image of each class counts in the balanced accuracy."""
         # on CPU and CUDA no other generator than the device's is seeded, to save time
         seeders = {"cpu": torch.default_generator.manual_seed, "cuda": torch.cuda.manual_seed}
@@ -291,11 +225,8 @@ class Trainer:
         self.stop: Sequence[int] = ()
         """The numbers of the signals that have asked the run to stop."""
         self.logger = None
-        if self.out is not None:
-            if recipe.logger is not None and fabric.is_global_zero:
-                self.logger = make_logger(recipe.logger, self.out)
-            if (self.out / CHECKPOINT).exists():
-                self._restore(self.out)
+        if self.out is not None and recipe.logger is not None and fabric.is_global_zero:
+            self.logger = make_logger(recipe.logger, self.out)
 
     def fit(self) -> None:
         """Train until the last epoch is done."""
@@ -321,7 +252,7 @@ class Trainer:
 
     def step(self, batch: Batch) -> None:
         """Forward, loss, backward, and a step of the optimizer. The host waits for no result."""
-        state, recipe, images = self.state, self.recipe, len(batch.labels)
+        state, recipe = self.state, self.recipe
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(recipe, state.step, self.steps)
         # all randomness is a function of the step, so that a checkpoint need not hold any
@@ -336,12 +267,7 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         state.step, state.batch = state.step + 1, state.batch + 1
-
-        reconstruction = torch.zeros_like(losses.total) if losses.reconstruction is None else losses.reconstruction
-        means = torch.stack([losses.total, losses.classification, reconstruction]).detach().to(self.sums.dtype)
-        self.sums[:3].add_(means * images)
-        self.sums[3].add_(self._right(scores.detach(), batch.labels).sum())
-        self.last_loss = means[0]
+        self.sums.add(losses, self._right(scores.detach(), batch.labels))
 
     def _end_epoch(self) -> None:
         """Validate, and write checkpoint, best weights and metrics.
@@ -371,7 +297,7 @@ class Trainer:
             **judged,
         }
         state.end_epoch(row)
-        self.sums.zero_()
+        self.sums.values.zero_()
         call = self._calls(YOUNG)
         if call or self.is_best or self.is_done:
             self.save_checkpoint()
@@ -387,7 +313,7 @@ class Trainer:
         Raises:
             Diverged: The loss is NaN or infinite.
         """
-        sums = torch.zeros(5, dtype=self.sums.dtype, device=self.fabric.device)
+        sums = torch.zeros(5, dtype=self.sums.values.dtype, device=self.fabric.device)
         self.network.eval()
         with torch.no_grad():
             for batch in batches.batches(0):
@@ -397,7 +323,7 @@ class Trainer:
                     weights = torch.ones_like(right) if self._judged is None else self._judged[batch.labels]
                     loss, count = losses.total * images, right.new_tensor(images)
                     sums += torch.stack([loss, right.sum(), count, right @ weights, weights.sum()])
-        total, correct, images, balanced, weight = self._over_processes(sums, "sum").tolist()
+        total, correct, images, balanced, weight = over_processes(self.fabric, sums, "sum").tolist()
         if not math.isfinite(total):
             raise self._diverged("the loss of the validation images is NaN or infinite after")
         return dict(zip(JUDGED, (total / images, correct / images, balanced / weight), strict=True))
@@ -438,9 +364,16 @@ class Trainer:
         self.fabric.barrier()  # no process goes on before the checkpoint is whole
         self._last_save = time.monotonic()
 
-    def _restore(self, out: Path) -> None:
-        """Go on from the checkpoint in a folder."""
-        checkpoint, epochs = read_checkpoint(out / CHECKPOINT), self.recipe.epochs
+    def restore(self) -> None:
+        """Go on from the checkpoint in the run folder, if there is one.
+
+        Raises:
+            InputError: The checkpoint is of another network, of other data, or of a longer run.
+        """
+        out, epochs = self.out, self.recipe.epochs
+        if out is None or not (out / CHECKPOINT).exists():
+            return
+        checkpoint = read_checkpoint(out / CHECKPOINT)
         check_settings(checkpoint["settings"], self._settings, out)
         if checkpoint["data"] != self.data.fingerprint:
             raise InputError(
@@ -459,7 +392,8 @@ class Trainer:
                 f"end of epoch {epochs}"
             )
         if self.fabric.is_global_zero:  # the sums of all processes are added
-            self.sums.copy_(torch.tensor([state.sums[name] for name in SUMS], dtype=self.sums.dtype))
+            own = [state.sums[name] for name in SUMS]
+            self.sums.values.copy_(torch.tensor(own, dtype=self.sums.values.dtype))
 
     def _publish(self) -> None:
         """Write the metrics, and the network's weights while they are the best ones; both follow from the checkpoint.
@@ -473,11 +407,7 @@ class Trainer:
             self.check_folder()
             if self.is_best:
                 self.save_files(self.out / BEST)
-            text = io.StringIO()
-            writer = csv.DictWriter(text, fieldnames=list(self.state.history[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(self.state.history)
-            write_text(self.out / METRICS, text.getvalue())
+            write_metrics(self.out / METRICS, self.state.history)
 
     def note_peak_memory(self) -> None:
         """Remember the peak memory of this sitting's process."""
@@ -511,7 +441,7 @@ class Trainer:
         """
         age = time.monotonic() - self._last_save
         overdue = self.out is not None and age > min(seconds, 60 * self.checkpoint_minutes)
-        return int(self._over_processes(torch.tensor(self.stop[0] if self.stop else OVERDUE * overdue), "max"))
+        return int(over_processes(self.fabric, torch.tensor(self.stop[0] if self.stop else OVERDUE * overdue), "max"))
 
     def _raise_if_stopped(self, call: int) -> None:
         if call > OVERDUE:
@@ -520,13 +450,13 @@ class Trainer:
 
     def _look(self) -> None:
         """Note and show the sums and the time of the epoch so far; all processes raise Diverged if a loss is bad."""
-        sums, state = self._over_processes(self.sums, "sum").tolist(), self.state
+        sums, state = over_processes(self.fabric, self.sums.values, "sum").tolist(), self.state
         seconds = self._lap()
         if not all(map(math.isfinite, sums)):
             raise self._diverged("the loss became NaN or infinite by")
         state.sums = dict(zip(SUMS, sums, strict=True))
         state.seconds, state.epoch_seconds = state.seconds + seconds, state.epoch_seconds + seconds
-        rate, loss = state.batch * self.recipe.batch_size / state.epoch_seconds, float(self.last_loss)
+        rate, loss = state.batch * self.recipe.batch_size / state.epoch_seconds, float(self.sums.last_loss)
         self.progress.step(epoch=state.epoch + 1, step=state.step, images_per_second=rate, loss=loss)
 
     def _lap(self) -> float:
@@ -538,14 +468,6 @@ class Trainer:
         """Raise Diverged if the weights are not finite, as an update may ruin them after a good loss."""
         if not torch.stack([p.isfinite().all() for p in self.network.parameters()]).all():
             raise self._diverged("the weights became NaN or infinite by")
-
-    def _over_processes(self, own: Tensor, reduction: str) -> Tensor:
-        """The elementwise sum or maximum over all processes, the same in all of them."""
-        if self.fabric.world_size == 1:
-            return own
-        reduced = self.fabric.all_reduce(own.to(self.fabric.device, copy=True), reduce_op=reduction)
-        assert isinstance(reduced, Tensor)
-        return reduced
 
     def _diverged(self, what: str) -> Diverged:
         """The error, with the place of the last step, and settings to try."""
@@ -563,69 +485,3 @@ class Trainer:
         elif self.out is not None:
             words += f"; there was no checkpoint yet in {self.out}"
         return Diverged(words)
-
-
-# ---- a batch
-
-
-def forward(
-    network: nn.Module, model: nn.Module, batch: Batch, loss: Loss | None, weights: Tensor | None = None
-) -> tuple[Float[Tensor, "B J"], Losses]:
-    """The scores and the losses of a batch; ``model`` is the network as it is set up for its device and precision.
-
-    Each image counts in the gradient by its weight; the losses themselves stay those of the batch.
-    """
-    images, labels, parts = batch[:3]
-    is_ours = hasattr(network, "decoder_targets")
-    output: Any = model(images, network.decoder_targets(labels)) if is_ours else model(images)  # type: ignore[operator]
-    output = output.scores() if isinstance(output, Capsules) else output
-    output = output if weights is None else _weighted(output, weights)
-    if is_ours:
-        return output.scores, network.loss(output, images if parts is None else parts, labels)  # type: ignore[operator]
-    scores = output if isinstance(output, Tensor) else output.scores
-    total = F.cross_entropy(scores, labels) if loss is None else loss(output, labels)
-    return scores, Losses(total, total)
-
-
-def _weighted(output: Any, weights: Float[Tensor, "B"]) -> Any:
-    """The same output, in whose gradient each image counts by its weight."""
-    if isinstance(output, tuple):
-        made: Any = type(output)
-        return made(*(None if each is None else _weighted(each, weights) for each in output))
-    view = output.view_as(output)
-    if view.requires_grad:
-        view.register_hook(lambda gradient: gradient * weights.reshape(-1, *[1] * (gradient.ndim - 1)))
-    return view
-
-
-def _class_weights(
-    recipe: Recipe, network: nn.Module, labels: Tensor | None, device: torch.device
-) -> Float[Tensor, "J"] | None:
-    """How much each class counts in the gradient."""
-    weights: Any = recipe.class_weights
-    if weights is None:
-        return None
-    if weights == "balanced":
-        if not are_classes(labels):
-            raise InputError('class_weights="balanced" needs a label for each training image; give numbers instead')
-        return balanced_weights(labels).to(device)
-    classes = getattr(network, "num_classes", len(weights))
-    if len(weights) != classes or getattr(network, "objects", 1) > 1:
-        raise InputError(
-            f"class_weights must be {classes} numbers, one for each class, of images of one object, got {len(weights)}"
-        )
-    return torch.tensor(weights, device=device)
-
-
-def are_classes(labels: Tensor | None) -> TypeGuard[Tensor]:
-    """Whether labels are known, one class for each image."""
-    return labels is not None and labels.ndim == 1 and not labels.is_floating_point()
-
-
-def balanced_weights(labels: Int64[Tensor, "N"]) -> Float[Tensor, "J"]:
-    """Weights N / (J · N_j), by which all classes count the same; a class without images has 1.
-
-    Source: King, Zeng 2001, "Logistic regression in rare events data", and scikit-learn's ``class_weight``.
-    """
-    counts = labels.bincount()
-    return torch.where(counts > 0, len(labels) / (len(counts) * counts.clamp_min(1)), 1.0)

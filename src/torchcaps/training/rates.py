@@ -68,7 +68,7 @@ def find_learning_rate(fabric: Fabric, network: nn.Module, data: RunData, recipe
     for step, (rate, batch) in enumerate(zip(tried, batches, strict=False), 1):
         trainer.recipe = plain.replace({"learning_rate": rate})
         trainer.step(batch)
-        mean = SMOOTHING * mean + (1 - SMOOTHING) * float(trainer.last_loss)
+        mean = SMOOTHING * mean + (1 - SMOOTHING) * float(trainer.sums.last_loss)
         smoothed = mean / (1 - SMOOTHING**step)
         if not math.isfinite(smoothed) or (losses and smoothed > TOO_MUCH * min(losses)):
             break

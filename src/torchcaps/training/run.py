@@ -1,4 +1,4 @@
-"""A run from its configuration: train or resume it, test its network once, and read it back from its folder."""
+"""A run from its configuration: train or resume it, and test its network once."""
 
 from __future__ import annotations
 
@@ -8,42 +8,44 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from torchcaps import analysis
 from torchcaps.analysis import Evaluation, TargetEvaluation
-from torchcaps.datasets import Dataset, Preparation, find_dataset, load_dataset
+from torchcaps.datasets import Dataset
 from torchcaps.errors import InputError
-from torchcaps.files import check_path, could_be_repository, read_json, reading, real, remove_temporaries, write_json
+from torchcaps.files import check_path, real, remove_temporaries, write_json
 from torchcaps.image_spec import ImageSpec
 from torchcaps.models import Network, build_network, load_pretrained
-from torchcaps.models.pretrained import CLASSES, CONFIG, SHIPPED, SHIPPED_DATA, WEIGHTS, find_pretrained, load_weights
+from torchcaps.models.pretrained import CLASSES, CONFIG
 from torchcaps.parts import flat
 from torchcaps.ranges import as_text
 from torchcaps.training import devices, small_data
 from torchcaps.training.config import ELSEWHERE, TrainConfig, override, read_config
-from torchcaps.training.data import cropped, load_run_data, require_task, run_data
+from torchcaps.training.data import cropped, load_run_data, run_data
 from torchcaps.training.folder import (
     BEST,
-    BEST_FILES,
     CHECKPOINT,
     FIGURES,
-    METRICS,
     SUMMARY,
     check_settings,
     lock_folder,
     on_main_process,
-    read_checkpoint,
     remove_leftovers,
 )
-from torchcaps.training.loop import JUDGED, Interrupted, Trainer, column_of
+from torchcaps.training.load import preparation_of, start_from
+from torchcaps.training.loop import Trainer
 from torchcaps.training.progress import Progress, choose_progress
 from torchcaps.training.rates import LearningRates, find_learning_rate
+from torchcaps.training.state import JUDGED, column_of
+from torchcaps.training.stops import Interrupted
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 MOST_NAMED = 20
 """Damaged images that are named one by one."""
@@ -125,18 +127,9 @@ def learning_rates(config: TrainConfig) -> LearningRates:
         InputError: Data or settings do not fit.
     """
     fabric = devices.launch(config.accelerator, config.devices, config.num_nodes, config.precision)
-    config, data, network = _begun(config)
+    config, data, network = _prepare(config)
     batches = run_data(data, config.recipe, fabric, config.seed)
     return find_learning_rate(fabric, network, batches, config.recipe, config.seed)
-
-
-def _begun(config: TrainConfig) -> tuple[TrainConfig, Dataset, Network]:
-    """A configuration as its images decide it, these images, and the network as it starts."""
-    data = load_run_data(config)
-    in_shape = cropped(data, config.recipe).in_shape
-    config = small_data.fit_recipe(small_data.fit_network(config, in_shape), data.train.labels)
-    torch.manual_seed(config.seed)
-    return config, data, build_network(config.model, in_shape, data.num_classes)
 
 
 @contextmanager
@@ -166,53 +159,93 @@ def _run(
     figures: bool,
     command: str | None,
 ) -> dict[str, Any]:
-    """Train, test and summarise; all that can be checked is checked before anything is written."""
+    """Train, test and summarise; everything that can be checked is checked before anything is written."""
     precision = devices.pick_precision(config.precision, devices.pick_device(config.accelerator))
     asked = dataclasses.replace(config, precision=precision)
     fabric = devices.launch(asked.accelerator, asked.devices, asked.num_nodes, asked.precision)
     with on_main_process(fabric, folder) as out:
         assert out is not None
-        config, data, network = _begun(asked)
-        if config.init_from is not None and not (out / CHECKPOINT).exists():
-            start_from(network, config.init_from)
-        with torch.random.fork_rng(devices=[]), torch.no_grad():  # a part of one's own may raise
-            network.eval()(torch.rand(2, *network.in_shape))
-        spec = ImageSpec(
-            in_shape=network.in_shape,
-            class_names=data.class_names,
-            objects=network.objects,
-            fit="stretch" if config.data.startswith("folder:") else "pad",
-            preparation=preparation_of(config),
-            task=network.task,
-        )
-        trainer = Trainer(
-            fabric,
-            network,
-            run_data(data, config.recipe, fabric, config.seed),
-            config.recipe,
-            out,
-            partial(network.save_files, images=spec.to_dict()),
-            seed=config.seed,
-            progress=progress or choose_progress(),
-            checkpoint_minutes=config.checkpoint_minutes,
-        )
-        trainer.state.commands.append(command or f"torchcaps train --config {out / CONFIG}")
-        trainer.state.commits.append(devices.source_commit())
-        if fabric.is_global_zero:
-            remove_leftovers(out)
-            if not trainer.is_done:
-                (out / SUMMARY).unlink(missing_ok=True)  # of a shorter run, which this one goes on with
-            write_json(out / CONFIG, config.to_dict())
-        if config.init_from is not None and trainer.state.step == 0:
-            trainer.save_checkpoint()  # from now on the run has the weights that it started from
-        for line in _first_lines(config, asked, data, network, fabric.device):
-            trainer.progress.message(line)
-        trainer.fit()
+        start = _prepare(asked)
+        if start.config.init_from is not None and not (out / CHECKPOINT).exists():
+            start_from(start.network, start.config.init_from)
+        _try(start.network)
+        trainer = _trainer(start, fabric, out, progress or choose_progress())
+        _fit(trainer, start, asked, out, command or f"torchcaps train --config {out / CONFIG}")
         try:
-            is_first, seen = fabric.is_global_zero, cropped(data, config.recipe)
-            return fabric.broadcast(_finish(trainer, config, seen, spec, out, figures) if is_first else {})
+            return fabric.broadcast(_finish(trainer, start, out, figures) if fabric.is_global_zero else {})
         except KeyboardInterrupt:
             raise Interrupted(out, trainer.state.step, 128 + signal.SIGINT) from None
+
+
+class Start(NamedTuple):
+    """What a run starts with."""
+
+    config: TrainConfig
+    """The configuration, fitted to the images."""
+    data: Dataset
+    network: Network
+
+    @property
+    def images(self) -> ImageSpec:
+        """What the network's files say of its images."""
+        return ImageSpec(
+            in_shape=self.network.in_shape,
+            class_names=self.data.class_names,
+            objects=self.network.objects,
+            fit="stretch" if self.config.data.startswith("folder:") else "pad",
+            preparation=preparation_of(self.config),
+            task=self.network.task,
+        )
+
+
+def _prepare(config: TrainConfig) -> Start:
+    """Load the images, fit the configuration to them, and build the network."""
+    data = load_run_data(config)
+    in_shape = cropped(data, config.recipe).in_shape
+    config = small_data.fit_recipe(small_data.fit_network(config, in_shape), data.train.labels)
+    torch.manual_seed(config.seed)
+    return Start(config, data, build_network(config.model, in_shape, data.num_classes))
+
+
+def _try(network: Network) -> None:
+    """Call the network once, as an own part may raise; random numbers go on as before."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        network.eval()(torch.rand(2, *network.in_shape))
+
+
+def _trainer(start: Start, fabric: Fabric, out: Path, progress: Progress) -> Trainer:
+    """Return the trainer, which stands where the run in ``out`` stopped."""
+    config, network = start.config, start.network
+    trainer = Trainer(
+        fabric,
+        network,
+        run_data(start.data, config.recipe, fabric, config.seed),
+        config.recipe,
+        out,
+        partial(network.save_files, images=start.images.to_dict()),
+        seed=config.seed,
+        progress=progress,
+        checkpoint_minutes=config.checkpoint_minutes,
+    )
+    trainer.restore()
+    return trainer
+
+
+def _fit(trainer: Trainer, start: Start, asked: TrainConfig, out: Path, command: str) -> None:
+    """Write the configuration and train to the end; ``asked`` is the configuration before it was fitted."""
+    config, fabric = start.config, trainer.fabric
+    trainer.state.commands.append(command)
+    trainer.state.commits.append(devices.source_commit())
+    if fabric.is_global_zero:
+        remove_leftovers(out)
+        if not trainer.is_done:
+            (out / SUMMARY).unlink(missing_ok=True)  # of a shorter run, which this one goes on with
+        write_json(out / CONFIG, config.to_dict())
+    if config.init_from is not None and trainer.state.step == 0:
+        trainer.save_checkpoint()  # from now on the run has the weights that it started from
+    for line in _first_lines(config, asked, start.data, start.network, fabric.device):
+        trainer.progress.message(line)
+    trainer.fit()
 
 
 def _first_lines(
@@ -240,11 +273,10 @@ def _first_lines(
         yield "\n  ".join([f"Left out {len(data.skipped)} damaged images:", *named])
 
 
-def _finish(
-    trainer: Trainer, config: TrainConfig, dataset: Dataset, spec: ImageSpec, out: Path, figures: bool
-) -> dict[str, Any]:
+def _finish(trainer: Trainer, start: Start, out: Path, figures: bool) -> dict[str, Any]:
     """Test once, and write the summary, what is usual for the network, and the pictures."""
     trainer.check_folder()
+    config, spec, dataset = start.config, start.images, cropped(start.data, start.config.recipe)
     state, device, validation = trainer.state, trainer.fabric.device, dataset.validation
     network, last = load_pretrained(out / BEST).to(device), trainer.network
     assert isinstance(last, Network)
@@ -342,144 +374,3 @@ def _draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evalu
     for name, figure in figures.items():
         remove_temporaries(run / FIGURES / f"{name}.png")  # of an earlier sitting
         analysis.save_figure(figure, run / FIGURES / f"{name}.png")
-
-
-# ---- a run that is read
-
-
-@dataclass(frozen=True)
-class Run:
-    """A trained network, with its configuration and results if they are known."""
-
-    path: Path
-    """The run folder, a folder written by save_pretrained, or the name of a repository of the hub."""
-    model: Network
-    """The network, in evaluation mode."""
-    config: TrainConfig | None
-    """The configuration of the run; None for a folder that save_pretrained wrote."""
-    summary: dict[str, Any] | None
-    """The contents of summary.json; None while the run is not finished, or goes on for more epochs."""
-    images: ImageSpec
-    """What is known of its images: the names of their classes, how photos are prepared, what is usual for them."""
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The name of each class."""
-        return self.images.class_names
-
-    @property
-    def shown_data(self) -> str | None:
-        """The data set to show: the run's own; for a network that comes with torchcaps the embedded one; or None."""
-        if self.config is not None:
-            return self.config.data
-        return SHIPPED_DATA if self.path in SHIPPED.values() else None
-
-    def has_data(self, data: str | None = None, data_dir: str | None = None) -> bool:
-        """Whether :meth:`dataset`, called in the same way, needs no download.
-
-        Raises:
-            InputError: The data set is not known.
-        """
-        if self.config is not None and data in (None, self.config.data):
-            data, data_dir = self.config.data, data_dir or self.config.data_dir
-        return data is not None and find_dataset(data)[0].is_downloaded(data_dir)
-
-    def dataset(self, data: str | None = None, data_dir: str | None = None) -> Dataset:
-        """The data set of the run as the network sees it, or another one, whose images are resized to the network's.
-
-        Args:
-            data: The name of another data set than the run's.
-            data_dir: The folder of its files.
-
-        Raises:
-            InputError: The data do not fit the network, or no data set is known.
-        """
-        if self.config is not None and data in (None, self.config.data):
-            config = dataclasses.replace(self.config, data_dir=data_dir or self.config.data_dir)
-            loaded = cropped(load_run_data(config), config.recipe)
-        elif data is not None:
-            # the same seed: data sets made of the same images set the same ones apart for validation
-            seed = 0 if self.config is None else self.config.seed
-            loaded = load_dataset(data, data_dir=data_dir, image_size=self.model.in_shape[1:], seed=seed)
-        else:
-            raise InputError(f"{self.path} does not say what it was trained on; name a data set with --data")
-        found, made_for = (
-            f"images of shape {each.in_shape} in {each.num_classes} classes, {objects} in each"
-            for each, objects in ((loaded, loaded.num_objects), (self.model, self.model.objects))
-        )
-        require_task(loaded, self.model.task)
-        if found != made_for:
-            raise InputError(f"{loaded.name} has {found}; the network of {self.path} was made for {made_for}")
-        return loaded
-
-
-def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: torch.device | str = "cpu") -> Run:
-    """Read a trained network from its run folder, or from what ``save_pretrained`` or ``push_to_hub`` wrote.
-
-    Args:
-        path: The folder; or a repository of the hub such as ``"someone/capsnet-mnist"``, if no folder has this name.
-        which: The epoch chosen on the validation images, or the last checkpoint, which may lie within an epoch.
-        device: The device to put the network on.
-
-    Raises:
-        InputError: There is no such folder, and the hub has no such repository or cannot be reached; or a file in it is
-            missing, damaged, or does not fit the others.
-    """
-    path = Path(path)
-    folder = find_pretrained(path.as_posix()) if could_be_repository(path) else path
-    if not folder.is_dir():
-        raise InputError(f"there is no run folder {path}")
-    if not (folder / CONFIG).exists():
-        raise InputError(f"{path} is no run folder: it holds no {CONFIG}")
-    if (folder / WEIGHTS).exists():
-        model = load_pretrained(folder).to(device)
-        return Run(path, model, None, None, _read_spec(folder / CLASSES, model, must_exist=False))
-
-    config = read_config(path / CONFIG)
-    # metrics.csv is written after the first epoch's network: without it, the network was never written, not lost
-    if not (path / METRICS).exists() and not all((path / name).exists() for name in BEST_FILES):
-        raise InputError(
-            f"{path} has no checkpoint of a finished epoch yet, so there is no network to load; wait for its first "
-            "epoch, or go on with it by torchcaps train --resume"
-        )
-    model = load_pretrained(path / BEST)
-    if which == "last":
-        load_weights(model, read_checkpoint(path / CHECKPOINT)["model"], path / CHECKPOINT)
-    summary = read_json(path / SUMMARY, "summary") if (path / SUMMARY).exists() else None
-    images = _read_spec(path / BEST / CLASSES, model, must_exist=True)
-    return Run(path, model.to(device), config, summary, images)
-
-
-def _read_spec(path: Path, model: Network, *, must_exist: bool) -> ImageSpec:
-    """What a file beside the weights says of the images; without it classes are called by their numbers."""
-    known = {"in_shape": model.in_shape, "objects": model.objects, "task": model.task}
-    if not must_exist and not path.exists():
-        return ImageSpec.from_dict({"class_names": tuple(map(str, range(model.num_classes))), **known})
-    values = read_json(path, "list of classes")
-    with reading(path, "list of classes"):
-        spec = ImageSpec.from_dict(values | known)
-        if len(spec.class_names) != model.num_classes:
-            raise InputError(f"it must have {model.num_classes} names, as the network has classes")
-    return spec
-
-
-def start_from(network: Network, source: str) -> None:
-    """Give a network the weights that a run starts from; ``source`` is :attr:`TrainConfig.init_from`.
-
-    Raises:
-        InputError: As of :func:`load_run`; or the weights are of another network, which is named if a run has it.
-    """
-    run = load_run(SHIPPED.get(source, source))
-    try:
-        load_weights(network, run.model.state_dict(), Path(source))
-    except InputError as error:
-        words = "" if run.config is None else f"; a run of that network, {run.config.preset}, begins with --config "
-        raise InputError(f"{error}{words}{words and run.path / CONFIG}") from None
-
-
-def preparation_of(config: TrainConfig) -> Preparation | None:
-    """How the images of a run's data set were made, at the size that the run has them in."""
-    info, _ = find_dataset(config.data)
-    if info.preparation is None or info.in_shape is None or config.image_size is None:
-        return info.preparation
-    return info.preparation.scaled(config.image_size / info.in_shape[1])

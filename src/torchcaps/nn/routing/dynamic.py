@@ -3,8 +3,9 @@
 B batch, I input capsules, J output capsules, D components of an output capsule, K components of an input capsule.
 
 :func:`dynamic_routing` is the one loop, over votes of any kind. Dense layers and :func:`route` take the same numbers
-from :mod:`torchcaps.ops.fused`, which never builds the votes. ``tests/nn/test_dynamic_routing.py`` holds both equal
-for every option: who changes the loop changes the fused path too, or lets ``DynamicRouting.forward`` pass it by.
+from :mod:`torchcaps.ops.fused`, which never builds the votes. ``tests/nn/test_dynamic_routing.py`` holds both and their
+first and second derivatives equal for every option. If you add an option to the loop, either add it to ``ops/fused``
+(forward, backward and loop), or let ``DynamicRouting.forward`` call the loop for it.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def dynamic_routing(
     eps: Epsilon = 1e-7,
     mask: Bool[Tensor, "B I"] | None = None,
     return_coupling: bool = False,
+    rounds: list[RoutingRound] | None = None,
 ) -> Routed:
     """Routing by agreement: each input capsule sends its vote to the outputs that agree with it.
 
@@ -74,6 +76,7 @@ def dynamic_routing(
         mask: Which input capsules are there; all if None. What is written at the others, NaN too, changes nothing: each
             row's result is that of its own capsules alone, and zeros where it has none.
         return_coupling: Also return the coupling of the last iteration.
+        rounds: A list to which every number of each iteration is added; see :func:`routing_rounds`.
 
     Returns:
         Output capsules v_j, lengths in [0, 1), in the dtype of ``votes`` (half precision is computed in float32), and
@@ -83,59 +86,41 @@ def dynamic_routing(
     code. b starts at zero in the paper's experiments; a learned prior is mentioned in its section 2.
     """
     given = BuiltVotes.of(votes, mask)
-    options = Options(num_iterations, softmax_over == "inputs", stop_gradient, leaky, eps)
-    return given.finish(_loop(given, options, bias, prior), coupling=return_coupling)
-
-
-def _loop(
-    votes: Votes,
-    options: Options,
-    bias: Float[Tensor, "J D"] | None,
-    prior: Prior | None,
-    rounds: list[RoutingRound] | None = None,
-) -> Routed:
-    """The equations of :func:`dynamic_routing`; ``rounds`` is filled with every number, where it is given."""
 
     def weighted_sum(coupling: Tensor | None) -> Tensor:
-        s = in_full_precision(votes.weighted_sum(coupling))  # s_j = Σ_i c_ij û_j|i
+        s = in_full_precision(given.weighted_sum(coupling))  # s_j = Σ_i c_ij û_j|i
         return s if bias is None else s + bias.to(s.dtype)
 
-    with full_precision(votes.poses.device):
-        logits = votes.zeros()  # b_ij
+    with full_precision(given.poses.device):
+        logits = given.zeros()  # b_ij
         logits = logits if prior is None else logits + prior.to(logits.dtype)
-        if options.num_iterations == 0:
-            return Routed(weighted_sum(None), coupling=torch.ones_like(logits))
-        axis: SoftmaxOver = "inputs" if options.over_inputs else "outputs"
-        for iteration in range(1, options.num_iterations + 1):
-            coupling = votes.compete(logits, axis, leaky=options.leaky)  # c_ij = softmax b_ij
-            if options.stop_gradient:  # what made the coupling gets no gradient, so only the last weighted sum does
+        if num_iterations == 0:
+            routed = Routed(weighted_sum(None), coupling=torch.ones_like(logits))
+        for iteration in range(1, num_iterations + 1):
+            coupling = given.compete(logits, softmax_over, leaky=leaky)  # c_ij = softmax b_ij
+            if stop_gradient:  # what made the coupling gets no gradient, so only the last weighted sum does
                 coupling = coupling.detach()
             s = weighted_sum(coupling)
-            capsules = squash(s, eps=options.eps)  # v_j
-            if iteration == options.num_iterations and rounds is None:
+            capsules = squash(s, eps=eps)  # v_j
+            routed = Routed(capsules, coupling=coupling)
+            if iteration == num_iterations and rounds is None:
                 break
-            agreement = in_full_precision(votes.agreement(capsules))  # ⟨û_j|i, v_j⟩
+            agreement = in_full_precision(given.agreement(capsules))  # ⟨û_j|i, v_j⟩
             if rounds is not None:
                 rounds.append(RoutingRound(logits, coupling, s, capsules, agreement))
             logits = logits + agreement
-    return Routed(capsules, coupling=coupling)
+    return given.finish(routed, coupling=return_coupling)
 
 
-@checked
 def routing_rounds(
-    votes: Votes | Float[Tensor, "B I J D"],
-    num_iterations: Iterations = 3,
-    *,
-    softmax_over: SoftmaxOver = "outputs",
-    bias: Float[Tensor, "J D"] | None = None,
-    prior: Prior | None = None,
-    leaky: bool = False,
-    eps: Epsilon = 1e-7,
-    mask: Bool[Tensor, "B I"] | None = None,
+    votes: Votes | Float[Tensor, "B I J D"], num_iterations: Iterations = 3, **options: Any
 ) -> list[RoutingRound]:
     """Every number of each iteration of :func:`dynamic_routing`, to be followed with a pencil.
 
-    The arguments are those of :func:`dynamic_routing`.
+    Args:
+        votes: û_j|i, as in :func:`dynamic_routing`.
+        num_iterations: How many times the coupling is computed.
+        **options: The other arguments of :func:`dynamic_routing`, such as ``softmax_over`` and ``mask``.
 
     Returns:
         The rounds 1, 2, ... of routing, as many as ``num_iterations``: logits, coupling and agreement (B, I, J),
@@ -157,8 +142,7 @@ def routing_rounds(
     Source: Sabour, Frosst, Hinton 2017, procedure 1 (arXiv:1710.09829).
     """
     rounds: list[RoutingRound] = []
-    options = Options(num_iterations, softmax_over == "inputs", stop_gradient=False, leaky=leaky, eps=eps)
-    _loop(BuiltVotes.of(votes, mask), options, bias, prior, rounds)
+    dynamic_routing(votes, num_iterations, rounds=rounds, **options)
     return rounds
 
 
@@ -187,11 +171,11 @@ def route(  # noqa: D417  the other arguments are dynamic_routing's
         poses: Input capsules u_i.
         weight: Transformation matrices W_ij. Fastest when its memory is laid out as (J, D, K, I), as
             :class:`torchcaps.nn.DenseCapsules` keeps it.
-        backend: ``"reference"`` builds the votes and follows the equations, and can be differentiated any number of
-            times. ``"recompute"`` does without them, on any device, within :func:`set_working_memory`; it can be
-            differentiated once, and knows no prior, nor a mask where inputs compete. ``"auto"`` takes recompute where
-            it serves; while a model is being exported and under ``torch.func`` the reference, which is made of torch's
-            own operations.
+        backend: ``"reference"`` builds the votes and follows the equations. ``"recompute"`` builds no votes, on any
+            device, within :func:`set_working_memory`; it takes no prior, and no mask if inputs compete. ``"auto"``
+            is recompute wherever that is possible, and the reference while a model is exported, under ``torch.func``
+            and in forward-mode differentiation, which need torch's own operations. Each can be differentiated any
+            number of times.
     """
     if min(weight.shape) == 0:
         raise InputError(f"route: weight must be of at least one capsule and component, got {tuple(weight.shape)}")
@@ -199,10 +183,20 @@ def route(  # noqa: D417  the other arguments are dynamic_routing's
     if backend == "recompute" and by_loop:
         raise InputError('route: backend="recompute" has no prior and no mask over inputs; take backend="reference"')
     poses = poses if mask is None else poses.where(mask.unsqueeze(2), 0)
-    options = Options(num_iterations, softmax_over == "inputs", stop_gradient, leaky, eps)
     if backend == "reference" or by_loop or needs_torch_operations():
-        votes = BuiltVotes.of(compute_votes(poses, weight), mask)
-        return votes.finish(_loop(votes, options, bias, prior), coupling=return_coupling)
+        return dynamic_routing(
+            compute_votes(poses, weight),
+            num_iterations,
+            softmax_over=softmax_over,
+            stop_gradient=stop_gradient,
+            bias=bias,
+            prior=prior,
+            leaky=leaky,
+            eps=eps,
+            mask=mask,
+            return_coupling=return_coupling,
+        )
+    options = Options(num_iterations, softmax_over == "inputs", stop_gradient, leaky, eps)
     capsules, coupling = route_recompute(poses, weight, bias, options, return_coupling)
     return Routed(capsules, coupling=coupling).within(mask)
 
@@ -274,7 +268,7 @@ class DynamicRouting(Routing):
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Activations are not used: the length of a pose says the same."""
-        options = self._options() | {"stop_gradient": self.stop_gradient, "return_coupling": return_coupling}
+        options = self._options() | {"return_coupling": return_coupling}
         if isinstance(votes, DenseVotes) and votes.competition is None and self.prior is None:
             options |= {"mask": votes.mask, "backend": self.backend}
             return route(votes.poses, votes.weight, self.num_iterations, **options)
@@ -287,6 +281,7 @@ class DynamicRouting(Routing):
     def _options(self) -> dict[str, Any]:
         return {
             "softmax_over": self.softmax_over,
+            "stop_gradient": self.stop_gradient,
             "bias": self.bias,
             "prior": self.prior,
             "leaky": self.leaky,

@@ -5,6 +5,7 @@ To be read in this order:
 
 - :mod:`.forward` and :mod:`.backward`: the two passes, from top to bottom;
 - :mod:`.layer`: a call's tensors, how they are cut, the work buffers, and the steps that both passes take;
+- :mod:`.loop`: the same gradients by the contractions, where they are differentiated again;
 - this file: how PyTorch calls the passes, eagerly with autograd, and from a compiled graph.
 
 Inside, poses are (B, K, I) and weights (J, D, K, I): the long axis comes last, and each step is a matrix product or
@@ -19,9 +20,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.fused import backward, forward
+from torchcaps.ops.fused import backward, forward, loop
 from torchcaps.ops.fused.layer import Options, working_dtype
 from torchcaps.ops.operation import operation
+from torchcaps.tracing import is_recording_operations
 
 __all__ = ["Options", "route_recompute"]
 
@@ -35,7 +37,7 @@ def route_recompute(
 ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"] | None]:
     """Output capsules and, if asked for, the last coupling. :func:`torchcaps.route` describes the arguments.
 
-    Both are differentiable once, as in the reference. A second derivative raises an error that says what to do.
+    Both are differentiable, as in the reference, any number of times.
     """
     tensors = (poses, weight, bias)
     differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
@@ -56,6 +58,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 def _gradients(ctx: Any, *grads: Tensor | None) -> Any:
     """Those of the forward pass's arguments, from the gradients of its results."""
     wanted = list(ctx.needs_input_grad[:3])
+    if torch.is_grad_enabled() and not is_recording_operations():  # the gradients will be differentiated again
+        return *loop.gradients(ctx.options, ctx.saved_tensors[:3], wanted, grads[:2]), *(None for _ in ctx.options)
     found = _route_backward(*grads[:2], *ctx.saved_tensors, wanted, *ctx.options)
     return *(grad if want else None for grad, want in zip(found, wanted, strict=True)), *(None for _ in ctx.options)
 
@@ -85,7 +89,9 @@ def _backward_fake(*call: Any) -> Any:
 
 
 def _only_once(*_: Any) -> Any:
-    raise NotImplementedError('route: backend="recompute" is differentiated once; take backend="reference"')
+    raise NotImplementedError(
+        "route: a compiled graph of dynamic routing has first derivatives only; call the layer without torch.compile"
+    )
 
 
 _LAYER = "Tensor poses, Tensor weight, Tensor? bias"
