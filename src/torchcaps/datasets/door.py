@@ -18,7 +18,8 @@ from torchcaps.datasets.pairs import PairSet
 from torchcaps.datasets.pixels import Scale, as_numbers, check_scale, prepare_images, scale_pixels
 from torchcaps.datasets.samplers import SampledBatches, sampled_batches
 from torchcaps.errors import InputError, WrongType
-from torchcaps.tasks import Task, text_names
+from torchcaps.tasks import Task
+from torchcaps.tasks.base import as_array
 
 FORMS = (
     "a torchcaps Dataset or ImageSet; images and labels, as two tensors, arrays or lists; a torch Dataset with a "
@@ -61,7 +62,7 @@ class Form:
             values = as_numbers(values, "labels")
         if self.task is None:
             return as_numbers(values, "labels")
-        if self.num_outputs is not None or text_names(values) is not None:
+        if self.num_outputs is not None or text_names(values):
             return self.task.bring(values, self.num_outputs, class_names=self.class_names)
         numbers = as_numbers(values, "labels")
         if numbers.ndim == 2 and numbers.shape[1] > 1:  # one-hot rows, or shares of classes
@@ -75,6 +76,12 @@ class Form:
         if isinstance(first, str | bytes) and self.class_names is None:
             raise InputError(f"labels of items must be numbers, got the text {first!r}; number the classes from 0")
         return self.labels(values)
+
+
+def text_names(labels: Any) -> tuple[str, ...]:
+    """Return the names of classes among labels that are texts, sorted; none of numbers."""
+    array = None if isinstance(labels, Tensor) else as_array(labels, "labels")
+    return () if array is None or array.dtype.kind != "U" else tuple(map(str, np.unique(array).tolist()))
 
 
 class Opened(NamedTuple):
@@ -149,7 +156,7 @@ def _open(data: Any, form: Form, keys: Keys | None, where: str) -> Opened:
     if isinstance(pair, tuple | list) and not are_items(pair):
         if len(pair) != 2:
             raise InputError(f"{where} must be images and labels, two tensors or arrays, got {len(pair)} parts")
-        names = form.class_names or (None if form.task is None else text_names(pair[1]))
+        names = form.class_names or (None if form.task is None else text_names(pair[1]) or None)
         return Opened(_in_memory(pair[0], pair[1], form), class_names=names, message=message)
     has_items = callable(getattr(data, "__getitem__", None)) and callable(getattr(data, "__len__", None))
     if not has_items or isinstance(data, IterableDataset | str | bytes | Tensor | np.ndarray):

@@ -76,8 +76,11 @@ class Items(TorchDataset[Any]):
             image, label = find_keys(batch, self.keys, "batches of the collate_fn")
             images, labels = batch[image], batch[label]
         made = self.read_images(images), self.read_labels(labels)
-        if len(made[0]) != len(made[1]):
-            raise InputError(f"a batch of the data set has {len(made[0])} images, but {len(made[1])} labels")
+        if any(len(each) != len(index) for each in made):
+            raise InputError(
+                f"{len(index)} items of the data set make a batch of {len(made[0])} images and {len(made[1])} labels; "
+                "there must be one of each for every item"
+            )
         return made
 
 
