@@ -9,7 +9,7 @@ import torch
 
 from own_parts import Active, Cosine, Silent
 from torchcaps import analysis, routing_rounds
-from torchcaps.analysis.routing_maps import RoutingTrace, normalised_entropy
+from torchcaps.analysis.trace import RoutingTrace, normalised_entropy
 from torchcaps.errors import InputError
 from torchcaps.models import build_network
 from torchcaps.nn import ConvCapsules, DynamicRouting, SelfAttentionRouting

@@ -74,6 +74,6 @@ def test_warnings_are_plain_lines(
         warnings.warn(f"Glyph {HOSTILE} is missing", UserWarning, stacklevel=2)
         raise InputError("it ends here")
 
-    monkeypatch.setattr("torchcaps.cli.look.open_classifier", warn)
+    monkeypatch.setattr("torchcaps.cli.predict.open_classifier", warn)
     result = cli("predict", run_folder, digit_file)
     assert result.err == f"Warning: Glyph {SHOWN} is missing\nError: it ends here\n"

@@ -36,8 +36,8 @@ from .robustness import RobustnessCurve as RobustnessCurve
 from .robustness import accuracy_curve as accuracy_curve
 from .robustness import attack as attack
 from .routing_maps import RoutingReport as RoutingReport
-from .routing_maps import RoutingStatistics as RoutingStatistics
-from .routing_maps import RoutingTrace as RoutingTrace
-from .routing_maps import routing_statistics as routing_statistics
-from .routing_maps import trace_routing as trace_routing
 from .targets import TargetEvaluation as TargetEvaluation
+from .trace import RoutingStatistics as RoutingStatistics
+from .trace import RoutingTrace as RoutingTrace
+from .trace import routing_statistics as routing_statistics
+from .trace import trace_routing as trace_routing

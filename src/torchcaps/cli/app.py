@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "train": ("train", "Train a network and test it."),
     "evaluate": ("measure", "Accuracy, error, loss, each class, confusion matrix."),
-    "predict": ("look", "Classify image files."),
+    "predict": ("predict", "Classify image files."),
     "reconstruct": ("look", "Images above their reconstructions."),
     "perturb": ("look", "What each component of a capsule encodes."),
     "routing": ("look", "Where each class takes its input from."),

@@ -1,154 +1,29 @@
-"""``torchcaps predict``, ``reconstruct``, ``perturb``, ``routing``, ``curves``: what a network says and has learned."""
+"""``torchcaps reconstruct``, ``perturb``, ``routing``, ``curves``: what a network has learned."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import click
 
-from torchcaps.cli.options import Drawn, Figure, ImageFiles, Json, Source, Which, WhichEpoch, command
+from torchcaps.cli.options import Drawn, ImageFiles, Json, Source, command
 from torchcaps.cli.runs import figure_path, name_of, names_of, open_images, open_run, preparation_for, refuse_options
 from torchcaps.cli.show import say, show
 from torchcaps.errors import InputError, unknown_name
-from torchcaps.files import could_be_repository, read_json, write_text
+from torchcaps.files import read_json
 from torchcaps.ranges import AtLeastOneIteration, Count, Index
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
-    from torchcaps.analysis import Prediction
     from torchcaps.datasets import ImageSet
-    from torchcaps.export import Description
     from torchcaps.training import Run
 
-    Classifier: TypeAlias = Callable[[np.ndarray], Prediction]
-
 CONFIG = "config.json"
-MOST_NAMED = 20
-"""Files that cannot be read and are named one by one."""
 ImageFile = Annotated[Path | None, "An image file instead of one of the data set."]
-
-
-@command(
-    ("predict runs/first-digits-1 examples/digit.png", "one image, light on dark"),
-    ("predict runs/first-digits-1 scans --out predictions.csv", "all images of a folder, as a table"),
-    ("predict examples/photo.jpg --figure seen.png", "and draw what the network sees of it"),
-    ("predict model.onnx examples/digit.png", "by a network that torchcaps export wrote, without torch"),
-    ("predict someone/capsnet-digits examples/digit.png", "by a network on the Hugging Face hub"),
-    ("predict examples/digit.png", "by the network that comes with torchcaps"),
-)
-def predict(
-    run: Path | None = None,
-    image: Sequence[Path] = (),
-    *,
-    which: WhichEpoch = "best",
-    files: ImageFiles,
-    out: Annotated[Path | None, "Write a line for each image to this file, .csv, instead of showing it."] = None,
-    figure: Annotated[Figure, "Draw each image beside what the network sees to this file, .png, .pdf or .svg."] = None,
-    json: Json = False,
-) -> None:
-    """Classify image files of any size, or all in a folder: the class, or those of several objects, and all scores.
-
-    For networks that were trained on drawings, such as MNIST's digits, a photo of a drawing is first brought to their
-    form; what was changed much is said, and so is why an answer is unsure. Files that cannot be read are named at the
-    end, with exit code 2. RUN may also be an .onnx file written by `torchcaps export`.
-    """
-    network, words = split_words([*([] if run is None else [run]), *image])
-    paths = image_files(words)
-    if out is not None:
-        refuse_options(("json", "figure"), "shows what --out writes to a file")
-        if out.exists():
-            raise InputError(f"there is something at {out} already; choose another place, or remove it first")
-
-    import numpy as np
-
-    from torchcaps.analysis.photos import PREVIEW, PhotoAnswers
-    from torchcaps.datasets import read_photo
-
-    description, classify = open_classifier(network, which)
-    preparation = preparation_for(files, description.preparation)
-    files_read, prepared, kept, damaged = list[Path](), [], [], list[str]()
-    for path in paths:
-        options: Any = {"preparation": preparation, "invert": files.invert, "fit": files.fit or description.fit}
-        try:
-            photo = read_photo(path, description.in_shape, **options)
-        except InputError as error:
-            damaged.append(str(error))
-            continue
-        files_read.append(path)
-        prepared.append(photo.prepared)
-        if figure is not None:
-            kept.append(photo.shrunk(PREVIEW))  # the photos themselves may be larger than memory
-    if prepared:
-        prediction = classify(np.stack([each.image for each in prepared]))
-        answers = PhotoAnswers(files_read, prepared, prediction, description.class_names, kept, description.task)
-        if out is None:
-            show(answers, json=json, figure=figure)
-        else:
-            write_text(out, answers.to_csv())
-            say(f"wrote {out}, a line for each of {len(files_read):,} images")
-    if damaged:
-        lines = [f"{len(damaged)} of {len(paths)} images cannot be read:", *damaged[:MOST_NAMED]]
-        raise InputError("\n  ".join(lines) if len(damaged) > 1 else damaged[0])
-
-
-def split_words(words: Sequence[Path]) -> tuple[Path | None, Sequence[Path]]:
-    """The network among the words of the command line, None for the one that comes with torchcaps, and the images.
-
-    The first word is the network if it is a folder with config.json, ends in ``.onnx``, or is nothing here and could be
-    a repository of the hub; else it is an image, or a folder of images.
-    """
-    from torchcaps.datasets.images import SUFFIXES
-
-    if not words:
-        raise click.UsageError("Missing argument 'IMAGE...'.")
-    first, suffix = words[0], words[0].suffix.lower()
-    is_run = (first / CONFIG).exists() or suffix == ".onnx"
-    if not (is_run or (could_be_repository(first) and suffix not in SUFFIXES)):
-        if not first.exists():
-            raise InputError(f"there is no run folder and no image file {first}")
-        return None, words
-    if len(words) == 1:
-        raise click.UsageError("Missing argument 'IMAGE...'.")
-    return first, words[1:]
-
-
-def image_files(words: Sequence[Path]) -> list[Path]:
-    """Image files, and those in folders and the folders in these, sorted by their paths."""
-    from torchcaps.datasets.images import SUFFIXES
-
-    found: list[Path] = []
-    for word in words:
-        inside = [word]
-        if word.is_dir():
-            inside = sorted(each for each in word.rglob("[!.]*") if each.suffix.lower() in SUFFIXES and each.is_file())
-        if not inside:
-            raise InputError(f"{word} is no run folder: it holds no {CONFIG}, and no images")
-        found += inside
-    return found
-
-
-def open_classifier(run: Path | None, which: Which) -> tuple[Description, Classifier]:
-    """What is known of a network, and a function from uint8 images (N, C, H, W) to its prediction."""
-    if run is not None and run.suffix.lower() == ".onnx":
-        from torchcaps.export import OnnxModel
-
-        refuse_options(("which",), "is for a run folder, not for an ONNX file")
-        model = OnnxModel(run)
-        return model.description, model
-
-    import torch
-
-    from torchcaps.analysis import predict as classify
-    from torchcaps.export import describe_run
-
-    opened = open_run(run, which)
-    usual = opened.images.calibration
-    return describe_run(opened), lambda images: classify(opened.model, torch.from_numpy(images), calibration=usual)
 
 
 class Picture(NamedTuple):

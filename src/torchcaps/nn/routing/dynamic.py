@@ -274,9 +274,13 @@ class DynamicRouting(Routing):
             return route(votes.poses, votes.weight, self.num_iterations, **options)
         return dynamic_routing(votes, self.num_iterations, **options)
 
-    def rounds(self, votes: Votes, activations: Activations = None) -> list[RoutingRound]:
-        """Every number of each iteration; see :func:`torchcaps.routing_rounds`."""
-        return routing_rounds(votes, self.num_iterations, **self._options())
+    def rounds(
+        self, votes: Votes, activations: Activations = None, num_iterations: Iterations | None = None
+    ) -> list[RoutingRound]:
+        """Return every number of each iteration, by default as many as the layer has; see :func:`routing_rounds`."""
+        return routing_rounds(
+            votes, self.num_iterations if num_iterations is None else num_iterations, **self._options()
+        )
 
     def _options(self) -> dict[str, Any]:
         return {
