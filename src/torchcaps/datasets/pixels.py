@@ -160,8 +160,10 @@ def scale_pixels(
 def _likely_scale(low: float, high: float) -> str:
     """The range that pixels of these values were most likely measured in, to be named in an error."""
     ranges = [(-1, 1), (0, 255), (0, MAX_12_BIT), (0, 65_535), (-1_000, 1_000), (-1_024, 3_071)]
-    fitting = (each for each in ranges if each[0] <= low and each[1] / 2 < high <= each[1])
-    return str(next(fitting, (math.floor(low), math.ceil(high))))
+    for least, most in ranges:
+        if least <= low and high <= most and (high > most / 2 or low < least / 2):
+            return str((least, most))
+    return str((math.floor(low), math.ceil(high)))
 
 
 def _chunks(pixels: Tensor) -> Iterator[Tensor]:
