@@ -15,6 +15,7 @@ from torchcaps import InputError
 from torchcaps.nn import BuiltVotes, DenseCapsules, LayerSize, Votes
 from torchcaps.nn.competition import MapCompetition
 from torchcaps.nn.map_votes import MapVotes, PlacedVotes
+from torchcaps.ops.precision import full_dtype
 from torchcaps.parts import PARTS, build
 
 FACTORS = 1 + torch.rand(7, 6, generator=torch.Generator().manual_seed(0)).double()
@@ -94,9 +95,10 @@ def test_votes_are_those_of_einsum() -> None:
                 (some.agreement(x), torch.einsum("bijd,bjd->bij", exact, x.double())),
             ):
                 assert got.shape == right.shape
-                assert got.dtype == dtype
+                assert got.dtype == full_dtype(dtype)
                 assert_close(got.double() / right.abs().max(), right / right.abs().max(), tol)
-            assert some.zeros().equal(torch.zeros(c.shape, dtype=torch.promote_types(dtype, torch.float32)))
+            assert some.dtype == dtype
+            assert some.zeros().equal(torch.zeros(c.shape, dtype=full_dtype(dtype)))
 
 
 @pytest.mark.parametrize("kind", ["dense", "matrix"])

@@ -62,7 +62,7 @@ class Form:
             values = as_numbers(values, "labels")
         if self.task is None:
             return as_numbers(values, "labels")
-        if self.num_outputs is not None or text_names(values):
+        if self.num_outputs is not None or _are_texts(values):
             return self.task.bring(values, self.num_outputs, class_names=self.class_names)
         numbers = as_numbers(values, "labels")
         if numbers.ndim == 2 and numbers.shape[1] > 1:  # one-hot rows, or shares of classes
@@ -78,10 +78,8 @@ class Form:
         return self.labels(values)
 
 
-def text_names(labels: Any) -> tuple[str, ...]:
-    """Return the names of classes among labels that are texts, sorted; none of numbers."""
-    array = None if isinstance(labels, Tensor) else as_array(labels, "labels")
-    return () if array is None or array.dtype.kind != "U" else tuple(map(str, np.unique(array).tolist()))
+def _are_texts(labels: Any) -> bool:
+    return not isinstance(labels, Tensor) and as_array(labels, "labels").dtype.kind in "US"
 
 
 class Opened(NamedTuple):
@@ -156,7 +154,9 @@ def _open(data: Any, form: Form, keys: Keys | None, where: str) -> Opened:
     if isinstance(pair, tuple | list) and not are_items(pair):
         if len(pair) != 2:
             raise InputError(f"{where} must be images and labels, two tensors or arrays, got {len(pair)} parts")
-        names = form.class_names or (None if form.task is None else text_names(pair[1]) or None)
+        names = form.class_names
+        if names is None and form.task is not None and _are_texts(pair[1]):
+            names = form.task.names(pair[1])
         return Opened(_in_memory(pair[0], pair[1], form), class_names=names, message=message)
     has_items = callable(getattr(data, "__getitem__", None)) and callable(getattr(data, "__len__", None))
     if not has_items or isinstance(data, IterableDataset | str | bytes | Tensor | np.ndarray):

@@ -21,6 +21,7 @@ from torchcaps.nn.map_votes import MapVotes, PlacedVotes, by_type
 from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.transforms import Transform
 from torchcaps.nn.votes import Votes
+from torchcaps.ops.precision import computed_in_full_precision
 from torchcaps.parts import Choice, Spec, build, register
 from torchcaps.ranges import Padding, Pixels, Size, Width
 
@@ -67,6 +68,7 @@ class CapsuleLayer(nn.Module, ABC):
     def votes(self, capsules: Capsules) -> tuple[Votes, Activations]:
         """What the routing is given: the votes, and the activations of the capsules that vote."""
 
+    @computed_in_full_precision
     def route(self, capsules: Capsules | Float[Tensor, "B I K"], *, return_coupling: bool = False) -> Routed:
         """What the routing returns: the output capsules, and the coupling if asked for.
 
@@ -81,6 +83,7 @@ class CapsuleLayer(nn.Module, ABC):
                 layer's sizes.
         """
         votes, activations = self.votes(capsules)  # type: ignore[arg-type]  # each layer says what it takes
+        activations = None if activations is None else votes.present(activations)
         routed = self.routing(votes, activations, return_coupling=return_coupling)
         name = type(self.routing).__name__
         if not isinstance(routed, Routed):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -19,8 +18,16 @@ class MapVotes(Votes):
     """
 
     def __init__(self, votes: Votes, poses: Float[Tensor, "B I K"], positions: int) -> None:
-        super().__init__(poses, votes.size._replace(in_capsules=poses.shape[1]))
+        super().__init__(poses, votes.size._replace(in_capsules=poses.shape[1]), votes.dtype)
         self.votes, self.positions = votes, positions
+
+    def _of_images(self, images: slice) -> Votes:
+        rows = slice(images.start * self.positions, images.stop * self.positions)
+        return MapVotes(self.votes[rows], self.poses[images], self.positions)
+
+    def _hidden(self, mask: Bool[Tensor, "B I"]) -> Votes:
+        by_position = mask.unflatten(1, (-1, self.positions)).transpose(1, 2).flatten(0, 1)  # (B·L, T)
+        return MapVotes(self.votes.masked(by_position), self.poses.where(mask.unsqueeze(2), 0), self.positions)
 
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
         each = None
@@ -34,9 +41,6 @@ class MapVotes(Votes):
     def build(self) -> Float[Tensor, "B I J D"]:
         return by_type(self.votes.build(), self.positions)
 
-    def _masked_votes(self, mask: Bool[Tensor, "B I"]) -> Votes:
-        return self.votes.masked(mask.unflatten(1, (-1, self.positions)).transpose(1, 2).flatten(0, 1))
-
 
 class PlacedVotes(Votes):
     """Votes to which the place of their capsule is added.
@@ -47,23 +51,27 @@ class PlacedVotes(Votes):
     """
 
     def __init__(self, votes: Votes, places: Float[Tensor, "I D"]) -> None:
-        super().__init__(votes.poses, votes.size)
+        super().__init__(votes.poses, votes.size, votes.dtype)
         self.votes, self.places = votes, places
 
+    def _of_images(self, images: slice) -> Votes:
+        return PlacedVotes(self.votes[images], self.places)
+
+    def _hidden(self, mask: Bool[Tensor, "B I"]) -> Votes:
+        return PlacedVotes(self.votes.masked(mask), self.places)
+
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
-        total = self.votes.weighted_sum(coupling)
-        return total + self._added(total.dtype).weighted_sum(coupling)
+        return self.votes.weighted_sum(coupling) + self._added.weighted_sum(coupling)
 
     def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
-        agreement = self.votes.agreement(parents)
-        return agreement + self._added(agreement.dtype).agreement(parents)
+        return self.votes.agreement(parents) + self._added.agreement(parents)
 
     def build(self) -> Float[Tensor, "B I J D"]:
-        votes = self.votes.build()
-        return votes + self._added(votes.dtype).build()
+        return self.votes.build() + self._added.build()
 
-    def _added(self, dtype: torch.dtype) -> Votes:
-        places = self.places.to(dtype).expand(self.poses.shape[0], -1, -1)
+    @property
+    def _added(self) -> Votes:
+        places = self.places.to(self.poses).expand(self.poses.shape[0], -1, -1)
         return IdentityVotes(places, self.size.out_capsules).masked(self.mask)
 
 

@@ -6,10 +6,8 @@ themselves only if it must have each of them.
 
 from __future__ import annotations
 
-import copy
 import functools
 from abc import ABC, abstractmethod
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -20,29 +18,31 @@ from torchcaps.nn.capsules import LayerSize, Routed
 from torchcaps.nn.competition import MapCompetition, SoftmaxOver, log_softmax
 from torchcaps.ops.contractions import agreement, compute_votes, weighted_sum
 from torchcaps.ops.mixtures import dense_votes, matrix_votes
-from torchcaps.ops.precision import full_dtype, full_precision, in_full_precision
+from torchcaps.ops.precision import full_dtype, in_full_precision
 from torchcaps.tracing import is_graph_capture
 
 
 class Votes(ABC):
     """The votes û_j|i of the input capsules of a batch for its output capsules, as a routing algorithm sees them.
 
+    Votes are computed in full precision: half precision becomes float32 here, and :meth:`finish` converts results back.
+
     Args:
         poses: Input capsules u_i.
         size: I, K, J, D.
+        dtype: Of the results: the higher of the precisions of what the votes are made of; that of the poses if None.
     """
 
     competition: MapCompetition | None = None
-    """Who competes on a map whose positions compete; else None."""
-    votes: Any = None
-    """The votes that these are made of, if they are made of others."""
-    positions: int = 1
-    """So many rows of ``votes`` belong to an image."""
+    """Which output capsules compete on a map whose positions compete; else None."""
     mask: Bool[Tensor, "B I"] | None = None
-    """Which input capsules are there; the others have poses of zero. None if all are."""
+    """True for each input capsule that is present; the poses of all others are zero. None if all are present."""
 
-    def __init__(self, poses: Float[Tensor, "B I K"], size: LayerSize) -> None:
-        self.poses, self.size = poses, size
+    def __init__(self, poses: Float[Tensor, "B I K"], size: LayerSize, dtype: torch.dtype | None = None) -> None:
+        if poses.shape[1] == 0:
+            raise InputError("votes must be of at least one input capsule, got I=0")
+        self.dtype = poses.dtype if dtype is None else dtype
+        self.poses, self.size = poses.to(full_dtype(self.dtype)), size
 
     @abstractmethod
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
@@ -56,40 +56,43 @@ class Votes(ABC):
     def build(self) -> Float[Tensor, "B I J D"]:
         """The votes themselves, for algorithms that need each of them: B·I·J·D numbers."""
 
-    def __getitem__(self, images: slice) -> Votes:
-        """The votes of some images, for algorithms that build those of a few at a time.
+    @abstractmethod
+    def _of_images(self, images: slice) -> Votes:
+        """The votes of some images, without regard to the mask."""
 
-        A subclass that holds more of each image than poses and ``votes`` cuts that, too.
-        """
-        some = copy.copy(self)
-        some.poses = self.poses[images]
-        some.mask = None if self.mask is None else self.mask[images]
-        if self.votes is not None:
-            some.votes = self.votes[images.start * self.positions : images.stop * self.positions]
-        return some
+    @abstractmethod
+    def _hidden(self, mask: Bool[Tensor, "B I"]) -> Votes:
+        """The votes with zero in place of each number of an input capsule that is not present."""
+
+    def __getitem__(self, images: slice) -> Votes:
+        """The votes of some images, for algorithms that build those of a few at a time."""
+        return self._like_these(self._of_images(images), None if self.mask is None else self.mask[images])
 
     def masked(self, mask: Bool[Tensor, "B I"] | None) -> Votes:
-        """The votes of the input capsules that a mask says are there: sums go over these alone."""
+        """The votes of the input capsules that a mask marks as present, among those that are present already."""
         if mask is None:
             return self
-        some = copy.copy(self)
-        some.poses, some.mask = self.poses.where(mask.unsqueeze(2), 0), mask
-        if self.votes is not None:
-            some.votes = self._masked_votes(mask)
-        return some
+        mask = mask if self.mask is None else mask & self.mask
+        return self._like_these(self._hidden(mask), mask)
 
-    def _masked_votes(self, mask: Bool[Tensor, "B I"]) -> Any:
-        """The same of the votes that these are made of."""
-        return self.votes.masked(mask)
+    def _like_these(self, votes: Votes, mask: Bool[Tensor, "B I"] | None) -> Votes:
+        votes.competition, votes.dtype, votes.mask = self.competition, self.dtype, mask
+        return votes
 
-    def active(self, activations: Float[Tensor, "B I"]) -> Float[Tensor, "B I"]:
-        """Activations of the input capsules, zero for those that are not there."""
-        return activations if self.mask is None else activations.where(self.mask, 0)
+    def present(self, values: Float[Tensor, "B I *more"], otherwise: float = 0.0) -> Float[Tensor, "B I *more"]:
+        """Values of the input capsules, replaced by ``otherwise`` for each input capsule that is not present.
+
+        Every number of an input capsule passes here before it is used, so that nothing that is written at masked places
+        is read, neither by a result nor by a gradient.
+        """
+        if self.mask is None:
+            return values
+        return values.where(self.mask.reshape(*self.mask.shape, *[1] * (values.ndim - 2)), otherwise)
 
     def zeros(self) -> Float[Tensor, "B I J"]:
         """Routing logits to start from, in full precision; in memory as (J, B, I), as agreement is."""
         shape = self.size.out_capsules, self.poses.shape[0], self.size.in_capsules
-        return self.poses.new_zeros(shape, dtype=full_dtype(self.poses.dtype)).permute(1, 2, 0)
+        return self.poses.new_zeros(shape).permute(1, 2, 0)
 
     def compete(
         self, logits: Float[Tensor, "B I J"], softmax_over: SoftmaxOver = "outputs", *, leaky: bool = False
@@ -107,12 +110,9 @@ class Votes(ABC):
         Returns:
             c_ij; zero for input capsules that are not there.
         """
-        if self.mask is None:
-            return self._compete(logits, softmax_over, leaky)
-        there = self.mask.unsqueeze(2)
-        if softmax_over == "inputs":  # by -∞, a row without any capsule would be NaN
-            logits = logits.where(there, torch.finfo(logits.dtype).min)
-        return self._compete(logits, softmax_over, leaky).where(there, 0)
+        # over inputs -∞ would make a row without any capsule NaN
+        hidden = torch.finfo(logits.dtype).min if softmax_over == "inputs" else 0.0
+        return self.present(self._compete(self.present(logits, hidden), softmax_over, leaky))
 
     def _compete(
         self, logits: Float[Tensor, "B I J"], softmax_over: SoftmaxOver, leaky: bool
@@ -129,14 +129,13 @@ class Votes(ABC):
 
     def log_compete(self, logits: Float[Tensor, "B I J"]) -> Float[Tensor, "B I J"]:
         """The logarithm of :meth:`compete` over the outputs, exact even of couplings too small for their precision."""
-        if self.competition is not None:
-            return self.competition.log_softmax(logits)
-        return log_softmax(logits)
+        logits = self.present(logits)
+        return log_softmax(logits) if self.competition is None else self.competition.log_softmax(logits)
 
     def finish(self, routed: Routed, *, coupling: bool) -> Routed:
-        """What a routing returns: ``routed`` in the dtype of the poses, zero where no capsule is; coupling if asked."""
+        """What a routing returns: ``routed`` in :attr:`dtype`, zero where no capsule is present; coupling if asked."""
         kept = routed if coupling else routed._replace(coupling=None)
-        poses, *others = (None if each is None else each.to(self.poses.dtype) for each in kept)
+        poses, *others = (None if each is None else each.to(self.dtype) for each in kept)
         assert poses is not None
         return Routed(poses, *others).within(self.mask)
 
@@ -146,40 +145,62 @@ class BuiltVotes(Votes):
 
     Args:
         votes: û_j|i.
-        poses: What they were made of; where nobody knows, the votes for the first output capsule stand for it.
+        poses: What they were made of; if None, the votes for the first output capsule take their place.
+        dtype: Of the results; that of the votes if None.
     """
 
-    def __init__(self, votes: Float[Tensor, "B I J D"], poses: Float[Tensor, "B I K"] | None = None) -> None:
+    def __init__(
+        self,
+        votes: Float[Tensor, "B I J D"],
+        poses: Float[Tensor, "B I K"] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         _, I, J, D = votes.shape
         if min(I, J, D) == 0:
             raise InputError(f"votes must be of at least one capsule and component, got I={I}, J={J}, D={D}")
         poses = votes[:, :, 0] if poses is None else poses
-        super().__init__(poses, LayerSize(I, poses.shape[2], J, D))
-        self.votes = votes
+        super().__init__(poses, LayerSize(I, poses.shape[2], J, D), votes.dtype if dtype is None else dtype)
+        self.votes = in_full_precision(votes)
 
     @classmethod
     def of(cls, given: Votes | Float[Tensor, "B I J D"], mask: Bool[Tensor, "B I"] | None = None) -> Votes:
-        """Votes from votes, or from a tensor, which is computed with in full precision; of a mask's capsules alone."""
-        if isinstance(given, Votes):
-            return given.masked(mask)
-        built = cls(given)
-        built.votes = in_full_precision(given)
-        return built.masked(mask)
+        """Votes from votes, or from a tensor; of a mask's capsules alone."""
+        return (given if isinstance(given, Votes) else cls(given)).masked(mask)
 
-    def _masked_votes(self, mask: Bool[Tensor, "B I"]) -> Tensor:
-        return self.votes.where(mask[..., None, None], 0)
+    def _of_images(self, images: slice) -> Votes:
+        return BuiltVotes(self.votes[images], self.poses[images])
+
+    def _hidden(self, mask: Bool[Tensor, "B I"]) -> Votes:
+        there = mask.unsqueeze(2)
+        return BuiltVotes(self.votes.where(there.unsqueeze(3), 0), self.poses.where(there, 0))
 
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
-        return self.votes.sum(1) if coupling is None else torch.einsum("bij,bijd->bjd", coupling, self.votes)
+        if coupling is None:
+            return self.votes.sum(1)
+        return torch.einsum("bij,bijd->bjd", coupling.to(self.votes), self.votes)
 
     def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
-        return torch.einsum("bijd,bjd->bij", self.votes, parents)
+        return torch.einsum("bijd,bjd->bij", self.votes, parents.to(self.votes))
 
     def build(self) -> Float[Tensor, "B I J D"]:
         return self.votes
 
 
-class DenseVotes(Votes):
+class VotesOfPoses(Votes):
+    """Votes that are made of poses, with weights that are the same for all images."""
+
+    @abstractmethod
+    def _of(self, poses: Float[Tensor, "B I K"]) -> Votes:
+        """The votes of other poses, with the same weights."""
+
+    def _of_images(self, images: slice) -> Votes:
+        return self._of(self.poses[images])
+
+    def _hidden(self, mask: Bool[Tensor, "B I"]) -> Votes:
+        return self._of(self.poses.where(mask.unsqueeze(2), 0))
+
+
+class DenseVotes(VotesOfPoses):
     """Votes W_ij u_i, a matrix for each pair.
 
     Args:
@@ -188,8 +209,12 @@ class DenseVotes(Votes):
     """
 
     def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"]) -> None:
-        super().__init__(poses, LayerSize(weight.shape[0], poses.shape[2], *weight.shape[1:3]))
+        size = LayerSize(weight.shape[0], poses.shape[2], *weight.shape[1:3])
+        super().__init__(poses, size, torch.promote_types(poses.dtype, weight.dtype))
         self.weight = weight
+
+    def _of(self, poses: Float[Tensor, "B I K"]) -> Votes:
+        return DenseVotes(poses, self.weight)
 
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
         return weighted_sum(self.poses, self.weight, coupling)
@@ -200,47 +225,50 @@ class DenseVotes(Votes):
     def build(self) -> Float[Tensor, "B I J D"]:
         if is_graph_capture():
             return compute_votes(self.poses, self.weight)
-        votes = dense_votes(self.poses.to(self.columns.dtype), self.columns, self.size.out_capsules)
-        return votes.to(torch.promote_types(self.poses.dtype, self.weight.dtype))
+        return dense_votes(self.poses, self.columns, self.size.out_capsules)
 
     @functools.cached_property
     def columns(self) -> Float[Tensor, "I K JD"]:
         """The matrices laid out so that each capsule's votes are one product."""
-        dtype = full_dtype(torch.promote_types(self.poses.dtype, self.weight.dtype))
-        return self.weight.to(dtype).permute(0, 3, 1, 2).flatten(2).contiguous()
+        return self.weight.to(self.poses.dtype).permute(0, 3, 1, 2).flatten(2).contiguous()
 
-    def __getitem__(self, images: slice) -> Votes:
-        _ = self.columns  # laid out once, for the votes of all images
-        return super().__getitem__(images)
+    def _of_images(self, images: slice) -> Votes:
+        some = DenseVotes(self.poses[images], self.weight)
+        some.columns = self.columns  # laid out once, for the votes of all images
+        return some
 
 
-class IdentityVotes(Votes):
+class IdentityVotes(VotesOfPoses):
     """Votes u_i, the same for all output capsules; a subclass does something for each of these, to all input capsules.
 
     What is done to sums of poses, and not to each pose, is done J times instead of I·J times.
     """
 
-    def __init__(self, poses: Float[Tensor, "B I K"], out_capsules: int, out_dim: int | None = None) -> None:
+    def __init__(
+        self,
+        poses: Float[Tensor, "B I K"],
+        out_capsules: int,
+        out_dim: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         _, I, K = poses.shape
-        super().__init__(poses, LayerSize(I, K, out_capsules, out_dim or K))
+        super().__init__(poses, LayerSize(I, K, out_capsules, out_dim or K), dtype)
+
+    def _of(self, poses: Float[Tensor, "B I K"]) -> Votes:
+        return IdentityVotes(poses, self.size.out_capsules)
 
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
-        with full_precision(self.poses.device):
-            poses = in_full_precision(self.poses)
-            total = poses.sum(1, keepdim=True) if coupling is None else coupling.to(poses).mT @ poses
-            return self._transform(total).to(self.poses.dtype)
+        total = self.poses.sum(1, keepdim=True) if coupling is None else coupling.to(self.poses).mT @ self.poses
+        return self._transform(total)
 
     def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
-        with full_precision(self.poses.device):
-            poses = in_full_precision(self.poses)
-            return (poses @ self._transpose(parents.to(poses)).mT).to(self.poses.dtype)
+        return self.poses @ self._transpose(parents.to(self.poses)).mT
 
     def build(self) -> Float[Tensor, "B I J D"]:
-        with full_precision(self.poses.device):
-            return self._transform(in_full_precision(self.poses).unsqueeze(2)).to(self.poses.dtype)
+        return self._transform(self.poses.unsqueeze(2))
 
     def _transform(self, poses: Float[Tensor, "*B N K"]) -> Float[Tensor, "*B J D"]:
-        """T_j u of poses for each output capsule; of one pose for all, N = 1, too."""
+        """Apply T_j to poses (…, N, K); N is J, or 1 to use the same pose for every output."""
         return poses.expand(*poses.shape[:-2], self.size.out_capsules, -1)
 
     def _transpose(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B J K"]:
@@ -252,33 +280,57 @@ class SharedVotes(IdentityVotes):
     """Votes W_j u_i: all input capsules share the matrix of an output capsule."""
 
     def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "J D K"]) -> None:
-        super().__init__(poses, *weight.shape[:2])
+        J, D, _ = weight.shape
+        super().__init__(poses, J, D, torch.promote_types(poses.dtype, weight.dtype))
         self.weight = weight
 
+    def _of(self, poses: Float[Tensor, "B I K"]) -> Votes:
+        return SharedVotes(poses, self.weight)
+
     def _transform(self, poses: Float[Tensor, "*B N K"]) -> Float[Tensor, "*B J D"]:
-        return torch.einsum("jdk,...jk->...jd", in_full_precision(self.weight), poses)
+        return torch.einsum("jdk,...jk->...jd", self.weight.to(poses), poses)
 
     def _transpose(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B J K"]:
-        return torch.einsum("jdk,bjd->bjk", in_full_precision(self.weight), parents)
+        return torch.einsum("jdk,bjd->bjk", self.weight.to(parents), parents)
 
 
-class FactoredVotes(IdentityVotes):
+class CommonVotes(IdentityVotes):
+    """Votes W u_i: one matrix for all pairs."""
+
+    def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "D K"], out_capsules: int) -> None:
+        super().__init__(poses, out_capsules, len(weight), torch.promote_types(poses.dtype, weight.dtype))
+        self.weight = weight
+
+    def _of(self, poses: Float[Tensor, "B I K"]) -> Votes:
+        return CommonVotes(poses, self.weight, self.size.out_capsules)
+
+    def _transform(self, poses: Float[Tensor, "*B N K"]) -> Float[Tensor, "*B J D"]:
+        return super()._transform(poses @ self.weight.to(poses).mT)
+
+    def _transpose(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B J K"]:
+        return parents @ self.weight.to(parents)
+
+
+class FactoredVotes(CommonVotes):
     """Votes F (f_j∘u_i): the matrix of an output capsule is a matrix of all, whose columns it scales."""
 
     def __init__(
         self, poses: Float[Tensor, "B I K"], scale: Float[Tensor, "J K"], weight: Float[Tensor, "D K"]
     ) -> None:
-        super().__init__(poses, len(scale), len(weight))
-        self.scale, self.weight = scale, weight
+        super().__init__(poses, weight, len(scale))
+        self.scale = scale
+
+    def _of(self, poses: Float[Tensor, "B I K"]) -> Votes:
+        return FactoredVotes(poses, self.scale, self.weight)
 
     def _transform(self, poses: Float[Tensor, "*B N K"]) -> Float[Tensor, "*B J D"]:
-        return (poses * self.scale.to(poses)) @ self.weight.to(poses).mT
+        return super()._transform(poses * self.scale.to(poses))
 
     def _transpose(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B J K"]:
-        return parents @ self.weight.to(parents) * self.scale.to(parents)
+        return super()._transpose(parents) * self.scale.to(parents)
 
 
-class MatrixVotes(Votes):
+class MatrixVotes(VotesOfPoses):
     """Votes M_i W_ij of poses that are square matrices, M_i (P, P), read row by row: K = D = P².
 
     The rows of a pose are transformed alike, so that a row is a capsule of P components to the sums.
@@ -286,8 +338,11 @@ class MatrixVotes(Votes):
 
     def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J P P"]) -> None:
         I, J, P, _ = weight.shape
-        super().__init__(poses, LayerSize(I, P * P, J, P * P))
+        super().__init__(poses, LayerSize(I, P * P, J, P * P), torch.promote_types(poses.dtype, weight.dtype))
         self.weight, self.side = weight, P
+
+    def _of(self, poses: Float[Tensor, "B I K"]) -> Votes:
+        return MatrixVotes(poses, self.weight)
 
     @property
     def rows(self) -> DenseVotes:
@@ -304,9 +359,7 @@ class MatrixVotes(Votes):
     def build(self) -> Float[Tensor, "B I J D"]:
         if is_graph_capture():
             return self._joined(self.rows.build())
-        dtype = torch.promote_types(self.poses.dtype, self.weight.dtype)
-        poses, weight = (tensor.to(full_dtype(dtype)) for tensor in (self.poses, self.weight))
-        return matrix_votes(poses.unflatten(2, (self.side, self.side)), weight).to(dtype)
+        return matrix_votes(self.poses.unflatten(2, (self.side, self.side)), self.weight.to(self.poses))
 
     def _rows_of(self, poses: Float[Tensor, "B N D"]) -> Float[Tensor, "BP N P"]:
         return poses.unflatten(2, (self.side, self.side)).movedim(2, 1).flatten(0, 1)

@@ -1,31 +1,78 @@
-"""Half precision is computed in float32, everywhere outside convolutions and dense layers."""
+"""Half precision is computed in float32 everywhere outside convolutions and dense layers.
+
+There are two parts to it. Tensors of half precision are converted where they come in, by :func:`full_dtype`, and
+results are converted back once, at the end. Autocast, which rounds the factors of matrix products, is turned off by
+:func:`computed_in_full_precision` for a whole function and for its gradients.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps.errors import WrongType
+from torchcaps.tracing import is_graph_capture
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def full_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float32 for half precision; any other dtype is itself."""
+    """Return float32 for half precision, and any other dtype as it is."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def in_full_precision(x: Tensor) -> Tensor:
-    """A tensor in :func:`full_dtype` of its dtype."""
+    """Return a tensor in :func:`full_dtype` of its dtype."""
     return x.to(full_dtype(x.dtype))
 
 
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Autocast off on ``device``: the softmax and the squash magnify the rounding of half-precision products."""
-    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+    """Turn autocast off on ``device``: the softmax and the squash magnify the rounding of half-precision products."""
+    if _uses_autocast(device.type):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
+
+
+def computed_in_full_precision(function: FunctionT) -> FunctionT:
+    """Turn autocast off while a function runs, and while its results are differentiated.
+
+    The second part matters because autocast also rounds the factors of gradients if ``backward`` is called inside its
+    context. Only the steps between the function's arguments and its results are changed. Compiled and exported graphs
+    do not have it.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        first = next(tensors_in((args, kwargs)), None)
+        if first is None or not _uses_autocast(kind := first.device.type):
+            return function(*args, **kwargs)
+        given = list(tensors_in((args, kwargs)))
+        with torch.autocast(kind, enabled=False):
+            results = function(*args, **kwargs)
+        if torch.is_grad_enabled() and not is_graph_capture():
+            _differentiate_without_autocast(kind, tensors_in(results), given)
+        return results
+
+    return cast(FunctionT, call)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of arguments or results: in sequences, mappings and plain objects, but not in modules."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from tensors_in(each)
+    elif isinstance(value, Mapping):
+        yield from tensors_in(list(value.values()))
+    elif hasattr(value, "__dict__") and not isinstance(value, (nn.Module, type)):
+        yield from tensors_in(vars(value))
 
 
 def check_one_dtype(what: str, *tensors: Tensor | None) -> None:
@@ -33,7 +80,45 @@ def check_one_dtype(what: str, *tensors: Tensor | None) -> None:
     given = [tensor for tensor in tensors if tensor is not None]
     dtypes = dict.fromkeys(tensor.dtype for tensor in given)
     if len(dtypes) > 1:
-        kind = given[0].device.type
-        cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        cast = _uses_autocast(given[0].device.type)
         if not cast or torch.float64 in dtypes:  # which autocast leaves alone
             raise WrongType(f"{what} must be of one dtype, got {' and '.join(map(str, dtypes))}")
+
+
+def _uses_autocast(kind: str) -> bool:
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+# ---- gradients
+
+
+class _WithoutAutocast:
+    """Two hooks of a step of the backward pass, which turn autocast off before it and back on after it.
+
+    A step can run on a thread of autograd's own, so that each thread has a stack of states.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.threads = kind, threading.local()
+
+    def before(self, _gradients: Any) -> None:
+        self.threads.__dict__.setdefault("states", []).append(torch.is_autocast_enabled(self.kind))
+        torch.set_autocast_enabled(self.kind, False)
+
+    def after(self, _inputs: Any, _outputs: Any) -> None:
+        torch.set_autocast_enabled(self.kind, self.threads.states.pop())
+
+
+def _differentiate_without_autocast(kind: str, results: Iterable[Tensor], given: Iterable[Tensor]) -> None:
+    """Turn autocast off for each step of the backward pass from ``results`` to the tensors that they are made of."""
+    hooks = _WithoutAutocast(kind)
+    seen = {tensor.grad_fn for tensor in given}  # what lies before belongs to the caller
+    pending = [tensor.grad_fn for tensor in results]
+    while pending:
+        step = pending.pop()
+        if step is None or step in seen or not step.next_functions:  # the last: a leaf, whose step outlives the graph
+            continue
+        seen.add(step)
+        step.register_prehook(hooks.before)
+        step.register_hook(hooks.after)
+        pending += [before for before, _ in step.next_functions]

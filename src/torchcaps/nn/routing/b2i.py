@@ -9,19 +9,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from torchcaps.errors import InputError
 from torchcaps.nn.capsules import Activations, LayerSize, Routed, RoutingRound
 from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.routing.dynamic import dynamic_routing, routing_rounds
 from torchcaps.nn.votes import Votes
-from torchcaps.ops.precision import full_dtype, in_full_precision
 from torchcaps.parts import register
 from torchcaps.ranges import AtLeastOneIteration, Epsilon
-from torchcaps.tracing import is_exporting
+from torchcaps.tracing import is_eager, is_graph_capture
 
 Start = Literal["noise", "queries"]
 """Where routing logits start."""
-LONGEST = 4096
-"""Items at most in an exported graph, which holds the noise of so many: no graph draws that of a generator."""
+NOISE_ITEMS = 4096
+"""Items of a history whose noise is drawn in advance; a graph takes no more, since it cannot draw a generator's."""
 
 
 @register("routing", "b2i")
@@ -33,10 +33,10 @@ class B2IRouting(Routing):
         v_j  = dynamic_routing(û, num_iterations, prior=b)
 
     Under one matrix for all pairs (the transform ``"common"``) the votes of an item are the same for all interests, so
-    that equal logits would keep the interests equal. Noise is drawn anew for each row in training, and is the same at
-    each call in evaluation: its n-th row belongs to the n-th item that the mask says is there. An exported graph
-    with noise takes 4,096 items at most. With noise, gradients flow through the last weighted sum only, as in the
-    source.
+    that equal logits would keep the interests equal. Noise is drawn anew for each row in training. In evaluation it is
+    the same at each call and on every device, because it is drawn on the CPU from a fixed seed: its n-th row belongs to
+    the n-th item that the mask marks as present. An exported or compiled graph with noise takes 4,096 items at most.
+    With noise, gradients flow through the last weighted sum only, as in the source.
 
     Args:
         num_iterations: Routing iterations: how many times the coupling is computed.
@@ -56,11 +56,11 @@ class B2IRouting(Routing):
         self.queries: nn.Parameter | None = None
 
     def bind(self, size: LayerSize) -> None:
-        """Make the queries (J, D), where they are wanted, or the noise of an exported graph."""
+        """Make the queries (J, D), or draw the noise of evaluation."""
         if self.start_from == "queries":
             self.queries = nn.Parameter(torch.randn(size.out_capsules, size.out_dim))
         else:
-            self._noise = seeded_noise(LONGEST, size.out_capsules, "cpu")
+            self._noise = seeded_noise(NOISE_ITEMS, size.out_capsules)
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Activations are not used: the length of a pose says the same."""
@@ -81,22 +81,33 @@ class B2IRouting(Routing):
         """The routing logits at the start."""
         (B, I, _), J = votes.poses.shape, votes.size.out_capsules
         if self.queries is not None:
-            return in_full_precision(votes.agreement(self.queries.expand(B, -1, -1)))
-        dtype, device = full_dtype(votes.poses.dtype), votes.poses.device
+            return votes.agreement(self.queries.to(votes.poses.dtype).expand(B, -1, -1))
+        dtype, device = votes.poses.dtype, votes.poses.device
         if self.training:
             return truncated_normal(torch.rand(B, I, J, device=device)).to(dtype)
         if votes.mask is None:
             place = torch.arange(I, device=device).expand(B, -1)
         else:
             place = (votes.mask.cumsum(1) - 1).clamp_min(0)
-        noise = self._noise if is_exporting() else seeded_noise(I, J, device)
-        return noise.to(device, dtype)[place]
+        return self._noise_of(I, device).to(dtype)[place]
+
+    def _noise_of(self, items: int, device: torch.device) -> Float[Tensor, "N J"]:
+        """Return the noise of at least so many items, which is always drawn on the CPU."""
+        if isinstance(items, int) and len(self._noise) < items:  # not a symbol of a graph
+            if is_graph_capture():
+                raise InputError(f"B2IRouting: a graph takes at most {len(self._noise)} items with noise, got {items}")
+            self._noise = seeded_noise(2 ** math.ceil(math.log2(items)), self._noise.shape[1])
+        noise = self._noise.to(device)
+        if is_eager() and device.type != "meta":
+            self._noise = noise  # copied to a GPU once
+        return noise
 
 
-def seeded_noise(number: int, out_capsules: int, device: torch.device | str) -> Float[Tensor, "I J"]:
-    """The noise of evaluation; the first items of a longer history have the same numbers."""
-    generator = torch.Generator(device).manual_seed(0)  # in float32 whatever is computed in
-    return truncated_normal(torch.rand(number, out_capsules, generator=generator, device=device))
+def seeded_noise(number: int, out_capsules: int) -> Float[Tensor, "I J"]:
+    """Draw the noise of evaluation; the first items of a longer history have the same numbers."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    uniform = torch.rand(number, out_capsules, generator=generator, device="cpu", dtype=torch.float32)
+    return truncated_normal(uniform)
 
 
 def truncated_normal(uniform: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -13,7 +13,7 @@ from torchcaps.errors import InputError
 from torchcaps.nn.capsules import Activations, LayerSize, Routed, RoutingRound
 from torchcaps.nn.competition import SoftmaxOver
 from torchcaps.nn.votes import Votes
-from torchcaps.ops.precision import full_precision, in_full_precision
+from torchcaps.ops.precision import computed_in_full_precision, in_full_precision
 from torchcaps.ops.squash import safe_norm
 
 
@@ -40,7 +40,8 @@ class Routing(nn.Module, ABC):
     @staticmethod
     def activations_of(votes: Votes, activations: Activations) -> Float[Tensor, "B I"]:
         """How active the input capsules are, in full precision; the lengths of their poses where nothing says so."""
-        return in_full_precision(votes.active(safe_norm(votes.poses) if activations is None else activations))
+        active = safe_norm(votes.poses) if activations is None else activations
+        return votes.present(active.to(votes.poses.dtype))
 
     def balanced_std(self, size: LayerSize) -> float:
         """The deviation of votes, relative to the length of a pose, with which output capsules start well.
@@ -67,6 +68,7 @@ class Routing(nn.Module, ABC):
             Output capsules, and the coupling if it was asked for and there is one.
         """
 
+    @computed_in_full_precision
     def rounds(self, votes: Votes, activations: Activations = None) -> list[RoutingRound]:
         """Every number of each iteration, for pictures and statistics; the arguments are those of :meth:`forward`.
 
@@ -99,7 +101,6 @@ class ScoredRouting(Routing):
 
     def scored(self, routed: Routed, votes: Votes) -> Routed:
         """What was routed, with activations."""
-        with full_precision(votes.poses.device):
-            poses = in_full_precision(routed.poses)
-            active = (poses @ self.score.to(poses.dtype) + self.score_bias.to(poses.dtype)).sigmoid()
+        poses = in_full_precision(routed.poses)
+        active = (poses @ self.score.to(poses.dtype) + self.score_bias.to(poses.dtype)).sigmoid()
         return routed._replace(activations=active.to(routed.poses.dtype)).within(votes.mask)

@@ -24,7 +24,7 @@ from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.votes import BuiltVotes, DenseVotes, Votes
 from torchcaps.ops.contractions import compute_votes
 from torchcaps.ops.fused import Options, route_recompute
-from torchcaps.ops.precision import full_precision, in_full_precision
+from torchcaps.ops.precision import computed_in_full_precision
 from torchcaps.ops.squash import squash
 from torchcaps.parts import register
 from torchcaps.ranges import Epsilon, Iterations
@@ -37,6 +37,7 @@ Prior = Float[Tensor, "I J"] | Float[Tensor, "B I J"]
 
 
 @checked
+@computed_in_full_precision
 def dynamic_routing(
     votes: Votes | Float[Tensor, "B I J D"],
     num_iterations: Iterations = 3,
@@ -88,27 +89,26 @@ def dynamic_routing(
     given = BuiltVotes.of(votes, mask)
 
     def weighted_sum(coupling: Tensor | None) -> Tensor:
-        s = in_full_precision(given.weighted_sum(coupling))  # s_j = Σ_i c_ij û_j|i
+        s = given.weighted_sum(coupling)  # s_j = Σ_i c_ij û_j|i
         return s if bias is None else s + bias.to(s.dtype)
 
-    with full_precision(given.poses.device):
-        logits = given.zeros()  # b_ij
-        logits = logits if prior is None else logits + prior.to(logits.dtype)
-        if num_iterations == 0:
-            routed = Routed(weighted_sum(None), coupling=torch.ones_like(logits))
-        for iteration in range(1, num_iterations + 1):
-            coupling = given.compete(logits, softmax_over, leaky=leaky)  # c_ij = softmax b_ij
-            if stop_gradient:  # what made the coupling gets no gradient, so only the last weighted sum does
-                coupling = coupling.detach()
-            s = weighted_sum(coupling)
-            capsules = squash(s, eps=eps)  # v_j
-            routed = Routed(capsules, coupling=coupling)
-            if iteration == num_iterations and rounds is None:
-                break
-            agreement = in_full_precision(given.agreement(capsules))  # ⟨û_j|i, v_j⟩
-            if rounds is not None:
-                rounds.append(RoutingRound(logits, coupling, s, capsules, agreement))
-            logits = logits + agreement
+    logits = given.zeros()  # b_ij
+    logits = logits if prior is None else given.present(logits + prior.to(logits.dtype))
+    if num_iterations == 0:
+        routed = Routed(weighted_sum(None), coupling=torch.ones_like(logits))
+    for iteration in range(1, num_iterations + 1):
+        coupling = given.compete(logits, softmax_over, leaky=leaky)  # c_ij = softmax b_ij
+        if stop_gradient:  # what made the coupling gets no gradient, so only the last weighted sum does
+            coupling = coupling.detach()
+        s = weighted_sum(coupling)
+        capsules = squash(s, eps=eps)  # v_j
+        routed = Routed(capsules, coupling=coupling)
+        if iteration == num_iterations and rounds is None:
+            break
+        agreement = given.agreement(capsules)  # ⟨û_j|i, v_j⟩
+        if rounds is not None:
+            rounds.append(RoutingRound(logits, coupling, s, capsules, agreement))
+        logits = logits + agreement
     return given.finish(routed, coupling=return_coupling)
 
 
@@ -147,6 +147,7 @@ def routing_rounds(
 
 
 @checked
+@computed_in_full_precision
 def route(  # noqa: D417  the other arguments are dynamic_routing's
     poses: Float[Tensor, "B I K"],
     weight: Float[Tensor, "I J D K"],
@@ -184,8 +185,9 @@ def route(  # noqa: D417  the other arguments are dynamic_routing's
         raise InputError('route: backend="recompute" has no prior and no mask over inputs; take backend="reference"')
     poses = poses if mask is None else poses.where(mask.unsqueeze(2), 0)
     if backend == "reference" or by_loop or needs_torch_operations():
+        votes = DenseVotes(poses, weight)
         return dynamic_routing(
-            compute_votes(poses, weight),
+            BuiltVotes(compute_votes(votes.poses, weight), dtype=votes.dtype),
             num_iterations,
             softmax_over=softmax_over,
             stop_gradient=stop_gradient,
@@ -271,7 +273,8 @@ class DynamicRouting(Routing):
         options = self._options() | {"return_coupling": return_coupling}
         if isinstance(votes, DenseVotes) and votes.competition is None and self.prior is None:
             options |= {"mask": votes.mask, "backend": self.backend}
-            return route(votes.poses, votes.weight, self.num_iterations, **options)
+            routed = route(votes.poses, votes.weight, self.num_iterations, **options)
+            return votes.finish(routed, coupling=return_coupling)
         return dynamic_routing(votes, self.num_iterations, **options)
 
     def rounds(

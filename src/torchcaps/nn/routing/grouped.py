@@ -6,7 +6,8 @@ import copy
 from typing import Annotated, cast
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import Activations, LayerSize, Routed
@@ -64,31 +65,28 @@ class GroupedRouting(Routing):
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Votes of matrices for each pair are not built."""
-        if not isinstance(votes, DenseVotes):
-            competition, mask = votes.competition, votes.mask
-            votes = BuiltVotes(votes.build(), votes.poses)
-            votes.competition, votes.mask = competition, mask
+        given = votes if isinstance(votes, DenseVotes) else votes.build()
         size, found = votes.size.in_capsules // self.num_groups, []
         for n, group in enumerate(self.groups):
             part = slice(n * size, (n + 1) * size)
             active = None if activations is None else activations[:, part]
-            found.append(group(_part_of(votes, part), active, return_coupling=return_coupling))
+            found.append(group(_part_of(votes, given, part), active, return_coupling=return_coupling))
         poses, actives, couplings = zip(*found, strict=True)
-        return Routed(
+        routed = Routed(
             torch.stack(poses).sum(0),
             None if actives[0] is None else torch.stack(actives).mean(0),
             None if couplings[0] is None else torch.cat(couplings, 1),
         )
+        return votes.finish(routed, coupling=return_coupling)
 
 
-def _part_of(votes: DenseVotes | BuiltVotes, part: slice) -> Votes:
-    """The votes of some of the input capsules."""
-    poses, mask = votes.poses[:, part], None if votes.mask is None else votes.mask[:, part]
-    some: Votes
-    if isinstance(votes, DenseVotes):
-        some = DenseVotes(poses, votes.weight[part])
-    else:
-        some = BuiltVotes(votes.votes[:, part], poses)
+def _part_of(votes: Votes, given: DenseVotes | Float[Tensor, "B I J D"], part: slice) -> Votes:
+    """The votes of some of the input capsules, in full precision, so that the sum of the groups is rounded only once.
+
+    ``given`` are the same votes, as matrices or built.
+    """
+    poses = votes.poses[:, part]
+    some = BuiltVotes(given[:, part], poses) if isinstance(given, Tensor) else DenseVotes(poses, given.weight[part])
     if votes.competition is not None:
         some.competition = MapCompetition(votes.competition.children[:, part], votes.competition.number)
-    return some.masked(mask)
+    return some.masked(None if votes.mask is None else votes.mask[:, part])

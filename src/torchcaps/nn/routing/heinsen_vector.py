@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torchcaps.nn.capsules import Activations, LayerSize, Routed
 from torchcaps.nn.routing.base import ScoredRouting
 from torchcaps.nn.votes import Votes
-from torchcaps.ops.precision import full_precision, in_full_precision
 from torchcaps.parts import register
 from torchcaps.ranges import AtLeastOneIteration
 
@@ -66,24 +65,23 @@ class HeinsenVectorRouting(ScoredRouting):
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Activations of the input capsules are not used: f_i stands for them."""
-        with full_precision(votes.poses.device):
-            poses = in_full_precision(votes.poses)
-            own = {name: each.to(poses.dtype) for name, each in self.named_parameters()}
-            there = votes.active(poses.new_ones(poses.shape[:2]))
-            scale = there.sum(1).clamp_min(1)[:, None, None] ** -0.5  # 1/√I
-            score = (scale * poses * own["data_weight"]).sum(2) + own["data_bias"]
-            data = (there * score.sigmoid()).unsqueeze(2)  # f_i
-            beta = own["beta"] if self.beta_weight is None else own["beta"] + poses.unsqueeze(1) @ own["beta_weight"]
-            use, ignore = beta.unbind(-3)
-            logits = votes.zeros()
-            for iteration in range(1, self.num_iterations + 1):
-                coupling = votes.compete(logits)
-                credit = use * coupling * data - ignore * (data - coupling * data)
-                total = in_full_precision(votes.weighted_sum(credit)) * scale
-                total = _normalised(total + credit.sum(1).unsqueeze(2) * own["vote_bias"])
-                if iteration < self.num_iterations:
-                    predicted = total @ own["predict"] * own["predict_scale"] + own["predict_bias"]  # (B, J, K)
-                    logits = F.logsigmoid(poses @ predicted.mT * own["match_scale"] + own["match_bias"])
+        poses = votes.poses
+        own = {name: each.to(poses.dtype) for name, each in self.named_parameters()}
+        there = votes.present(poses.new_ones(poses.shape[:2]))
+        scale = there.sum(1).clamp_min(1)[:, None, None] ** -0.5  # 1/√I
+        score = (scale * poses * own["data_weight"]).sum(2) + own["data_bias"]
+        data = (there * score.sigmoid()).unsqueeze(2)  # f_i
+        beta = own["beta"] if self.beta_weight is None else own["beta"] + poses.unsqueeze(1) @ own["beta_weight"]
+        use, ignore = beta.unbind(-3)
+        logits = votes.zeros()
+        for iteration in range(1, self.num_iterations + 1):
+            coupling = votes.compete(logits)
+            credit = use * coupling * data - ignore * (data - coupling * data)
+            total = votes.weighted_sum(credit) * scale
+            total = _normalised(total + credit.sum(1).unsqueeze(2) * own["vote_bias"])
+            if iteration < self.num_iterations:
+                predicted = total @ own["predict"] * own["predict_scale"] + own["predict_bias"]  # (B, J, K)
+                logits = F.logsigmoid(poses @ predicted.mT * own["match_scale"] + own["match_bias"])
         return self.scored(votes.finish(Routed(total, coupling=coupling), coupling=return_coupling), votes)
 
 

@@ -9,7 +9,6 @@ from torchcaps.nn.capsules import Activations, LayerSize, Routed
 from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.routing.vb import batch_normalised
 from torchcaps.nn.votes import Votes
-from torchcaps.ops.precision import full_precision, in_full_precision
 from torchcaps.parts import register
 
 
@@ -36,7 +35,6 @@ class HVCRouting(Routing):
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Sum; see :class:`Routing`. Activations are not used. The coupling is one."""
-        with full_precision(votes.poses.device):
-            total = in_full_precision(votes.weighted_sum(None))
-            poses = (batch_normalised(total.mT, self.norm).mT + self.bias.to(total.dtype)).relu()
+        total = votes.weighted_sum(None)
+        poses = (batch_normalised(total.mT, self.norm).mT + self.bias.to(total.dtype)).relu()
         return votes.finish(Routed(poses, coupling=votes.zeros() + 1), coupling=return_coupling)

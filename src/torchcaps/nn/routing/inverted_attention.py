@@ -13,12 +13,13 @@ from torchcaps.checks import checked
 from torchcaps.nn.capsules import Activations, LayerSize, Routed
 from torchcaps.nn.routing.base import ScoredRouting
 from torchcaps.nn.votes import BuiltVotes, Votes
-from torchcaps.ops.precision import full_precision, in_full_precision
+from torchcaps.ops.precision import computed_in_full_precision
 from torchcaps.parts import register
 from torchcaps.ranges import AtLeastOneIteration, Epsilon
 
 
 @checked
+@computed_in_full_precision
 def inverted_attention_routing(
     votes: Votes | Float[Tensor, "B I J D"],
     num_iterations: AtLeastOneIteration = 2,
@@ -55,15 +56,14 @@ def inverted_attention_routing(
     given = BuiltVotes.of(votes, mask)
     J, D = given.size.out_capsules, given.size.out_dim
     coupling = None
-    with full_precision(given.poses.device):
-        total = in_full_precision(given.weighted_sum(None)) / J
-        weight, bias = (None if each is None else each.to(total.dtype) for each in (norm_weight, norm_bias))
-        poses = F.layer_norm(total, (D,), weight, bias, eps)
-        for _ in range(num_iterations - 1):
-            coupling = given.compete(in_full_precision(given.agreement(poses)) / math.sqrt(D))
-            poses = F.layer_norm(in_full_precision(given.weighted_sum(coupling)), (D,), weight, bias, eps)
-        if return_coupling and coupling is None:
-            coupling = given.zeros() + 1 / J
+    total = given.weighted_sum(None) / J
+    weight, bias = (None if each is None else each.to(total.dtype) for each in (norm_weight, norm_bias))
+    poses = F.layer_norm(total, (D,), weight, bias, eps)
+    for _ in range(num_iterations - 1):
+        coupling = given.compete(given.agreement(poses) / math.sqrt(D))
+        poses = F.layer_norm(given.weighted_sum(coupling), (D,), weight, bias, eps)
+    if return_coupling and coupling is None:
+        coupling = given.zeros() + 1 / J
     return given.finish(Routed(poses, coupling=coupling), coupling=return_coupling)
 
 

@@ -15,7 +15,7 @@ from torchcaps.nn.capsules import Activations, LayerSize, Routed, RoutingRound
 from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.votes import BuiltVotes, Votes
 from torchcaps.ops.checkpoint import blocks, in_blocks
-from torchcaps.ops.precision import full_dtype, full_precision, in_full_precision
+from torchcaps.ops.precision import computed_in_full_precision
 from torchcaps.ranges import AtLeastOneIteration
 
 Gaussians = tuple[Float[Tensor, "B J D"], Float[Tensor, "B J"], Float[Tensor, "B I J"]]
@@ -37,7 +37,7 @@ class Given(NamedTuple):
     @classmethod
     def of(cls, votes: Votes, activations: Float[Tensor, "B I"], rounds: list[RoutingRound] | None = None) -> Given:
         """Votes that are built."""
-        built = in_full_precision(votes.build())
+        built = votes.build()
         number = built.shape[1] if votes.mask is None else votes.mask.sum(1, keepdim=True).clamp_min(1).to(built)
         return cls(built, activations, votes.log_compete, number, rounds)
 
@@ -57,6 +57,7 @@ def activated(
     return poses, logits.sigmoid()
 
 
+@computed_in_full_precision
 def route_mixture(
     fit: Callable[[Given], Gaussians],
     votes: Votes | Float[Tensor, "B I J D"],
@@ -68,19 +69,17 @@ def route_mixture(
     """The Gaussians of votes that are built some images at a time, within :func:`torchcaps.set_working_memory`."""
     whole = BuiltVotes.of(votes, mask)
     I, _, J, D = whole.size
-    dtype, device = full_dtype(whole.poses.dtype), whole.poses.device
+    dtype, device = whole.poses.dtype, whole.poses.device
     multiple = 1 if whole.competition is None else whole.competition.rows_per_image
     rows = blocks(whole.poses.shape[0], I * J * D * dtype.itemsize, device, multiple)
-    active = whole.active(activations).to(dtype)
+    active = whole.present(activations.to(dtype))
     items = [(whole, active)] if len(rows) == 1 else [(whole[images], active[images]) for images in rows]
 
     def work(item: tuple[Votes, Tensor]) -> Gaussians:
         return fit(Given.of(*item))
 
-    with full_precision(device):
-        poses, logits, coupling = in_blocks(work, items)
-        routed = Routed(*finish(poses, logits), coupling)
-    return whole.finish(routed, coupling=return_coupling)
+    poses, logits, coupling = in_blocks(work, items)
+    return whole.finish(Routed(*finish(poses, logits), coupling), coupling=return_coupling)
 
 
 class MixtureRouting(Routing):
@@ -123,9 +122,9 @@ class MixtureRouting(Routing):
         active = self.activations_of(votes, activations)
         return route_mixture(self.fit, votes, active, None, return_coupling, self.finish)
 
+    @computed_in_full_precision
     def rounds(self, votes: Votes, activations: Activations = None) -> list[RoutingRound]:
         """Every number of each iteration; see :class:`Routing`. Agreement is the logarithm of a vote's density."""
         rounds: list[RoutingRound] = []
-        with full_precision(votes.poses.device):
-            self.fit(Given.of(votes, self.activations_of(votes, activations), rounds))
+        self.fit(Given.of(votes, self.activations_of(votes, activations), rounds))
         return rounds

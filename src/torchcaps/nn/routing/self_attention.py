@@ -12,12 +12,13 @@ from torchcaps.checks import checked
 from torchcaps.nn.capsules import Activations, LayerSize, Routed
 from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.votes import BuiltVotes, Votes
-from torchcaps.ops.precision import full_precision, in_full_precision
+from torchcaps.ops.precision import computed_in_full_precision
 from torchcaps.ops.squash import exponential_squash
 from torchcaps.parts import register
 
 
 @checked
+@computed_in_full_precision
 def self_attention_routing(
     votes: Votes | Float[Tensor, "B I J D"],
     *,
@@ -45,12 +46,11 @@ def self_attention_routing(
     section 3 (arXiv:2101.12491).
     """
     given = BuiltVotes.of(votes, mask)
-    with full_precision(given.poses.device):
-        total = in_full_precision(given.weighted_sum(None))
-        coupling = given.compete(in_full_precision(given.agreement(total)) / math.sqrt(total.shape[2]))
-        if bias is not None:
-            coupling = coupling + bias.to(coupling.dtype)
-        poses = exponential_squash(in_full_precision(given.weighted_sum(coupling)))
+    total = given.weighted_sum(None)
+    coupling = given.compete(given.agreement(total) / math.sqrt(total.shape[2]))
+    if bias is not None:
+        coupling = given.present(coupling + bias.to(coupling.dtype))
+    poses = exponential_squash(given.weighted_sum(coupling))
     return given.finish(Routed(poses, coupling=coupling), coupling=return_coupling)
 
 

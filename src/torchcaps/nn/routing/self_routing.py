@@ -13,11 +13,12 @@ from torchcaps.nn.capsules import Activations, LayerSize, Routed
 from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.votes import BuiltVotes, Votes
 from torchcaps.ops.mixtures import share_out
-from torchcaps.ops.precision import full_dtype, full_precision, in_full_precision
+from torchcaps.ops.precision import computed_in_full_precision
 from torchcaps.parts import register
 
 
 @checked
+@computed_in_full_precision
 def self_routing(
     votes: Votes | Float[Tensor, "B I J D"],
     activations: Float[Tensor, "B I"],
@@ -49,14 +50,11 @@ def self_routing(
     Source: Hahn, Pyeon, Kim 2019, "Self-routing capsule networks", section 3 (NeurIPS 2019).
     """
     given = BuiltVotes.of(votes, mask)
-    with full_precision(given.poses.device):
-        dtype = full_dtype(given.poses.dtype)
-        active = given.active(activations).to(dtype)
-        log_coupling = given.log_compete(routing_logits.to(dtype))
-        shares, mass = share_out(log_coupling, active)  # (B, I, J), (B, J)
-        total = active.sum(1, keepdim=True)
-        poses = in_full_precision(given.weighted_sum(shares))
-        routed = Routed(poses, mass / total.where(total > 0, 1.0), log_coupling.exp())
+    active, logits = (given.present(each.to(given.poses.dtype)) for each in (activations, routing_logits))
+    log_coupling = given.log_compete(logits)
+    shares, mass = share_out(log_coupling, active)  # (B, I, J), (B, J)
+    total = active.sum(1, keepdim=True)
+    routed = Routed(given.weighted_sum(shares), mass / total.where(total > 0, 1.0), log_coupling.exp())
     return given.finish(routed, coupling=return_coupling)
 
 
@@ -78,7 +76,6 @@ class SelfRouting(Routing):
         return 1 / math.sqrt(size.out_dim)
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
-        with full_precision(votes.poses.device):
-            poses = in_full_precision(votes.poses)
-            logits = torch.einsum("bik,ijk->bij", poses, self.weight.to(poses.dtype)) + self.bias.to(poses.dtype)
+        poses = votes.poses
+        logits = torch.einsum("bik,ijk->bij", poses, self.weight.to(poses.dtype)) + self.bias.to(poses.dtype)
         return self_routing(votes, self.activations_of(votes, activations), logits, return_coupling=return_coupling)
