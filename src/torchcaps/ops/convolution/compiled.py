@@ -1,8 +1,9 @@
 """[compiled] The convolution as one operation of ``torch.compile``, which does not look into it.
 
-The way is chosen when the operation is called, since the graph may hold for any number of images. Results have a fixed
-order of memory, (h, w, B, O), which the compiler is told. Tensors alone can go from a forward to a backward pass in a
-compiled graph, so that the planes wait outside, and a *ticket*, a tensor of one number, stands for them.
+The way is chosen when the operation is called, since the graph may hold for any number of images. Results have an order
+of memory that the compiler is told beforehand; the kernel's sizes alone decide it. Tensors alone can go from a forward
+to a backward pass in a compiled graph, so that the planes wait outside, and a *ticket*, a tensor of one number, stands
+for them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.ops.convolution.choice import Way, choose
+from torchcaps.ops.convolution.choice import NARROW, Way, choose, plain_layout
 from torchcaps.ops.convolution.passes import KeptPlanes, Pass, backward, forward
 from torchcaps.ops.convolution.points import Shape
 
@@ -42,13 +43,22 @@ def _way(shape: Shape, images: int, learning: bool) -> Way:
     return choose(shape, images, learning) if images else "plain"
 
 
-def _places_last(maps: Tensor) -> Tensor:
-    """Return maps that lie in memory as (h, w, B, O)."""
-    return maps.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
+def _order(weight: Tensor) -> tuple[int, int, int, int]:
+    """Return the order of axes in memory, of maps and of the features' gradient.
+
+    Channels come last, as in PyTorch's own way, if that way is usual; otherwise it is (h, w, B, O).
+    """
+    plain_is_usual = weight.shape[1] >= NARROW and plain_layout(weight) == torch.channels_last
+    return (0, 2, 3, 1) if plain_is_usual else (2, 3, 0, 1)
 
 
-def _empty_places_last(like: Tensor, shape: Sequence[int]) -> Tensor:
-    return torch.empty_permuted(tuple(shape), (2, 3, 0, 1), dtype=like.dtype, device=like.device)
+def _in_order(maps: Tensor, weight: Tensor) -> Tensor:
+    order = _order(weight)
+    return maps.permute(order).contiguous().permute([order.index(axis) for axis in range(4)])
+
+
+def _empty_in_order(like: Tensor, weight: Tensor, shape: Sequence[int]) -> Tensor:
+    return torch.empty_permuted(tuple(shape), _order(weight), dtype=like.dtype, device=like.device)
 
 
 # ---- forward
@@ -60,14 +70,14 @@ def _forward(
     shape = _shape_of(features, weight, stride)
     way = _way(shape, len(features), learning)
     maps, planes = forward(features, weight, bias, shape, relu, way, learning)
-    return _places_last(maps), _ticket(planes)
+    return _in_order(maps, weight), _ticket(planes)
 
 
 def _forward_fake(
     features: Tensor, weight: Tensor, _bias: Any, stride: Sequence[int], *_options: Any
 ) -> tuple[Tensor, Tensor]:
     height, width = _shape_of(features, weight, stride).out
-    maps = _empty_places_last(features, (features.shape[0], weight.shape[0], height, width))
+    maps = _empty_in_order(features, weight, (features.shape[0], weight.shape[0], height, width))
     return maps, features.new_empty(1)
 
 
@@ -88,7 +98,7 @@ def _backward(
     done = Pass(shape, _way(shape, len(features), True), _waiting.pop(ticket.data_ptr(), None))
     of_features, of_weight, of_bias = backward(done, gradient, features, weight, bias, maps, wanted)
     return (
-        features.new_empty(0) if of_features is None else _places_last(of_features),
+        features.new_empty(0) if of_features is None else _in_order(of_features, weight),
         features.new_empty(0) if of_weight is None else of_weight.contiguous(),
         features.new_empty(0) if of_bias is None else of_bias.contiguous(),
     )
@@ -105,7 +115,7 @@ def _backward_fake(
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (
-        _empty_places_last(features, features.shape) if wanted[0] else features.new_empty(0),
+        _empty_in_order(features, weight, features.shape) if wanted[0] else features.new_empty(0),
         weight.new_empty(weight.shape) if wanted[1] else features.new_empty(0),
         bias.new_empty(bias.shape) if wanted[2] and bias is not None else features.new_empty(0),
     )
