@@ -143,11 +143,11 @@ def fit_detector(model: Network, validation: ImageSet, *, measure: Measure | Non
         validation: The images; their labels are not looked at.
         measure: As for :class:`Detector`; ``"reconstruction"`` where there is a decoder if None.
     """
-    require_one_object(model, "a detector")
+    require_one_object(model, "a detector", "detect")
     measure = measure or ("score" if model.decoder is None else "reconstruction")
     check("measure", measure, Measure)
     if measure == "reconstruction":
-        require_decoder(model, "a distance to the reconstruction")
+        require_decoder(model, "a distance to the reconstruction", "detect")
     unit = Detector(measure, (1.0,) * model.num_classes, len(validation))
     distances, classes = judge(model, validation.images, unit)
     limits = []

@@ -182,7 +182,7 @@ class Explorer:
         Raises:
             InputError: No decoder, no such class, not a capsule for each, or components that are too large.
         """
-        network = require_decoder(self.model, "a reconstruction")
+        network = require_decoder(self.model, "a reconstruction", "explore")
         most, wanted = network.num_classes, (len(classes), network.capsule_dim)
         known = 0 < len(classes) <= most and all(0 <= j < most for j in classes)
         if not known or poses.shape != wanted or not (np.abs(poses) <= LARGEST_COMPONENT).all():

@@ -61,6 +61,11 @@ class Metric:
         """Return the cells of a table for one value: the share and its error, or the error only."""
         return (self.show(value), self.show(1 - value)) if self.is_share else (self.show(value),)
 
+    def row(self, value: float) -> tuple[str, str]:
+        """Return name and value as a row of a table."""
+        name, unit = (self.name, "") if self.is_share else (self.error, f"  ({self.unit})")
+        return name.capitalize(), f"{self.show(value)}{unit}"
+
     def hub_value(self, error: float) -> float:
         """Return the value that the Hugging Face hub expects, from an error."""
         return 1 - error if self.is_share else error
@@ -254,6 +259,8 @@ class Task(ABC):
 
     # ---- answers
 
+    bounded: ClassVar[bool] = True
+    """Whether scores lie in 0..1, so that they can be drawn as bars."""
     score_key: ClassVar[str] = "lengths"
     """Name of the scores in JSON."""
     answer_key: ClassVar[str]

@@ -32,7 +32,7 @@ class Classes(Task):
     analyses = frozenset(
         {
             *("routing", "perturb", "reconstruct", "robustness", "probe", "detect", "explore"),
-            *("onnx", "program", "calibrate"),
+            *("onnx", "program", "calibrate", "class_weights"),
         }
     )
 
@@ -222,7 +222,7 @@ class Classes(Task):
         return [names[j] for j in classes]
 
     def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
-        return {"class": answer[0]}
+        return {"classes": answer} if len(answer) > 1 else {"class": "".join(answer)}
 
 
 class Objects(Classes):
@@ -274,9 +274,6 @@ class Objects(Classes):
 
     def chance(self, targets: Tensor, *, balanced: bool = False) -> tuple[float, float] | None:  # noqa: ARG002
         return None
-
-    def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
-        return {"classes": answer}
 
 
 def is_one_hot(array: np.ndarray) -> bool:

@@ -27,11 +27,11 @@ class Regression(ColumnTask):
 
     name: ClassVar[TaskName] = "regression"
     outputs, output, answer_key, score_key = "numbers", "number", "regression", "values"
-    reads_poses = True
+    reads_poses, bounded = True, False
     needs = "finite numbers, (N,) or (N, T)"
     metric = Metric("1 − squared error", "squared error", "variances of the training targets", False, "mse")
     statistics_names = ("min", "mean", "max")
-    means = ("mae", "rmse", "r2")
+    means = ("mae", "rmse")
     axes = ("true", "predicted")
     figure_name = "numbers"
 

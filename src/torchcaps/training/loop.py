@@ -27,9 +27,9 @@ from torchcaps.datasets import Batch, BatchLoader
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, reading
 from torchcaps.models import Network
-from torchcaps.models.output import is_correct
 from torchcaps.models.pretrained import WEIGHTS
 from torchcaps.parts import build, flat
+from torchcaps.tasks import task_of
 from torchcaps.training.data import RunData, run_data
 from torchcaps.training.devices import launch, over_processes, peak_memory_mib
 from torchcaps.training.folder import (
@@ -47,7 +47,7 @@ from torchcaps.training.folder import (
 from torchcaps.training.progress import Progress, choose_progress, log_row, make_logger, noted_signals
 from torchcaps.training.recipe import Recipe, learning_rate
 from torchcaps.training.state import JUDGED, ProgressState
-from torchcaps.training.step import SUMS, EpochSums, Loss, are_classes, balanced_weights, class_weights, forward
+from torchcaps.training.step import SUMS, EpochSums, Loss, class_weights, forward, image_weights
 from torchcaps.training.stops import Diverged, Interrupted
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Trainer:
     """What goes on with the run when it was stopped; ``torchcaps train --resume`` if None."""
 
     def __post_init__(self) -> None:
-        fabric, recipe, device = self.fabric, self.recipe, self.fabric.device
+        fabric, recipe, device, task = self.fabric, self.recipe, self.fabric.device, task_of(self.network)
         if self.data.validation is None and (recipe.stop_at, recipe.patience) != (None, None):
             raise InputError("stop_at and patience look at the accuracy of validation images, of which there are none")
         if not fabric.is_global_zero:
@@ -190,14 +190,13 @@ class Trainer:
         self.sums = EpochSums(device)
         self._weights = class_weights(recipe, self.network, self.data.labels, device)
         known = self.data.judged_labels
-        self._judged = balanced_weights(known).to(self.sums.values) if are_classes(known) else None
+        self._judged = None if (balance := task.class_weights(known)) is None else balance.to(self.sums.values)
         """How much an image of each class counts in the balanced accuracy."""
         # on CPU and CUDA no other generator than the device's is seeded, to save time
         seeders = {"cpu": torch.default_generator.manual_seed, "cuda": torch.cuda.manual_seed}
         self._seed_device: Callable[[int], object] = seeders.get(device.type, torch.manual_seed)
-        self._right = self.network.right if isinstance(self.network, Network) else is_correct
-        if getattr(self.network, "task", "classes") == "regression" and self.data.labels is not None:
-            self.network.fit_targets(self.data.labels)  # type: ignore[operator]
+        self._score = partial(task.score, network=self.network)
+        task.fit_targets(self.network, self.data.labels)
         self.network.to(device)  # before the optimizer looks where its parameters are
         model: Any = torch.compile(self.network) if recipe.compile else self.network
         rate: float = recipe.learning_rate
@@ -240,7 +239,7 @@ class Trainer:
             group["lr"] = learning_rate(recipe, state.step, self.steps)
         # all randomness is a function of the step, so that a checkpoint need not hold any
         self._seed_device((self.seed * 1_000_003 + state.step) * 1_009 + self.fabric.global_rank)
-        weights = None if self._weights is None else self._weights[batch.labels]
+        weights = None if self._weights is None else image_weights(self._weights, batch.labels)
         if batch.weights is not None:
             weights = batch.weights if weights is None else weights * batch.weights
         scores, losses = forward(self.network, self.model, batch, self.loss, weights)
@@ -250,7 +249,7 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         state.step, state.batch = state.step + 1, state.batch + 1
-        self.sums.add(losses, self._right(scores.detach(), batch.labels))
+        self.sums.add(losses, self._score(scores.detach(), batch.labels))
 
     def _end_epoch(self) -> None:
         """Validate, and write checkpoint, best weights and metrics.
@@ -302,7 +301,7 @@ class Trainer:
             for batch in batches.batches(0):
                 if images := len(batch.labels):  # none in a share of a small last batch
                     scores, losses = forward(self.network, self.network, batch, self.loss)
-                    right = self._right(scores, batch.labels).to(sums)
+                    right = self._score(scores, batch.labels).to(sums)
                     weights = torch.ones_like(right) if self._judged is None else self._judged[batch.labels]
                     loss, count = losses.total * images, right.new_tensor(images)
                     sums += torch.stack([loss, right.sum(), count, right @ weights, weights.sum()])

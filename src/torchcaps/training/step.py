@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from torchcaps.datasets import Batch
 from torchcaps.errors import InputError
 from torchcaps.models.output import Losses
 from torchcaps.nn import Capsules
+from torchcaps.tasks import task_of
 
 if TYPE_CHECKING:
     from torchcaps.training.recipe import Recipe
@@ -61,10 +62,12 @@ def class_weights(
     weights: Any = recipe.class_weights
     if weights is None:
         return None
+    task = task_of(network)
+    task.require("class_weights")
     if weights == "balanced":
-        if not are_classes(labels):
+        if (balance := task.class_weights(labels)) is None:
             raise InputError('class_weights="balanced" needs a label for each training image; give numbers instead')
-        return balanced_weights(labels).to(device)
+        return balance.to(device)
     classes = getattr(network, "num_classes", len(weights))
     if len(weights) != classes or getattr(network, "objects", 1) > 1:
         raise InputError(
@@ -73,18 +76,12 @@ def class_weights(
     return torch.tensor(weights, device=device)
 
 
-def are_classes(labels: Tensor | None) -> TypeGuard[Tensor]:
-    """Whether labels are known, one class for each image."""
-    return labels is not None and labels.ndim == 1 and not labels.is_floating_point()
-
-
-def balanced_weights(labels: Int64[Tensor, "N"]) -> Float[Tensor, "J"]:
-    """Weights N / (J · N_j), by which all classes count the same; a class without images has 1.
-
-    Source: King, Zeng 2001, "Logistic regression in rare events data", and scikit-learn's ``class_weight``.
-    """
-    counts = labels.bincount()
-    return torch.where(counts > 0, len(labels) / (len(counts) * counts.clamp_min(1)), 1.0)
+def image_weights(weights: Float[Tensor, "J"], labels: Tensor) -> Float[Tensor, "B"]:
+    """Return the weight of the class of each image; of rows (B, J), as of mixed images, the mean by their shares."""
+    if labels.shape[1:] != weights.shape:
+        return weights[labels]
+    rows = labels.to(weights.dtype)
+    return rows @ weights / rows.sum(1).clamp_min(torch.finfo(weights.dtype).tiny)
 
 
 class EpochSums:
