@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TaskName = Literal["classes", "labels", "regression"]
 """What a network is trained for: the class of an image, or the classes of its objects; several labels, each of which
 an image has or has not, (B, L); or numbers, (B, T)."""
-ALWAYS = frozenset({"train", "evaluate", "predict", "curves", "datasets", "export", "folder"})
+ALWAYS = frozenset({"train", "evaluate", "predict", "curves", "datasets", "export", "share", "folder"})
 """Commands, and formats of ``torchcaps export``, that take a network of any task."""
 
 
@@ -49,17 +49,18 @@ class Metric:
             return "–"
         return f"{100 * value:.2f} %" if self.is_share else f"{1 - value:.4g}"
 
+    def short(self, value: float) -> str:
+        """Return a value for a line of progress: ``97.20%``, or the error with its name."""
+        return f"{value:.2%}" if self.is_share else f"{self.error} {1 - value:.4g}"
+
     def name_and_value(self, value: float, form: str = ".2%") -> str:
         """Return the metric and its value for a sentence or a line of progress: ``accuracy 97.20%``."""
         return f"{self.name} {value:{form}}" if self.is_share else f"{self.error} {1 - value:.4g}"
 
-    def columns(self) -> tuple[str, ...]:
-        """Return the headings of :meth:`cells`."""
-        return (self.name, self.error) if self.is_share else (self.error,)
-
-    def cells(self, value: float) -> tuple[str, ...]:
-        """Return the cells of a table for one value: the share and its error, or the error only."""
-        return (self.show(value), self.show(1 - value)) if self.is_share else (self.show(value),)
+    def cells(self, value: float) -> dict[str, str]:
+        """Return the cells of a table for one value by their headings: the share and its error, or the error only."""
+        shown = {self.error: self.show(1 - value if self.is_share else value)}
+        return {self.name: self.show(value)} | shown if self.is_share else shown
 
     def row(self, value: float) -> tuple[str, str]:
         """Return name and value as a row of a table."""
@@ -249,9 +250,21 @@ class Task(ABC):
         """
         return None
 
-    def class_weights(self, targets: Tensor | None) -> Float[Tensor, "J"] | None:  # noqa: ARG002
-        """Return weights by which all classes count the same; None if images have no class each."""
+    def class_counts(self, targets: Tensor | None) -> Int64[Tensor, "J"] | None:  # noqa: ARG002
+        """Return the number of images of each class; None if images have no class each, or targets are not known."""
         return None
+
+    def class_weights(self, targets: Tensor | None) -> Float[Tensor, "J"] | None:
+        """Return N / (J · N_j), by which all classes count the same; a class without images has 1.
+
+        None if images have no class each, or targets are not known.
+
+        Source: King, Zeng 2001, "Logistic regression in rare events data", and scikit-learn's ``class_weight``.
+        """
+        counts = self.class_counts(targets)
+        if counts is None:
+            return None
+        return (counts.sum() / (len(counts) * counts.clamp_min(1))).masked_fill(counts == 0, 1.0)
 
     def images_per_class(self, num_images: int, num_outputs: int) -> float | None:  # noqa: ARG002
         """Return how many images a class has on average; None if images have no class each."""

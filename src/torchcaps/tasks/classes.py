@@ -32,7 +32,7 @@ class Classes(Task):
     analyses = frozenset(
         {
             *("routing", "perturb", "reconstruct", "robustness", "probe", "detect", "explore"),
-            *("onnx", "program", "calibrate", "class_weights"),
+            *(".onnx", ".pt2", "calibrate", "class_weights"),
         }
     )
 
@@ -200,15 +200,9 @@ class Classes(Task):
             share, scale = 1 / len(counts), float((1 / counts).sum()) / len(counts) ** 2
         return share, math.sqrt(share * (1 - share) * scale)
 
-    def class_weights(self, targets: Tensor | None) -> Float[Tensor, "J"] | None:
-        """Return N / (J · N_j); a class without images has 1.
-
-        Source: King, Zeng 2001, "Logistic regression in rare events data", and scikit-learn's ``class_weight``.
-        """
-        if targets is None or not Classes.has_form(self, targets):
-            return None
-        counts = targets.bincount()
-        return (len(targets) / (len(counts) * counts.clamp_min(1))).masked_fill(counts == 0, 1.0)
+    def class_counts(self, targets: Tensor | None) -> Int64[Tensor, "J"] | None:
+        # images of several objects are made of images of one, whose classes count
+        return None if targets is None or not Classes.has_form(self, targets) else targets.bincount()
 
     def images_per_class(self, num_images: int, num_outputs: int) -> float | None:
         return num_images / num_outputs
