@@ -95,8 +95,7 @@ class PhotoAnswers(Result):
             wide = max(len(visible(name)) for name, _ in most)
             for name, score in most:
                 style = "green" if name in given else ""
-                drawn = f"  {bar(score)}" if task_of(self).bounded else ""
-                note.append(Styled(f"  {visible(name):>{wide}}  {score:.3f}{drawn}", style))
+                note.append(Styled(f"  {visible(name):>{wide}}  {task_of(self).score_text(score)}", style))
             if len(most) < len(self.class_names):
                 note.append(f"  … and {len(self.class_names) - len(most)} lower ones (--json shows all)")
             found.append(Table(title=f"{file}  {' + '.join(given)}", note=note))
@@ -119,12 +118,6 @@ class PhotoAnswers(Result):
             pictures: list[Cell] = [_outlined(photo), photo.prepared.image / 255]
             rows.append([*pictures, *([] if drawn is None else full(drawn[n : n + 1])), scores, words])
         return {"": tiles(rows, side=_SIDE)}
-
-
-def bar(share: float, width: int = 30) -> str:
-    """A horizontal bar: ``share`` 0..1 of ``width`` characters, to an eighth of one."""
-    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
-    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def _outlined(photo: Photo) -> Float[np.ndarray, "C H W"]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from jaxtyping import Float
@@ -59,9 +59,7 @@ class TargetEvaluation(Result):
     @property
     def columns(self) -> ColumnTask:
         """The task, which knows the table and the figure of an output."""
-        task = find_task(self.task)
-        assert isinstance(task, ColumnTask)
-        return task
+        return cast(ColumnTask, find_task(self.task))
 
     @property
     def figure_name(self) -> str:

@@ -272,8 +272,6 @@ class Task(ABC):
 
     # ---- answers
 
-    bounded: ClassVar[bool] = True
-    """Whether scores lie in 0..1, so that they can be drawn as bars."""
     score_key: ClassVar[str] = "lengths"
     """Name of the scores in JSON."""
     answer_key: ClassVar[str]
@@ -282,6 +280,10 @@ class Task(ABC):
     def score_name(self, output: Any) -> Any:
         """Return what the scores of a ``ModelOutput`` are: lengths, activations, probabilities or values."""
         return output.score_name
+
+    def score_text(self, score: float) -> str:
+        """Return a score of 0..1 for a table: a number and a bar."""
+        return f"{score:.3f}  {bar(score)}"
 
     @abstractmethod
     def answer(self, names: Sequence[str], scores: Sequence[float], classes: Sequence[int]) -> list[str]:
@@ -360,6 +362,12 @@ class ColumnTask(Task):
     @abstractmethod
     def draw(self, axes: Any, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"], name: str) -> None:
         """Draw one output into the axes of an evaluation's figure."""
+
+
+def bar(share: float, width: int = 30) -> str:
+    """A horizontal bar: ``share`` 0..1 of ``width`` characters, to an eighth of one."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def as_array(values: Any, where: str) -> np.ndarray:

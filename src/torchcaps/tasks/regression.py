@@ -27,7 +27,7 @@ class Regression(ColumnTask):
 
     name: ClassVar[TaskName] = "regression"
     outputs, output, answer_key, score_key = "numbers", "number", "regression", "values"
-    reads_poses, bounded = True, False
+    reads_poses = True
     needs = "finite numbers, (N,) or (N, T)"
     metric = Metric("1 − squared error", "squared error", "variances of the training targets", False, "mse")
     statistics_names = ("min", "mean", "max")
@@ -83,6 +83,9 @@ class Regression(ColumnTask):
 
     def decoded_capsules(self, scores: Float[Tensor, "B J"], targets: Tensor | None) -> Tensor | None:  # noqa: ARG002
         return None
+
+    def score_text(self, score: float) -> str:
+        return f"{score:.4g}"
 
     def score_name(self, output: Any) -> Any:  # noqa: ARG002
         return "value"
