@@ -18,19 +18,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
-from torch.utils.data import DataLoader
 
 from torchcaps.datasets import Batch, BatchLoader
+from torchcaps.datasets.door import open_data
+from torchcaps.datasets.items import Keys
+from torchcaps.datasets.pixels import Scale
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, reading
 from torchcaps.models import Network
-from torchcaps.models.pretrained import WEIGHTS
+from torchcaps.models.older_files import CURRENT_FORMAT, FORMAT, to_current_moments, to_current_weights
+from torchcaps.models.pretrained import WEIGHTS, read_weights, weights_file
 from torchcaps.parts import build, flat
 from torchcaps.tasks import task_of
-from torchcaps.training.data import RunData, run_data
+from torchcaps.training.data import RunData, form_of, run_data
 from torchcaps.training.devices import launch, over_processes, peak_memory_mib
 from torchcaps.training.folder import (
     BEST,
@@ -79,6 +81,8 @@ def fit(
     precision: str = "auto",
     workers: int = 0,
     progress: Progress | None = None,
+    scale: Scale = "auto",
+    keys: Keys | None = None,
 ) -> list[dict[str, Any]]:
     """Train a network of one's own on data of one's own.
 
@@ -90,13 +94,17 @@ def fit(
         network: A network of torchcaps; or any module that gives the scores (B, J) of images, class capsules, or
             something that has such ``scores``. At the end it has the weights of the epoch that the validation images
             chose, of the last one without any, and is in evaluation mode.
-        dataset: A :class:`torchcaps.datasets.Dataset` or ``ImageSet``; images (N, ...) and labels (N,), as two tensors;
-            or a map-style torch ``Dataset`` of such pairs, or a ``DataLoader``, of which data set, batch size and
-            workers are taken. Integer pixels are divided by 255. A recipe changes images at random only if they are
-            uint8, (N, C, H, W).
+        dataset: A :class:`torchcaps.datasets.Dataset` or ``ImageSet``; images (N, ...) and labels, as two tensors,
+            arrays or lists, or in a dict; or a torch ``Dataset`` with a length, of pairs (image, label) or dicts; or a
+            ``DataLoader`` of one of these, whose batch size, workers, ``drop_last``, ``collate_fn`` and sampler or
+            batch sampler are used. A loader without a sampler of its own, shuffled or not, is shuffled by ``seed``. A
+            network of torchcaps takes labels of any form of its task, and pixels as
+            :func:`~torchcaps.datasets.pixels.scale_pixels` says; a module of the user's own gets floats unchanged, and
+            integers as pixels. A recipe augments only uint8 images (N, C, H, W) in memory.
         recipe: How to train; its ``limit_…`` and ``validation…`` fields are those of loading, and change nothing here.
         out: The run folder; None writes nothing.
-        validation: Images that choose the best epoch, if ``dataset`` is no ``Dataset`` with validation images.
+        validation: Images that choose the best epoch, in any of these forms, if ``dataset`` is no ``Dataset`` with
+            validation images.
         loss: The mean loss of a module of one's own, of its output, or the scores of its capsules, and the labels; the
             cross-entropy of the scores if None. A network of torchcaps has its own.
         seed: Seed of the order of the images, their changes, and dropout.
@@ -105,6 +113,10 @@ def fit(
         precision: ``"32"``, ``"bf16"`` or ``"auto"``, as in :class:`TrainConfig`.
         workers: Processes that read a torch ``Dataset`` ahead; with any number of them the run has the same bits.
         progress: Shows the progress; a live display or plain lines if None.
+        scale: How pixels become 0..1: ``"auto"`` by their dtype, (low, high) so that these numbers become 0 and 1, or
+            ``"none"`` for images that are normalised already.
+        keys: Where an item holds image and label, such as ``("image", "label")`` or ``(0, 1)``; None for pairs, and
+            for dicts with usual names.
 
     Returns:
         A row for each epoch, as in ``metrics.csv``.
@@ -125,15 +137,20 @@ def fit(
         1
     """
     recipe = recipe or Recipe()
-    if isinstance(dataset, DataLoader):
-        recipe, workers = recipe.replace({"batch_size": dataset.batch_size}), dataset.num_workers
+    form = form_of(network, recipe, loss, scale)
+    given = open_data(dataset, form, keys)
+    form = dataclasses.replace(form, class_names=given.class_names)
+    check = None if validation is None else open_data(validation, form, keys, "validation")
+    recipe = recipe if given.batch_size is None else recipe.replace({"batch_size": given.batch_size})
     fabric = launch(accelerator, devices, precision=precision)
-    data = run_data(dataset, recipe, fabric, seed, validation, drop_last=fabric.world_size > 1, workers=workers)
-    save_files = partial(_save_files, network, getattr(dataset, "class_names", None))
+    data = run_data(given, recipe, fabric, seed, check, drop_last=fabric.world_size > 1, workers=workers)
+    save_files = partial(_save_files, network, given.class_names or getattr(dataset, "class_names", None))
     with on_main_process(fabric, nullcontext() if out is None else lock_folder(Path(out))) as folder:
         shown: dict[str, Any] = {"progress": progress or choose_progress(), "again": "the same call of fit"}
         trainer = Trainer(fabric, network, data, recipe, folder, save_files, seed=seed, loss=loss, **shown)
         trainer.restore()
+        if given.message is not None:
+            trainer.progress.message(given.message)
         trainer.fit()
         trainer.take_best()
     return trainer.state.history
@@ -146,7 +163,7 @@ def _save_files(network: nn.Module, class_names: Sequence[str] | None, folder: P
             return network.save_files(folder, class_names=class_names)
     weights = {name: each.detach().cpu().clone().contiguous() for name, each in network.state_dict().items()}
     with atomic_path(folder / WEIGHTS) as temporary:
-        temporary.write_bytes(save(weights))
+        temporary.write_bytes(weights_file(weights))
     return None
 
 
@@ -342,6 +359,7 @@ class Trainer:
             self.check_folder()
             contents = {"model": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
             contents |= {"progress": dataclasses.asdict(self.state), "data": self.data.fingerprint}
+            contents[FORMAT] = CURRENT_FORMAT
             write_checkpoint(self.out / CHECKPOINT, contents | {"settings": self._settings})
         self.fabric.barrier()  # no process goes on before the checkpoint is whole
         self._last_save = time.monotonic()
@@ -363,9 +381,11 @@ class Trainer:
             )
         with reading(out / CHECKPOINT, "checkpoint of this run"):
             self.state = state = ProgressState(**checkpoint["progress"])
-            self.network.load_state_dict(checkpoint["model"])
+            version, state_of = checkpoint[FORMAT], checkpoint["optimizer"]["state"]
+            self.network.load_state_dict(to_current_weights(self.network, checkpoint["model"], version))
+            moments = to_current_moments(self.network, self.optimizer.param_groups, state_of, version)
             own = self.optimizer.state_dict()["param_groups"]  # the settings of this device
-            self.optimizer.load_state_dict({"state": checkpoint["optimizer"]["state"], "param_groups": own})
+            self.optimizer.load_state_dict({"state": moments, "param_groups": own})
             if state.batch >= self.steps or state.step != state.epoch * self.steps + state.batch:
                 raise InputError(f"its epochs have not the {self.steps} steps of this run's")
         if epochs * self.steps < state.step:
@@ -400,8 +420,7 @@ class Trainer:
         """Give the network the weights of the best epoch."""
         self.fabric.barrier()  # the first process has published them
         if self.out is not None:
-            with reading(self.out / BEST / WEIGHTS, "file of weights"):
-                self._best = load_file(self.out / BEST / WEIGHTS)
+            self._best = read_weights(self.out / BEST / WEIGHTS, self.network)
         if self._best:
             self.network.load_state_dict(self._best)
         self.network.eval()
