@@ -184,6 +184,26 @@ def test_curves_have_the_unit_of_the_task(trained: Trained, monkeypatch: pytest.
     assert ("Squared error" if trained.task == "regression" else "Error") in words
 
 
+@pytest.mark.parametrize("trained", [(task, "no decoder") for task in TASKS], ids="-".join, indirect=True)
+def test_the_model_card_has_the_words_of_the_task(trained: Trained, cli: Cli) -> None:
+    assert call(cli, "export folder", trained).code == 0
+    card = Path("folder/README.md").read_text()
+    words = {
+        "classes": ("in 3 classes;", "| test error | test accuracy |", "type: accuracy", "knows its 3 classes only"),
+        "labels": ("with 3 labels;", "| test error | test labels right |", "type: accuracy", "knows its 3 labels only"),
+        "regression": (
+            "with 1 numbers;",
+            "| test squared error | epoch |",
+            "type: mse",
+            "gives 1 numbers for any image",
+        ),
+    }
+    for each in words[trained.task]:
+        assert each in card
+    if trained.task != "classes":
+        assert "classes" not in card.replace("--task", "")
+
+
 def test_curves_of_several_tasks_are_refused(files: Path, cli: Cli, tmp_path: Path) -> None:
     for task in ("labels", "regression"):
         config = tiny_config(files / f"{task}.npz", task=task, epochs=1, max_shift=0)

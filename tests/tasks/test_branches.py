@@ -28,8 +28,7 @@ def questions(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
-            named = [each for side in sides for each in ast.walk(side) if is_name(each)]
-            if named:
+            if any(is_name(each) for side in sides for each in getattr(side, "elts", [side])):
                 yield node.lineno, "comparison"
         elif isinstance(node, ast.MatchValue) and is_name(node.value):
             yield node.value.lineno, "match"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class Metric:
         """Return a value as a cell of a table: ``97.20 %``, or the error, ``0.0312``; a dash for None."""
         if value is None:
             return "–"
-        return f"{100 * value:.2f} %" if self.is_share else f"{1 - value:.4g}"
+        return f"{100 * value:.2f} %" if self.is_share else self.show_error(1 - value)
 
     def short(self, value: float) -> str:
         """Return a value for a line of progress: ``97.20%``, or the error with its name."""
@@ -59,13 +60,22 @@ class Metric:
 
     def cells(self, value: float) -> dict[str, str]:
         """Return the cells of a table for one value by their headings: the share and its error, or the error only."""
-        shown = {self.error: self.show(1 - value if self.is_share else value)}
+        shown = {self.error: self.show_error(1 - value)}
         return {self.name: self.show(value)} | shown if self.is_share else shown
 
     def row(self, value: float) -> tuple[str, str]:
         """Return name and value as a row of a table."""
         name, unit = (self.name, "") if self.is_share else (self.error, f"  ({self.unit})")
         return name.capitalize(), f"{self.show(value)}{unit}"
+
+    def show_error(self, error: float) -> str:
+        """Return an error as a cell of a table: ``2.80 %``, or ``0.0312``."""
+        return f"{100 * error:.2f} %" if self.is_share else f"{error:.4g}"
+
+    def spread(self, errors: Sequence[float]) -> str:
+        """Return the mean and the sample standard deviation of the errors of several seeds."""
+        factor, unit = (100, " %") if self.is_share else (1, "")
+        return f"{factor * statistics.mean(errors):.3f} ± {factor * statistics.stdev(errors):.3f}{unit}"
 
     def hub_value(self, error: float) -> float:
         """Return the value that the Hugging Face hub expects, from an error."""
@@ -211,6 +221,18 @@ class Task(ABC):
     @abstractmethod
     def describe(self, names: Sequence[str], target: Any) -> str:
         """Return the target of one image in words."""
+
+    def count(self, num_outputs: int) -> str:
+        """Return a number of outputs in words: ``3 labels``, ``1 number``."""
+        return f"{num_outputs} {self.output if num_outputs == 1 else self.outputs}"
+
+    def count_words(self, num_outputs: int) -> str:
+        """Return what a network predicts, as a sentence of its model card goes on after its images."""
+        return f"with {self.count(num_outputs)}"
+
+    @abstractmethod
+    def limits(self, num_outputs: int) -> str:
+        """Return what a model card says of images that the network was not made for."""
 
     # ---- training
 

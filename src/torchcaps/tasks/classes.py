@@ -149,6 +149,16 @@ class Classes(Task):
     def describe(self, names: Sequence[str], target: Any) -> str:
         return " + ".join(names[int(j)] for j in target.reshape(-1))
 
+    def count_words(self, num_outputs: int) -> str:
+        several = f", {self.objects} of them in an image" if self.objects > 1 else ""
+        return f"in {num_outputs} classes{several}"
+
+    def limits(self, num_outputs: int) -> str:
+        return (
+            f"It knows its {num_outputs} classes only: an image of anything else is given one of them too. Lengths are "
+            "scores, not calibrated probabilities."
+        )
+
     def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:  # noqa: ARG002
         return logits.softmax(-1)
 

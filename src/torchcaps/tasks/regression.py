@@ -47,6 +47,9 @@ class Regression(ColumnTask):
     def describe(self, names: Sequence[str], target: Any) -> str:
         return ", ".join(f"{name} {value:.4g}" for name, value in zip(names, target.tolist(), strict=True))
 
+    def limits(self, num_outputs: int) -> str:
+        return f"It gives {self.count(num_outputs)} for any image, also for one of anything else."
+
     def buffers(self, num_outputs: int) -> dict[str, Tensor]:
         import torch
 

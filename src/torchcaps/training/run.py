@@ -261,7 +261,7 @@ def _first_lines(
     yield f"Data: {config.data}"
     task = task_of(network)
     parts = f"{len(data.train):,} to train on, {len(data.validation):,} to validate, {len(data.test):,} to test"
-    yield f"Images: {parts}; {'×'.join(map(str, network.in_shape))}, {data.num_classes} {task.outputs}"
+    yield f"Images: {parts}; {'×'.join(map(str, network.in_shape))}, {task.count(data.num_classes)}"
     yield f"Device: {device}, {devices.PRECISION_WORDS[config.precision]}"
     if config.precision == "bf16" and device.type == "cpu":
         yield "Warning: a processor that emulates bfloat16 takes about 12 times as long a step as in float32"
