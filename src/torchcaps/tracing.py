@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
+from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "is_graph_capture",
     "is_recording_operations",
     "needs_torch_operations",
+    "unset_fake_temporarily",
 ]
 
 LAYOUTS = (torch.strided, torch._mkldnn)  # type: ignore[attr-defined]  # torch's types lack it

@@ -1,6 +1,8 @@
 """An ONNX file of torchcaps, and all that is none."""
 
+import itertools
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,8 +61,8 @@ def mean(tmp_path: Path) -> OnnxModel:
 def test_pixels_of_either_kind_a_batch_at_a_time(mean: OnnxModel, monkeypatch: pytest.MonkeyPatch) -> None:
     images = np.arange(7 * 360, dtype=np.float64).reshape(7, 1, 18, 20)
     pixels = images.astype(np.uint8)
-    for batch in (onnx_model.BATCH_SIZE, 3):
-        monkeypatch.setattr(onnx_model, "BATCH_SIZE", batch)
+    for batch in (onnx_model.MAX_BATCH, 3):
+        monkeypatch.setattr(onnx_model, "MAX_BATCH", batch)
         said = mean(pixels)
         assert said.reconstruction is None
         assert said.lengths.dtype == np.float32
@@ -142,13 +144,72 @@ def of_shape(operator: str, *inputs: str, size: list[int]) -> Graph:
 def test_graphs_that_cannot_be_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Graph], said: str
 ) -> None:
-    monkeypatch.setattr(onnx_model, "SECONDS", 2.0)
+    monkeypatch.setattr(onnx_model, "MAX_SECONDS", 2.0)
     model = OnnxModel(write_mean(tmp_path / "x.onnx", describe().to_metadata(), more=make()), threads=1)
     with pytest.raises(InputError) as caught:
         model(np.zeros((1, 1, 18, 20), np.uint8))
     assert str(caught.value).startswith(f"{tmp_path / 'x.onnx'} cannot be run: ")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def filled(*size: int) -> Graph:
+    """``whole``: ones of a size, a constant that the file does not hold."""
+    one = onnx.helper.make_tensor("value", onnx.TensorProto.FLOAT, [1], [1.0])
+    return [onnx.helper.make_node("ConstantOfShape", ["of"], ["whole"], value=one)], [whole_numbers("of", list(size))]
+
+
+def repeated(operator: str, times: int, *size: int, inputs: int = 1) -> Graph:
+    """An operator on a constant, again and again."""
+    nodes, constants = filled(*size)
+    names = ["whole", *[f"x{n}" for n in range(times - 1)], "added"]
+    nodes = [*nodes, *[onnx.helper.make_node(operator, [a] * inputs, [b]) for a, b in itertools.pairwise(names)]]
+    return nodes, constants
+
+
+def enlarged(operator: str, by: str, *numbers: int) -> Graph:
+    """A constant of 1×1×10×10 that an operator enlarges."""
+    nodes, constants = filled(1, 1, 10, 10)
+    inputs = {"Resize": ["whole", "", "", by], "Tile": ["whole", by], "Expand": ["whole", by]}[operator]
+    return [*nodes, onnx.helper.make_node(operator, inputs, ["added"])], [*constants, whole_numbers(by, list(numbers))]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        pytest.param(lambda: repeated("Identity", 1, 30_000, 30_000), "takes more than 768 MiB", id="fill"),
+        pytest.param(lambda: enlarged("Tile", "by", 1, 1, 2_000, 2_000), "takes more than 768 MiB", id="tile"),
+        pytest.param(lambda: enlarged("Expand", "to", 10**7, 1, 10, 10), "takes more than 768 MiB", id="expand"),
+        pytest.param(lambda: enlarged("Resize", "to", 1, 1, 40_000, 40_000), "takes more than 768 MiB", id="resize"),
+        pytest.param(lambda: repeated("Sin", 3_000, 1_000, 20_000), "takes more than 4 s", id="chain"),
+        pytest.param(lambda: repeated("MatMul", 200, 3_000, 3_000, inputs=2), "takes more than 4 s", id="products"),
+        pytest.param(lambda: repeated("Add", 30_000, 1, inputs=2), "", id="many nodes"),
+    ],
+)
+def test_small_files_that_ask_for_much_while_they_are_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Graph], said: str
+) -> None:
+    monkeypatch.setattr(onnx_model, "MAX_SECONDS", 4.0)
+    path = write_mean(tmp_path / "x.onnx", describe().to_metadata(), more=make())
+    assert path.stat().st_size < 2**20
+    begin = time.monotonic()
+    with pytest.raises(InputError) as caught:
+        OnnxModel(path, threads=1)(np.zeros((1, 1, 18, 20), np.uint8))
+    assert time.monotonic() - begin < 30  # two limits, and starting a process on a crowded machine
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_process_that_has_ended_is_started_again(mean: OnnxModel) -> None:
+    images = np.full((3, 1, 18, 20), 51, np.uint8)
+    before = mean(images).scores
+    mean._worker._process.kill()
+    np.testing.assert_array_equal(mean(images).scores, before)
+
+
+def test_no_process_is_left(mean: OnnxModel) -> None:
+    process = OnnxModel(mean.path)._worker._process
+    assert process.wait(timeout=10) is not None
 
 
 def test_a_constant_of_another_folder_is_not_read(tmp_path: Path) -> None:
@@ -158,12 +219,12 @@ def test_a_constant_of_another_folder_is_not_read(tmp_path: Path) -> None:
     assert_raises(InputError, OnnxModel, path, say=f"{path} is damaged or no ONNX file: ")
 
 
-def test_a_batch_that_takes_too_much_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each image takes 20 MB of the 64."""
-    monkeypatch.setattr(onnx_model, "MEMORY", 64 * 2**20)
+def test_images_run_one_by_one_where_a_batch_takes_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each image takes 60 MB of the 168."""
+    monkeypatch.setattr(onnx_model, "MAX_MEMORY", 160 * 2**20)
     copies = [onnx.helper.make_node("Expand", ["mean_column", "size"], ["added"])]
     path = write_mean(
-        tmp_path / "x.onnx", describe().to_metadata(), more=(copies, [whole_numbers("size", [1, 5_000_000])])
+        tmp_path / "x.onnx", describe().to_metadata(), more=(copies, [whole_numbers("size", [1, 15_000_000])])
     )
     model = OnnxModel(path, threads=1)
     images = np.full((9, 1, 18, 20), 51, np.uint8)

@@ -114,9 +114,9 @@ def test_the_decoder_draws_what_there_is(file: Callable[[str], Path]) -> None:
 
 def test_tasks_that_do_not_fit(file: Callable[[str], Path], bars: Path, runs: Path, tmp_path: Path) -> None:
     for data, task, words in (
-        (file("labels"), "classes", "set --task labels or --task regression"),
-        (bars, "labels", "leave --task out"),
-        (file("regression"), "labels", "labels other than 0 and 1; set --task regression"),
+        (file("labels"), "classes", 'set task="labels" (--task labels)'),
+        (bars, "labels", 'set task="classes" (--task classes)'),
+        (file("regression"), "labels", 'set task="regression" (--task regression)'),
     ):
         config = tiny_config(data, task=task)
         assert_raises(InputError, train, config, tmp_path / "no", progress=Progress(), say=words)
@@ -127,7 +127,7 @@ def test_tasks_that_do_not_fit(file: Callable[[str], Path], bars: Path, runs: Pa
         InputError, export_onnx, run.model, tmp_path / "x.onnx", describe_run(run), say="only a network for classes"
     )
     np.savez(tmp_path / "odd.npz", x=np.zeros((9, 18, 18), np.uint8), y=np.full((9, 2), 7))
-    assert_raises(InputError, load_dataset, f"npz:{tmp_path / 'odd.npz'}", say="zeros and ones (9, L)")
+    assert_raises(InputError, load_dataset, f"npz:{tmp_path / 'odd.npz'}", say="zeros and ones, (N, L)")
 
 
 # ---- a learning rate, and data that are read as they are used

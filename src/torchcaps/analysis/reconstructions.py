@@ -17,7 +17,6 @@ from torchcaps.analysis.inference import Labels, as_pixels, check_labels, class_
 from torchcaps.analysis.predictions import predict
 from torchcaps.analysis.results import Table
 from torchcaps.datasets import ImageSet, PairSet
-from torchcaps.errors import InputError
 from torchcaps.models import Network
 from torchcaps.ranges import COUNT
 
@@ -146,10 +145,8 @@ def figure_samples(
     """
     COUNT.check("count", count)
     shown = image_set.preview(count)
-    highest = int(shown.labels.max())
-    names = class_labels(None, highest + 1) if class_names is None else class_names
-    if highest >= len(names):
-        raise InputError(f"a label is {highest}, but there are only {len(names)} class names")
-    labels: list[Cell] = [join_names(names, each) for each in shown.labels]
+    names = class_labels(None, shown.task.num_outputs(shown.labels)) if class_names is None else class_names
+    shown.task.check_targets(shown.labels, len(names), "a label")
+    labels: list[Cell] = [shown.task.describe(names, each) for each in shown.labels]
     cells = in_bands({"": [*(shown.images.cpu().numpy() / 255)], " ": labels})
     return tiles([row[1:] for row in cells], title=title)

@@ -1,6 +1,7 @@
 """A trained network taken elsewhere: ONNX files, torch.export programs, folders with a model card, and the hub.
 
-``onnx_model.py`` runs an ONNX file without torch; ``description.py`` is what a file says of its network.
+``onnx_model.py`` runs an ONNX file without torch, in the process of ``onnx_worker.py``; ``description.py`` is what a
+file says of its network.
 """
 
 from torchcaps._lazy import attach

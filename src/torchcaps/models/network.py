@@ -36,6 +36,7 @@ from torchcaps.models.pretrained import (
 from torchcaps.nn import Decoder
 from torchcaps.parts import Spec, build, complete, describe
 from torchcaps.ranges import COUNT, Range, image_shape
+from torchcaps.tracing import unset_fake_temporarily
 
 if TYPE_CHECKING:
     from torchcaps.models.card import TrainingRecord
@@ -299,7 +300,7 @@ def plan_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Netwo
     """
 
     def planned(shape: Sequence[int]) -> Network:
-        with torch.device("meta"):
+        with unset_fake_temporarily(), torch.device("meta"):  # torch's fake mode mistakes constants on meta for real
             network: Network = build("network", spec, in_shape=shape, num_classes=num_classes)
         return network
 

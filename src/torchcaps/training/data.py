@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 
 from torchcaps.datasets import Augmentation, BatchLoader, Dataset, ImageSet, PairSet, center_crop, load_dataset
 from torchcaps.errors import InputError
-from torchcaps.models.output import Task
 from torchcaps.parts import flat
+from torchcaps.tasks import find_task
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.recipe import Recipe
 
@@ -131,7 +131,7 @@ def load_run_data(config: TrainConfig) -> Dataset:
     """
     fields = flat(config.fields)
     given = {name: fields[name] for name in inspect.signature(load_dataset).parameters if name in fields}
-    loaded = load_dataset(config.data, **given)
+    loaded = load_dataset(config.data, **({"task": find_task(None).name} | given))
     objects, wanted = loaded.num_objects, config.model["objects"]
     if objects != wanted:
         raise InputError(
@@ -140,24 +140,12 @@ def load_run_data(config: TrainConfig) -> Dataset:
         )
     sets = (loaded.train, loaded.validation, loaded.test)
     without_parts = any(isinstance(each, ImageSet) and each.parts is None for each in sets)
-    require_task(loaded, config.model.get("task", "classes"))
     if objects > 1 and config.model.get("decoder") is not None and without_parts:
         raise InputError(
             f"the images of {loaded.name} hold {objects} objects, but none of them alone, which the network is to "
             "reconstruct; set --no-decoder"
         )
     return loaded
-
-
-def require_task(dataset: Dataset, task: Task) -> None:
-    """Raise InputError unless the labels of a data set are of a task."""
-    labels = dataset.test.labels
-    if dataset.test.has_targets == (task == "classes"):
-        held = "numbers for each image" if dataset.test.has_targets else "a class for each image"
-        wanted = "set --task labels or --task regression" if dataset.test.has_targets else "leave --task out"
-        raise InputError(f"{dataset.name} has {held}, which is not for the task {task}; {wanted}")
-    if task == "labels" and not ((labels == 0) | (labels == 1)).all():
-        raise InputError(f"{dataset.name} has labels other than 0 and 1; set --task regression")
 
 
 def cropped(dataset: Dataset, recipe: Recipe) -> Dataset:
