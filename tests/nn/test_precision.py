@@ -42,13 +42,13 @@ MODES = {
     "autocast of bfloat16 poses": Mode(HALF, SINGLE, forward=True, backward=True),
 }
 TRANSFORMS: dict[str, Callable[[Any, Tensor], Tensor]] = {
-    "dense": lambda t, u: torch.einsum("ijdk,bik->bijd", getattr(t, "matrices", t.weight).to(u), u),
+    "dense": lambda t, u: torch.einsum("ijdk,bik->bijd", t.matrices.to(u), u),
     "shared": lambda t, u: torch.einsum("jdk,bik->bijd", t.weight.to(u), u),
     "common": lambda t, u: torch.einsum("dk,bik->bid", t.weight.to(u), u)[:, :, None].expand(-1, -1, J, -1),
     "factored": lambda t, u: torch.einsum("dk,jk,bik->bijd", t.weight.to(u), t.scale.to(u), u),
-    "elementwise": lambda t, u: torch.einsum("ijd,bid->bijd", getattr(t, "matrices", t.weight).to(u), u),
+    "elementwise": lambda t, u: torch.einsum("ijd,bid->bijd", t.matrices.to(u), u),
     "matrix": lambda t, u: torch.einsum(
-        "ijrq,bipr->bijpq", getattr(t, "matrices", t.weight).to(u), u.unflatten(2, (2, 2))
+        "ijrq,bipr->bijpq", t.matrices.to(u), u.unflatten(2, (2, 2))
     ).flatten(3),
     "identity": lambda t, u: u[:, :, None].expand(-1, -1, J, -1),
 }
