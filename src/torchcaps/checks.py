@@ -128,6 +128,7 @@ def _check_union(name: str, value: Any, hints: tuple[Any, ...], sizes: Sizes, ow
 
 def _check_tensor(name: str, value: Any, hint: Any, sizes: Sizes, owner: Any) -> None:
     dtypes, words = _KINDS[hint.__name__.partition("[")[0]]
+    refuse_fx(value)
     if not isinstance(value, Tensor) or value.dtype not in dtypes:
         raise WrongType(f"{name} must be {words}, got {_kind(value)}")
     if value.layout not in LAYOUTS or value.is_nested:
@@ -178,6 +179,15 @@ def _kind(value: object) -> str:
 
 
 # ---- what no annotation says
+
+
+def refuse_fx(value: object) -> None:
+    """Raise WrongType if ``torch.fx.symbolic_trace`` is tracing: its proxies of tensors have no shapes to check."""
+    if isinstance(value, torch.fx.Proxy):
+        raise WrongType(
+            "torch.fx.symbolic_trace cannot trace parts of torchcaps, which read the shapes of tensors; use "
+            "torch.export.export, or forward hooks to read features"
+        )
 
 
 def check_classes(name: str, labels: Tensor, num_classes: int) -> None:

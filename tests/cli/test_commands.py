@@ -220,7 +220,7 @@ def test_a_data_set_is_counted_and_a_part_of_it_is_drawn(cli: Cli) -> None:
         words = "training" if split == "train" else split
         assert f"Sample  the first 23 {words} images of digits\nLabels  {labels}\n" in out
         assert ["0", "128", "14", "36"] in read_rows(out)
-        assert ["all", "1,293", "144", "360"] in read_rows(out)
+        assert ["images", "1,293", "144", "360"] in read_rows(out)
     found = cli.json("datasets", "digits", "--sample", "1000", "--validation", "first")
     assert found["sample"] == list(map(str, load_dataset("digits", validation="first").train.labels[:1000].tolist()))
     assert found["loaded"]["test"]["images"] == sum(found["loaded"]["test"]["per_class"]) == 360
@@ -262,6 +262,6 @@ def test_images_of_several_objects(cli: Cli, digit_file: Path, monkeypatch: pyte
     assert (said["classes"], "class" in said) == (longest, False)
     assert cli("predict", "pairs", digit_file).out.splitlines()[0] == f"{digit_file}  {' + '.join(longest)}"
     result = cli("datasets", "digits", "--sample", "20", "--figure", "sample.png")
-    assert ["all", "40", "20", "30"] in read_rows(result.out)
+    assert ["images", "40", "20", "30"] in read_rows(result.out)
     assert "Each image holds 2 objects" in result.out
     assert f"Labels  {' + '.join(map(str, train.preview(1).labels[0].tolist()))}, " in result.out

@@ -79,7 +79,7 @@ def test_image_sets_that_cannot_be() -> None:
             (PIXELS, torch.tensor(wrong), None, "labels")
             for wrong in ([0] * 3, [0, -1], [[0], [1]], [[[0, 1]], [[1, 2]]], [[0, 1], [2, 2]], [[0, 1], [2, -1]])
         ),
-        (PIXELS, torch.tensor([[0.0], [torch.nan]]), None, "labels that are numbers must be finite"),
+        (PIXELS, torch.tensor([[0.0], [torch.nan]]), None, "finite numbers"),
         (PIXELS, ONE, BOTH, "parts"),
         (PIXELS, torch.tensor([[0, 1, 2]] * 2), BOTH, "parts"),
         (PIXELS, TWO, BOTH[..., :2], "parts"),

@@ -9,7 +9,7 @@ import torch
 
 from torchcaps.errors import InputError
 from torchcaps.ops.labels import is_correct
-from torchcaps.tasks import TASKS, find_task, guess_task, task_of_targets, text_names
+from torchcaps.tasks import TASKS, find_task, guess_task, task_of_targets
 
 CLASSES = np.array([0, 2, 1, 0, 1, 2])
 ONE_HOT = np.eye(3)[CLASSES]
@@ -55,8 +55,9 @@ def test_true_and_false_are_two_classes_or_a_label() -> None:
 
 
 def test_texts_are_numbered_by_the_names_of_the_classes() -> None:
-    assert text_names(TEXTS) == ("ant", "bee", "cat")
-    assert text_names(CLASSES) is None
+    assert find_task("classes").names(TEXTS) == ("ant", "bee", "cat")
+    assert find_task("classes").names(CLASSES) == find_task("classes").names(ONE_HOT) == ("0", "1", "2")
+    assert find_task("classes").names(np.eye(4)[CLASSES]) == ("0", "1", "2", "3")
     assert find_task("classes").bring(["cat", "ant"], 3, class_names=("ant", "bee", "cat")).tolist() == [2, 0]
     with pytest.raises(InputError, match='the text "dog", which is not the name of a class'):
         find_task("classes").bring(["dog"], 3, class_names=("ant", "bee", "cat"))

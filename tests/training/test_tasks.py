@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader
 
 from support import assert_close, assert_raises
 from tiny_runs import NARROW, save_image, tiny_config
@@ -114,9 +114,9 @@ def test_the_decoder_draws_what_there_is(file: Callable[[str], Path]) -> None:
 
 def test_tasks_that_do_not_fit(file: Callable[[str], Path], bars: Path, runs: Path, tmp_path: Path) -> None:
     for data, task, words in (
-        (file("labels"), "classes", "set --task labels or --task regression"),
-        (bars, "labels", "leave --task out"),
-        (file("regression"), "labels", "labels other than 0 and 1; set --task regression"),
+        (file("labels"), "classes", 'set task="labels" (--task labels)'),
+        (bars, "labels", 'set task="classes" (--task classes)'),
+        (file("regression"), "labels", 'set task="regression" (--task regression)'),
     ):
         config = tiny_config(data, task=task)
         assert_raises(InputError, train, config, tmp_path / "no", progress=Progress(), say=words)
@@ -127,7 +127,7 @@ def test_tasks_that_do_not_fit(file: Callable[[str], Path], bars: Path, runs: Pa
         InputError, export_onnx, run.model, tmp_path / "x.onnx", describe_run(run), say="only a network for classes"
     )
     np.savez(tmp_path / "odd.npz", x=np.zeros((9, 18, 18), np.uint8), y=np.full((9, 2), 7))
-    assert_raises(InputError, load_dataset, f"npz:{tmp_path / 'odd.npz'}", say="zeros and ones (9, L)")
+    assert_raises(InputError, load_dataset, f"npz:{tmp_path / 'odd.npz'}", say="zeros and ones, (N, L)")
 
 
 # ---- a learning rate, and data that are read as they are used
@@ -169,15 +169,3 @@ def test_image_files_are_read_as_they_are_used(tmp_path: Path) -> None:
         found.append([row["train_loss"] for row in rows])
     assert found[0] == found[1]
     assert_raises(InputError, ImageFiles, tmp_path / "photos", (1, 18, 18), "test", say="no test images of their own")
-
-
-def test_a_loader_that_is_not_read_by_its_index_is_refused() -> None:
-    class Stream(IterableDataset[Any]):
-        def __iter__(self) -> Any:
-            return iter(())
-
-    plain = TensorDataset(torch.rand(8, 3), torch.zeros(8).long())
-    for loader in (DataLoader(Stream(), batch_size=2), DataLoader(plain, batch_size=2, collate_fn=lambda each: each)):
-        assert_raises(
-            InputError, fit, torch.nn.Linear(3, 2), loader, accelerator="cpu", say="of a DataLoader the data set"
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from torchcaps.cli.options import DataDir, Figure, Json, Split, command
 from torchcaps.cli.runs import parts_of, refuse_options
 from torchcaps.cli.show import by, print_json, print_table, say, show
 from torchcaps.ranges import Count, Pixels, ValidationSplit
+from torchcaps.tasks import TaskName
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -39,6 +41,7 @@ def datasets(
     sample: Annotated[Count | None, "Draw the first so many images, and print their labels."] = None,
     split: Annotated[Split, "Of which part --sample draws the first images."] = "train",
     validation: Annotated[ValidationSplit, "Which training images are for validation, as in train."] = "random",
+    task: Annotated[TaskName | None, "Read the targets for this task; by default their form decides."] = None,
     figure: Annotated[Figure, "Where --sample draws, .png, .pdf or .svg; DATA-sample.png by default."] = None,
     json: Json = False,
 ) -> None:
@@ -47,7 +50,7 @@ def datasets(
     With DATA, a name, folder:PATH or npz:PATH, read that one and count its images; --sample draws the first of them.
     """
     if data is None:
-        of_one = ("data_dir", "image_size", "skip_damaged", "scale", "sample", "split", "validation", "figure")
+        of_one = ("data_dir", "image_size", "skip_damaged", "scale", "sample", "split", "validation", "task", "figure")
         refuse_options(of_one, "is for one data set, as in torchcaps datasets digits")
     elif sample is None:
         refuse_options(("split", "validation", "figure"), "is for --sample N")
@@ -73,6 +76,7 @@ def datasets(
         validation=validation,
         skip_damaged=skip_damaged,
         scale=scale,
+        task=task,
     )
     found = path if info.takes_path else info.locate(data_dir)  # where a download put it
     file = figure or Path(f"{path.name if path else info.name}-sample.png")
@@ -98,7 +102,7 @@ def listing(infos: Sequence[DatasetInfo]) -> Table:
 
 @dataclass(frozen=True)
 class Described(Result):
-    """A data set: what is known of it, where its files are, and, once they were read, its images.
+    """A data set: its entry in the list, the place of its files, and, once they were read, its images.
 
     Args:
         info: What is known of it.
@@ -117,10 +121,9 @@ class Described(Result):
     @property
     def labels(self) -> list[str]:
         """The label of each image of the sample, in words."""
-        from torchcaps.analysis.inference import join_names
-
         assert self.dataset is not None
-        return [join_names(self.dataset.class_names, each) for each in self.sample.labels] if self.sample else []
+        names, task = self.dataset.class_names, self.dataset.task
+        return [task.describe(names, each) for each in self.sample.labels] if self.sample else []
 
     def to_dict(self) -> dict[str, Any]:
         """All of it."""
@@ -132,8 +135,9 @@ class Described(Result):
         if dataset is None:
             return found
         loaded = {"in_shape": dataset.in_shape, "objects": dataset.num_objects, "class_names": dataset.class_names}
+        loaded |= {"task": dataset.task.name}
         counts = {
-            part: {"images": len(images), "per_class": count_classes(images, dataset)}
+            part: {"images": len(images), f"per_{dataset.task.output}": statistics_to_dict(images, dataset)}
             for part, images in parts_of(dataset).items()
         }
         sample = {"sample": self.labels} if self.sample else {}
@@ -151,13 +155,21 @@ class Described(Result):
         yield Table(about, title=info.title)
         if dataset is None:
             return
-        parts = parts_of(dataset)
-        counts = [count_classes(images, dataset) for images in parts.values()]
+        task, parts = dataset.task, parts_of(dataset)
+        names = task.statistics_names
         rows: list[Sequence[str | Styled]] = [
-            (name, *(f"{n:,}" for n in numbers)) for name, *numbers in zip(dataset.class_names, *counts, strict=True)
+            (name, *itertools.chain.from_iterable(map(cells, numbers)))
+            for name, *numbers in zip(
+                dataset.class_names,
+                *(task.statistics(images.labels, dataset.num_classes) for images in parts.values()),
+                strict=True,
+            )
         ]
-        rows += [(), [Styled(cell, "bold") for cell in ("all", *(f"{len(images):,}" for images in parts.values()))]]
-        yield Table(rows, ("class", "train", "validation", "test"))
+        images = [cell for each in parts.values() for cell in (f"{len(each):,}", *[""] * (len(names) - 1))]
+        rows += [(), [Styled(cell, "bold") for cell in ("images", *images)]]
+        columns = [f"{part * (n == 0)}\n{name}" for part in parts for n, name in enumerate(names)]
+        columns = list(parts) if len(names) == 1 else columns
+        yield Table(rows, (task.output, *columns))
         if dataset.skipped:
             yield Table(note=("Left out:", *(f"  {why}" for why in dataset.skipped)))
         if dataset.num_objects > 1:
@@ -176,7 +188,15 @@ class Described(Result):
         return {"": figure_samples(self.sample, self.dataset.class_names, count=len(self.sample), title=title)}
 
 
-def count_classes(images: ImageSet | PairSet, dataset: Dataset) -> list[int]:
-    """How many objects of each class there are: in the images, or for them to be made of."""
-    counts: list[int] = images.labels.flatten().bincount(minlength=dataset.num_classes).tolist()
-    return counts
+def cells(numbers: Sequence[int | float]) -> list[str]:
+    """Return statistics of one output as cells of a table."""
+    return [f"{n:,}" if isinstance(n, int) else f"{n:.4g}" for n in numbers]
+
+
+def statistics_to_dict(images: ImageSet | PairSet, dataset: Dataset) -> list[Any]:
+    """Return for each output its number of images (or of the objects that images are made of), or its statistics."""
+    task = dataset.task
+    rows = task.statistics(images.labels, dataset.num_classes)
+    if len(task.statistics_names) == 1:
+        return [number for (number,) in rows]
+    return [dict(zip(task.statistics_names, row, strict=True)) for row in rows]

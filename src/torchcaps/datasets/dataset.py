@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.pairs import PairSet
 from torchcaps.errors import InputError
+from torchcaps.tasks import Task, TaskName, find_task, widest_task
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +26,7 @@ class Splits:
         as_validation: Makes the validation part of the images that were taken out, and the test part of those set
             aside.
         skipped: What is wrong with each image that was left out, a sentence each.
+        task: The task that the labels are for; None if their form decides.
     """
 
     train: ImageSet
@@ -33,6 +36,31 @@ class Splits:
     as_train: Callable[[ImageSet], ImageSet | PairSet] = lambda images: images
     as_validation: Callable[[ImageSet], ImageSet] = lambda images: images
     skipped: tuple[str, ...] = ()
+    task: TaskName | None = None
+
+    def for_task(self, task: TaskName | None, where: str) -> Splits:
+        """Return the same images with labels in the form of a task.
+
+        Args:
+            task: The name of the task; None for the splits' own.
+            where: The data set's name, with which errors begin.
+
+        Raises:
+            InputError: The labels do not fit the task.
+        """
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        sets = {part: images for part, images in parts.items() if images is not None}
+        own = widest_task(images.task for images in sets.values())
+        wanted = find_task(task or self.task or own.name)
+        if own.name == wanted.name:
+            return replace(self, task=wanted.name)
+
+        def brought(part: str, images: ImageSet) -> ImageSet:
+            labels = wanted.bring(images.labels, len(self.class_names), f"{where}: {part} labels")
+            return replace(images, labels=labels)
+
+        changed: dict[str, Any] = {part: brought(part, images) for part, images in sets.items()}
+        return replace(self, task=wanted.name, **changed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +74,7 @@ class Dataset:
         test: Images for the one figure at the end; nothing is ever chosen by them.
         class_names: The name of each label, in the order of the labels, no two alike.
         skipped: What is wrong with each image that was left out, a sentence each.
+        task_name: The task that the labels are for; None if their form decides.
 
     Raises:
         InputError: The parts differ in image shape or in the number of objects, a label has no class name, two classes
@@ -58,6 +87,7 @@ class Dataset:
     test: ImageSet
     class_names: tuple[str, ...]
     skipped: tuple[str, ...] = ()
+    task_name: TaskName | None = None
 
     def __post_init__(self) -> None:
         for n, name in enumerate(self.class_names):
@@ -73,14 +103,14 @@ class Dataset:
                     f"{self.name}: the {part} images are {images.in_shape} (channels, height, width) with "
                     f"{images.num_objects} objects each, but the training images {form[0]} with {form[1]}"
                 )
-            if images.labels.is_floating_point():
-                if images.labels.shape[1] != self.num_classes:
-                    raise InputError(f"{self.name}: {images.labels.shape[1]} labels an image, {self.num_classes} names")
-            elif (highest := int(images.labels.max())) >= self.num_classes:
-                raise InputError(
-                    f"{self.name}: a {part} label is {highest}, but the {self.num_classes} classes go from 0 to "
-                    f"{self.num_classes - 1}"
-                )
+            self.task.check_targets(images.labels, self.num_classes, f"{self.name}: a {part} label")
+
+    @property
+    def task(self) -> Task:
+        """The task that the labels are for."""
+        if self.task_name is not None:
+            return find_task(self.task_name, self.num_objects)
+        return widest_task((self.train.task, self.validation.task, self.test.task))
 
     @property
     def in_shape(self) -> tuple[int, int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -17,6 +18,7 @@ from torchcaps.checks import check, checked
 from torchcaps.errors import InputError
 from torchcaps.machine import check_memory
 from torchcaps.ranges import Pixels
+from torchcaps.tasks import Task, any_form, task_of_targets
 
 _CHUNK = 2**20  # numbers resized at once: bounds the float copies to a few MiB, or to those of one image
 
@@ -48,27 +50,14 @@ class ImageSet:
     factors: Mapping[str, Shaped[Tensor, "N"]] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
-        images, labels, sizes = self.images, self.labels, dict[str, Any]()
-        for name, hint in get_type_hints(ImageSet, include_extras=True).items():
+        images, sizes = self.images, dict[str, Any]()
+        for name, hint in (get_type_hints(ImageSet, include_extras=True) | {"labels": any_form()}).items():
             check(name, getattr(self, name), hint, sizes)
         for name, values in self.factors.items():
             check(f"the factor {name}", values, Shaped[Tensor, "N"], sizes)
         if 0 in images.shape:
             raise InputError(f"images must have the shape (N, C, H, W) with no axis empty, got {tuple(images.shape)}")
-        if labels.is_floating_point():
-            if self.parts is not None or 0 in labels.shape or not labels.isfinite().all():
-                raise InputError("labels that are numbers must be finite, J for each image, which is of no other parts")
-            return
-        if labels.min() < 0:
-            raise InputError(f"labels must be 0 or greater, got {int(labels.min())}")
-        if labels.ndim == 1 and self.parts is not None:
-            raise InputError("parts are for images of several objects, whose labels have the shape (N, P)")
-        if labels.ndim == 2:
-            ordered = labels.sort(1).values
-            alike = (ordered[:, 1:] == ordered[:, :-1]).any(1)
-            if labels.shape[1] < 2 or alike.any():
-                got = labels[int(alike.int().argmax())].tolist()
-                raise InputError(f"the labels of one image must be of two objects or more, and all differ, got {got}")
+        self.task.check_form(self.labels, has_parts=self.parts is not None)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -79,15 +68,15 @@ class ImageSet:
         _, channels, height, width = self.images.shape
         return channels, height, width
 
+    @cached_property
+    def task(self) -> Task:
+        """The task whose form the labels have; numbers that are all zeros and ones count as labels."""
+        return task_of_targets(self.labels)
+
     @property
     def num_objects(self) -> int:
         """How many objects are in every image: P."""
-        return 1 if self.labels.ndim == 1 or self.has_targets else self.labels.shape[1]
-
-    @property
-    def has_targets(self) -> bool:
-        """Whether labels are zeros and ones, or numbers, for the tasks ``labels`` and ``regression``."""
-        return self.labels.is_floating_point()
+        return self.task.objects
 
     @property
     def is_pixels(self) -> bool:

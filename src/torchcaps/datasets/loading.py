@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from jaxtyping import Int64
-from torch import Tensor
 
 import torchcaps.datasets.sources  # noqa: F401  puts on the list what comes with torchcaps
 from torchcaps.checks import checked
@@ -19,6 +17,7 @@ from torchcaps.datasets.splits import stratified_split
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import user_path
 from torchcaps.ranges import Count, Pixels, Seed, ValidationSplit
+from torchcaps.tasks import TaskName, find_task
 
 _TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.1
 
@@ -63,6 +62,7 @@ def load_dataset(
     limit_test: Count | None = None,
     skip_damaged: bool = False,
     scale: tuple[float, float] | None = None,
+    task: TaskName | None = None,
 ) -> Dataset:
     """Load a data set, on the CPU, and set its validation images apart.
 
@@ -86,6 +86,9 @@ def load_dataset(
             data set's ``skipped`` says which, and why.
         scale: The numbers (low, high) that become 0 and 1, for pixels of your own files that are neither 8-bit nor
             floats of 0..1, such as (0, 4095) of a 12-bit camera; numbers beyond are clipped.
+        task: The task that the labels are converted for: ``"classes"``, ``"labels"`` or ``"regression"``; None if their
+            form decides. Class numbers in floats, for example, are numbers of a regression unless the task is
+            ``"classes"``.
 
     Raises:
         InputError: The name is not known, files are missing or broken, or a number does not fit the images.
@@ -101,7 +104,8 @@ def load_dataset(
             raise InputError(f"the pixels of {spec} have a range of their own; leave scale (--scale) out")
     folder = None if data_dir is None else user_path(data_dir)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    splits = info.load(DataRequest(path or Path(), folder, size, limit_test, skip_damaged, scale))
+    request = DataRequest(path or Path(), folder, size, limit_test, skip_damaged, scale, task)
+    splits = info.load(request).for_task(task, spec)
     names, known, test = splits.class_names, splits.train, splits.test
     if test is None:
         known, test = _set_test_aside(spec, known, len(names))
@@ -114,18 +118,11 @@ def load_dataset(
     else:
         option = "validation" if validation_size is None else "validation_size"
         raise InputError(f"{spec} has validation images of its own; leave {option} out")
-    missing = (~torch.isin(torch.arange(len(names)), learned.labels)).nonzero()
-    if len(missing) and not learned.has_targets:
-        raise InputError(
-            f"{spec}: {len(learned)} training images have none of the class "
-            f'"{names[missing[0]]}"; give or take more of them'
-        )
-    if len(names) < 2 and not learned.has_targets:
-        raise InputError(f"{spec} has only the class {names[0]}; at least two are needed")
+    find_task(splits.task).check_training(learned.labels, names, spec)
     train, held, test = splits.as_train(learned), splits.as_validation(chosen), test.take(limit_test)
     if size is not None:
         train, held, test = train.resize(size), held.resize(size), test.resize(size)
-    return Dataset(spec, train, held, test, names, splits.skipped)
+    return Dataset(spec, train, held, test, names, splits.skipped, splits.task)
 
 
 def _set_test_aside(spec: str, images: ImageSet, classes: int) -> tuple[ImageSet, ImageSet]:
@@ -136,15 +133,8 @@ def _set_test_aside(spec: str, images: ImageSet, classes: int) -> tuple[ImageSet
             f"{spec} has {len(images)} images of {classes} classes, too few to set a test set aside; give more, or a "
             "test set of their own"
         )
-    left, held = stratified_split(_strata(images), size, seed=FIXED_SEED)
+    left, held = stratified_split(images.task.strata(images.labels), size, seed=FIXED_SEED)
     return images.select(left), images.select(held)
-
-
-def _strata(images: ImageSet) -> Int64[Tensor, "N"]:
-    """What is to have its share in each part: classes, of several objects the first one's; of numbers nothing."""
-    if images.has_targets:
-        return torch.zeros(len(images), dtype=torch.int64)
-    return images.labels.view(len(images), -1)[:, 0]
 
 
 def _validation_size(spec: str, images: int, classes: int, asked: int | None, usual: int | None) -> int:
@@ -169,7 +159,7 @@ def _set_validation_apart(
         held = torch.arange(size) if which == "first" else torch.arange(total - size, total)
         left = torch.arange(size, total) if which == "first" else torch.arange(total - size)
         return images.select(left).take(limit), images.select(held)
-    strata = _strata(images)
+    strata = images.task.strata(images.labels)
     if limit is None or limit >= total - size:  # the limit leaves out no image that would be trained on
         left, held = stratified_split(strata, size, seed=seed)
         return images.select(left), images.select(held)

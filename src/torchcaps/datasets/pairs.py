@@ -16,6 +16,7 @@ from torchcaps.datasets.affine import cut_windows
 from torchcaps.datasets.image_set import ImageSet, resize_images
 from torchcaps.datasets.rng import FIXED_SEED, PARTNERS, PLACES, Key, generator, stream_of
 from torchcaps.errors import InputError
+from torchcaps.tasks import Task, find_task
 
 _DICE = 2**62  # random whole numbers below this choose partners; it is so large that no partner is favoured
 
@@ -43,6 +44,7 @@ class PairSet:
     max_shift: int = 4
     size: tuple[int, int] | None = None
     num_objects: ClassVar[int] = 2
+    task: ClassVar[Task] = find_task("classes", 2)
     factors: ClassVar[Mapping[str, Tensor]] = {}
     is_pixels: ClassVar[bool] = True
 

@@ -18,6 +18,7 @@ from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError
 from torchcaps.files import user_path
 from torchcaps.parts import Registry
+from torchcaps.tasks import TaskName
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class DataRequest:
     skip_damaged: bool = False
     scale: tuple[float, float] | None = None
     """The numbers that become 0 and 1, of pixels that are neither uint8 nor 0..1; None for the rules of the dtype."""
+    task: TaskName | None = None
+    """The task that the targets are for; None if the form of the targets decides."""
 
 
 Load = Callable[[DataRequest], Splits]

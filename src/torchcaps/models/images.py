@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from torchcaps.checks import refuse_fx
 from torchcaps.errors import InputError, WrongType, reason_of
 from torchcaps.machine import MIB
 from torchcaps.nn import Capsules
@@ -78,6 +79,7 @@ def follow_backbone(backbone: nn.Module, in_shape: Sequence[int]) -> tuple[Tenso
 
 def check_images(images: Tensor, in_shape: tuple[int, int, int], weight: Tensor) -> None:
     """Raise unless ``images`` is a floating-point batch (B, C, H, W) of ``in_shape`` that a weight can be used on."""
+    refuse_fx(images)
     if not isinstance(images, Tensor) or not images.is_floating_point():
         got = images.dtype if isinstance(images, Tensor) else type(images).__name__
         hint = "; uint8 images are divided by 255 first" if got == torch.uint8 else ""

@@ -16,6 +16,7 @@ from torchcaps.models.output import Targets
 from torchcaps.ops.losses import margin_loss, normalised_cross_entropy, score_cross_entropy, spread_loss
 from torchcaps.parts import register
 from torchcaps.ranges import Count, Factor, PositiveFactor, Range, Share
+from torchcaps.tracing import needs_torch_operations
 
 
 @register("loss", "margin")
@@ -105,13 +106,13 @@ class SpreadLoss(nn.Module):
             self.register_buffer("steps", torch.zeros((), dtype=torch.int64))  # that the margin has grown
 
     def forward(self, scores: Float[Tensor, "B J"], targets: Targets) -> Float[Tensor, ""]:
-        """The loss of a batch; in training, the margin then grows by a step."""
+        """Return the loss of a batch. In training the margin then grows by a step, except under ``torch.func``."""
         return spread_loss(scores, targets, margin=self._margin())
 
     def _margin(self) -> float | Float[Tensor, ""]:
         if self.spread_growth is None:
             return self.spread_margin
         grown = (self.steps.float() / self.spread_growth).clamp_max(14) - 4
-        if self.training:
+        if self.training and not needs_torch_operations():  # torch.func refuses a change of a buffer
             self.steps += 1
         return 0.2 + (self.spread_margin - 0.2) * grown.sigmoid()

@@ -71,7 +71,7 @@ class ConvBackbone(nn.Module):
         plain, relu = conv_norm == "none", conv_activation == "relu"
         self.conv = Convolution(before, conv_channels, conv_kernel, conv_stride, bias=plain, relu=relu and plain)
         self.norm = nn.Identity() if plain else ChannelNorm(conv_channels)
-        self.activation = nn.ReLU(inplace=True) if relu and not plain else nn.Identity()
+        self.activation = nn.ReLU() if relu and not plain else nn.Identity()
         self.dropout = nn.Dropout2d(conv_dropout) if conv_dropout else nn.Identity()
 
     def init_weights(self) -> None:
@@ -136,7 +136,7 @@ class StackBackbone(nn.Sequential):
                 draw_layers(convolution, "truncated-normal", std, bias=0.0 if he else 0.1)
             self.append(convolution)
             if stack_norm == "batch":
-                self.extend([nn.BatchNorm2d(width), nn.ReLU(inplace=True)])
+                self.extend([nn.BatchNorm2d(width), nn.ReLU()])
             elif stack_norm == "batch-after":
                 self.append(nn.BatchNorm2d(width, eps=1e-3, momentum=0.01))
             before = width

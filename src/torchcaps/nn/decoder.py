@@ -6,13 +6,13 @@ import itertools
 import math
 from typing import Literal
 
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from torchcaps.checks import check_classes, checked
+from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.nn.convolutions import ConvInit, Convolution, draw_layers
+from torchcaps.ops.labels import one_hot
 from torchcaps.ops.losses import Targets, multi_hot
 from torchcaps.ops.precision import in_full_precision
 from torchcaps.parts import register
@@ -50,8 +50,7 @@ def separate_capsules(capsules: Float[Tensor, "B J D"], classes: Int[Tensor, "B 
 
     Source: Sabour, Frosst, Hinton 2017, section 6 (arXiv:1710.09829).
     """
-    check_classes("separate_capsules: classes", classes, capsules.shape[1])
-    keep = F.one_hot(classes.long(), capsules.shape[1]).to(capsules.dtype)  # (B, P, J)
+    keep = one_hot(classes, capsules.shape[1], "separate_capsules: classes").to(capsules.dtype)  # (B, P, J)
     return capsules.unsqueeze(1) * keep.unsqueeze(-1)
 
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from torchcaps.checks import refuse_fx
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import Capsules
 from torchcaps.nn.layers import DenseCapsules, RoutingSpec, TransformSpec
@@ -69,6 +70,7 @@ class CapsuleHead(nn.Module):
             InputError: Features of another number of axes or channels, or tokens that are not as many as a square map
                 has places.
         """
+        refuse_fx(features)
         if features.ndim == 2:
             features = features[:, :, None, None]
         elif features.ndim == 3:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchcaps.checks import check_classes, checked
 from torchcaps.errors import InputError
 from torchcaps.ops.precision import full_dtype
-from torchcaps.tracing import can_look
+from torchcaps.tracing import can_look, is_eager
 
 
 def top_classes(scores: Float[Tensor, "*B J"], objects: int) -> Int[Tensor, "*B P"]:
@@ -64,6 +64,25 @@ def order(given: Int[Tensor, "B P"], labels: Int[Tensor, "B P"]) -> Int[Tensor, 
     return second.gather(1, first.argsort(1))
 
 
+def one_hot(labels: Int[Tensor, "*B"], num_classes: int, name: str) -> Shaped[Tensor, "*B J"]:
+    """Return a row for each label that has a one at its class, and zeros elsewhere.
+
+    Unlike torch's function it never waits for the values of the labels, so that it works under ``torch.vmap``.
+
+    Args:
+        labels: Classes, in 0..num_classes-1.
+        num_classes: How many classes there are (J).
+        name: What an error calls the labels.
+
+    Raises:
+        InputError: Labels out of range on the CPU. Eager code on a GPU stops at a device-side assertion instead.
+    """
+    check_classes(name, labels, num_classes)
+    if labels.device.type == "cuda" and is_eager():
+        return F.one_hot(labels.long(), num_classes)  # a comparison would give rows of zeros for wrong labels
+    return labels.unsqueeze(-1) == torch.arange(num_classes, device=labels.device)
+
+
 @checked
 def label_rows(scores: Float[Tensor, "B J"], targets: Int[Tensor, "B ..."], objects: int) -> Float[Tensor, "B J"]:
     """The labels of P different objects in each image as one row of zeros and ones.
@@ -78,9 +97,7 @@ def label_rows(scores: Float[Tensor, "B J"], targets: Int[Tensor, "B ..."], obje
             f"this network sees {objects} objects in an image, so targets must be their labels, of shape "
             f"({len(scores)}, {objects}), got {tuple(targets.shape)}"
         )
-    check_classes("labels", targets, scores.shape[1])
-    rows = torch.zeros(scores.shape, dtype=full_dtype(scores.dtype), device=scores.device)
-    rows.scatter_(1, targets.long(), 1)
+    rows = one_hot(targets, scores.shape[1], "labels").to(full_dtype(scores.dtype)).amax(1)
     if can_look(targets) and (rows.sum(1) < objects).any():
         image = int((rows.sum(1) < objects).nonzero()[0])
         raise InputError(

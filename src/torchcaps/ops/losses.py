@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from torchcaps.checks import check_classes, checked
+from torchcaps.checks import checked
 from torchcaps.errors import InputError
+from torchcaps.ops.labels import one_hot
 from torchcaps.ops.precision import full_dtype, in_full_precision
 from torchcaps.ranges import Factor, PositiveFactor
 from torchcaps.tracing import can_look
@@ -176,8 +177,7 @@ def multi_hot(scores: Float[Tensor, "B J"], targets: Targets, caller: str = "mul
             )
         return present
     labels = targets.flatten()  # not by len(), which would be the constant of an exported graph
-    check_classes(f"{caller}: labels", labels, scores.shape[1])  # on a GPU one_hot's own assertion catches it
-    return F.one_hot(labels.long(), scores.shape[1]).to(dtype)
+    return one_hot(labels, scores.shape[1], f"{caller}: labels").to(dtype)
 
 
 def _reduce(loss: Float[Tensor, "B"], reduction: Reduction) -> Tensor:

@@ -5,11 +5,14 @@ Nothing here imports torch when it is loaded, because ``predict`` runs ONNX file
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.tasks.base import Metric, Task, TaskName, as_array, found
-from torchcaps.tasks.classes import Classes, Objects, text_names
+from torchcaps.tasks.classes import Classes, Objects
 from torchcaps.tasks.labels import PRESENT, Labels
 from torchcaps.tasks.regression import Regression
 
@@ -23,11 +26,12 @@ __all__ = [
     "Objects",
     "Task",
     "TaskName",
+    "any_form",
     "find_task",
     "guess_task",
     "task_of",
     "task_of_targets",
-    "text_names",
+    "widest_task",
 ]
 
 TASKS: dict[str, Task] = {task.name: task for task in (Classes(), Labels(), Regression())}
@@ -53,7 +57,7 @@ def task_of(model: Any) -> Task:
 
 
 def task_of_targets(targets: Tensor) -> Task:
-    """Return the task whose form a tensor of targets has.
+    """Return the first task whose form a tensor of targets has.
 
     Raises:
         InputError: No task has that form.
@@ -61,8 +65,19 @@ def task_of_targets(targets: Tensor) -> Task:
     for task in (*TASKS.values(), Objects(max(targets.shape[-1], 2) if targets.ndim > 1 else 2)):
         if task.has_form(targets):
             return task
-    forms = "; or ".join(f"{each.needs} (task {each.name})" for each in TASKS.values())
-    raise InputError(f"labels must be {forms}; got {str(targets.dtype).partition('.')[2]} {tuple(targets.shape)}")
+    raise InputError(f"labels must be {_forms()}; got {str(targets.dtype).partition('.')[2]} {tuple(targets.shape)}")
+
+
+def widest_task(tasks: Iterable[Task]) -> Task:
+    """Return the last of several tasks in the order of ``TASKS``: zeros and ones of one part may be numbers, too."""
+    order = list(TASKS)
+    return max(tasks, key=lambda task: order.index(task.name))
+
+
+def any_form() -> Any:
+    """Return the annotation of targets in the form of any task."""
+    forms = (task.form for task in (*TASKS.values(), Objects(2)))
+    return functools.reduce(operator.or_, forms)
 
 
 def guess_task(targets: Any, where: str = "labels") -> Task:
@@ -75,5 +90,8 @@ def guess_task(targets: Any, where: str = "labels") -> Task:
     for task in TASKS.values():
         if task.guess(array):
             return task
-    forms = "; or ".join(f"{each.needs} (task {each.name})" for each in TASKS.values())
-    raise InputError(f"{where} must be {forms}; got {found(array)}")
+    raise InputError(f"{where} must be {_forms()}; got {found(array)}")
+
+
+def _forms() -> str:
+    return "; or ".join(f"{each.needs} (task {each.name})" for each in TASKS.values())

@@ -80,6 +80,8 @@ class Task(ABC):
     name: ClassVar[TaskName]
     outputs: ClassVar[str]
     """What the J outputs of a network are, in the plural: ``"classes"``."""
+    output: ClassVar[str]
+    """One of them, at the head of a table."""
     min_outputs: ClassVar[int] = 1
     """Smallest number of outputs J."""
     needs: ClassVar[str]
@@ -155,12 +157,30 @@ class Task(ABC):
         """Return whether targets from a file are of this task if nobody names a task."""
 
     @abstractmethod
-    def names(self, targets: Tensor) -> tuple[str, ...]:
-        """Return names of the outputs for targets without names: numbers from 0."""
+    def names(self, targets: Any, where: str = "labels") -> tuple[str, ...]:
+        """Return names of the outputs for the training targets of a set, of any form: their texts, or numbers from 0.
+
+        Raises:
+            InputError: The targets do not fit the task, or have no image of the first class.
+        """
+
+    @abstractmethod
+    def num_outputs(self, targets: Tensor) -> int:
+        """Return the smallest number of outputs that targets in form go with."""
 
     @abstractmethod
     def check_targets(self, targets: Tensor, num_outputs: int, where: str) -> None:
         """Raise InputError unless targets in form go with so many outputs."""
+
+    def check_form(self, targets: Tensor, *, has_parts: bool = False) -> None:  # noqa: ARG002  what a subclass needs
+        """Raise InputError unless the values of targets in form are possible.
+
+        Args:
+            targets: The targets.
+            has_parts: Whether each object of each image is there alone, too.
+        """
+        if has_parts:
+            raise InputError("parts are for images of several objects, whose labels have the shape (N, P)")
 
     def check_training(self, targets: Tensor, names: Sequence[str], where: str) -> None:  # noqa: B027  few need it
         """Raise InputError unless a network can learn every output from the training targets."""
@@ -301,8 +321,11 @@ class ColumnTask(Task):
     def _fits(self, rows: np.ndarray) -> bool:
         """Return whether numbers have the values that this task takes."""
 
-    def names(self, targets: Tensor) -> tuple[str, ...]:
-        return tuple(map(str, range(targets.shape[1])))
+    def names(self, targets: Any, where: str = "labels") -> tuple[str, ...]:
+        return tuple(map(str, range(self.bring(targets, None, where).shape[1])))
+
+    def num_outputs(self, targets: Tensor) -> int:
+        return targets.shape[1]
 
     def check_targets(self, targets: Tensor, num_outputs: int, where: str) -> None:
         if targets.shape[1:] != (num_outputs,):

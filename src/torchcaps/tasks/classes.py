@@ -26,7 +26,7 @@ class Classes(Task):
     """
 
     name: ClassVar[TaskName] = "classes"
-    outputs, min_outputs, answer_key = "classes", 2, "class"
+    outputs, output, min_outputs, answer_key = "classes", "class", 2, "class"
     needs = "whole numbers from 0, the class of each image, (N,), or one-hot rows (N, J)"
     metric = Metric("accuracy", "error", "% of the images")
     analyses = frozenset(
@@ -86,8 +86,27 @@ class Classes(Task):
         is_column = array.ndim == 1 or array.shape[1:] == (1,)
         return (array.dtype.kind in "iuUS" and is_column) or is_one_hot(array)
 
-    def names(self, targets: Tensor) -> tuple[str, ...]:
-        return tuple(map(str, range(int(targets.max()) + 1)))
+    def names(self, targets: Any, where: str = "labels") -> tuple[str, ...]:
+        array = as_array(targets, where)
+        if array.dtype.kind in "US":
+            return tuple(map(str, np.unique(_decoded(array, where)).tolist()))
+        if is_one_hot(array):
+            return tuple(map(str, range(array.shape[1])))
+        numbers = self.bring(array, None, where)
+        least, highest = int(numbers.min()), int(numbers.max())
+        if least > 0:
+            raise InputError(
+                f"{where} has labels from {least} to {highest}, but classes are counted from 0; subtract {least}"
+            )
+        return tuple(map(str, range(highest + 1)))
+
+    def num_outputs(self, targets: Tensor) -> int:
+        return int(targets.max()) + 1
+
+    def check_form(self, targets: Tensor, *, has_parts: bool = False) -> None:
+        super().check_form(targets, has_parts=has_parts and self.objects == 1)
+        if (least := int(targets.min())) < 0:
+            raise InputError(f"labels must be 0 or greater, got {least}")
 
     def check_targets(self, targets: Tensor, num_outputs: int, where: str) -> None:
         if (highest := int(targets.max())) >= num_outputs:
@@ -95,19 +114,12 @@ class Classes(Task):
                 f"{where} is {highest}, but the {num_outputs} classes go from 0 to {num_outputs - 1}"
                 + _from_one(int(targets.min()), highest, num_outputs)
             )
-        if (least := int(targets.min())) < 0:
-            raise InputError(f"{where} must be 0 or greater, got {least}")
 
     def check_training(self, targets: Tensor, names: Sequence[str], where: str) -> None:
-        counts = targets.flatten().bincount(minlength=len(names))
-        missing = [name for name, count in zip(names, counts.tolist(), strict=True) if not count]
+        present = set(targets.unique().tolist())
+        missing = [name for number, name in enumerate(names) if number not in present]
         if len(names) < self.min_outputs:
             raise InputError(f"{where} has only the class {names[0]}; at least two are needed")
-        if missing[:1] == [names[0]] and tuple(names) == self.names(targets):
-            raise InputError(
-                f"{where} has labels from {int(targets.min())} to {len(names) - 1}, but classes are counted from 0; "
-                f"subtract {int(targets.min())} from the labels"
-            )
         if missing:
             raise InputError(
                 f'{where}: {len(targets)} training images have none of the class "{missing[0]}"; give or take more of '
@@ -231,6 +243,14 @@ class Objects(Classes):
     def has_form(self, targets: Tensor) -> bool:
         return str(targets.dtype) == "torch.int64" and targets.ndim == 2
 
+    def check_form(self, targets: Tensor, *, has_parts: bool = False) -> None:
+        ordered = targets.sort(1).values
+        alike = (ordered[:, 1:] == ordered[:, :-1]).any(1)
+        if targets.shape[1] < 2 or alike.any():
+            got = targets[int(alike.int().argmax())].tolist()
+            raise InputError(f"the labels of one image must be of two objects or more, and all differ, got {got}")
+        super().check_form(targets, has_parts=has_parts)
+
     def _has_objects(self, array: np.ndarray) -> bool:
         return array.ndim == 2 and not (np.diff(np.sort(array, 1), axis=1) == 0).any()
 
@@ -264,12 +284,6 @@ def is_one_hot(array: np.ndarray) -> bool:
     if array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind not in "iufb":
         return False
     return bool(np.isin(array, (0, 1)).all() and (array.sum(1) == 1).all())
-
-
-def text_names(values: Any, where: str = "labels") -> tuple[str, ...] | None:
-    """Return the class names in targets that are texts, sorted; None for targets that are numbers."""
-    array = as_array(values, where)
-    return tuple(map(str, np.unique(_decoded(array, where)).tolist())) if array.dtype.kind in "US" else None
 
 
 def _decoded(texts: np.ndarray, where: str) -> np.ndarray:

@@ -26,7 +26,7 @@ class Labels(ColumnTask):
     """
 
     name: ClassVar[TaskName] = "labels"
-    outputs, answer_key = "labels", "labels"
+    outputs, output, answer_key = "labels", "label", "labels"
     needs = "zeros and ones, (N, L), whether each image has each label"
     metric = Metric("labels right", "error", "% of the labels")
     means = ("auroc", "average_precision")

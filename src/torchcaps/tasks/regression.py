@@ -26,11 +26,11 @@ class Regression(ColumnTask):
     """
 
     name: ClassVar[TaskName] = "regression"
-    outputs, answer_key, score_key = "numbers", "regression", "values"
+    outputs, output, answer_key, score_key = "numbers", "number", "regression", "values"
     reads_poses = True
     needs = "finite numbers, (N,) or (N, T)"
     metric = Metric("1 − squared error", "squared error", "variances of the training targets", False, "mse")
-    statistics_names = ("least", "mean", "largest")
+    statistics_names = ("min", "mean", "max")
     means = ("mae", "rmse", "r2")
     axes = ("true", "predicted")
     figure_name = "numbers"

@@ -15,8 +15,9 @@ from torchcaps.files import could_be_repository, read_json, reading
 from torchcaps.image_spec import ImageSpec
 from torchcaps.models import Network, load_pretrained
 from torchcaps.models.pretrained import CLASSES, CONFIG, SHIPPED, SHIPPED_DATA, WEIGHTS, find_pretrained, load_weights
+from torchcaps.tasks import task_of
 from torchcaps.training.config import TrainConfig, read_config
-from torchcaps.training.data import cropped, load_run_data, require_task
+from torchcaps.training.data import cropped, load_run_data
 from torchcaps.training.folder import BEST, BEST_FILES, CHECKPOINT, METRICS, SUMMARY, read_checkpoint
 
 
@@ -73,14 +74,14 @@ class Run:
         elif data is not None:
             # the same seed: data sets made of the same images set the same ones apart for validation
             seed = 0 if self.config is None else self.config.seed
-            loaded = load_dataset(data, data_dir=data_dir, image_size=self.model.in_shape[1:], seed=seed)
+            size, task = self.model.in_shape[1:], self.model.task
+            loaded = load_dataset(data, data_dir=data_dir, image_size=size, seed=seed, task=task)
         else:
             raise InputError(f"{self.path} does not say what it was trained on; name a data set with --data")
         found, made_for = (
-            f"images of shape {each.in_shape} in {each.num_classes} classes, {objects} in each"
+            f"images of shape {each.in_shape} with {each.num_classes} {task_of(self.model).outputs}, {objects} in each"
             for each, objects in ((loaded, loaded.num_objects), (self.model, self.model.objects))
         )
-        require_task(loaded, self.model.task)
         if found != made_for:
             raise InputError(f"{loaded.name} has {found}; the network of {self.path} was made for {made_for}")
         return loaded

@@ -95,6 +95,32 @@ def test_rows_of_numbers_are_sequences_of_one_channel(tmp_path: Path) -> None:
     assert torch.equal(data.test.images[:, 0, 0], torch.from_numpy(rows).float())
 
 
+@pytest.mark.parametrize("form", ["one-hot", "one-hot floats", "texts", "floats", "column of floats", "True and False"])
+def test_classes_in_other_forms(form: str, tmp_path: Path) -> None:
+    """Also of a file whose test images lack the last class; floats are classes if the task says so."""
+    labels, rows = (Y % 2 if form == "True and False" else Y), np.eye(4, dtype=int)[Y]
+    y: dict[str, np.ndarray] = {
+        "one-hot": rows,
+        "one-hot floats": rows.astype(np.float32),
+        "texts": NAMES[Y],
+        "floats": Y.astype(float),
+        "column of floats": Y[:, None].astype(float),
+        "True and False": labels == 1,
+    }
+    held = Y < 3
+    options = {"x": X, "x_test": X[held]}
+    plain = load(tmp_path, **options, y=labels, y_test=labels[held])
+    np.savez(tmp_path / "b.npz", **options, y=y[form], y_test=y[form][held])
+    other = load_dataset(f"npz:{tmp_path / 'b.npz'}", task="classes")
+    assert other.task.name == "classes"
+    assert other.class_names == (tuple("abcd") if form == "texts" else plain.class_names)
+    for part in ("train", "validation", "test"):
+        assert torch.equal(getattr(other, part).labels, getattr(plain, part).labels)
+    guessed = load_dataset(f"npz:{tmp_path / 'b.npz'}").task.name
+    of_a_file = {"floats": "regression", "column of floats": "regression", "True and False": "labels"}
+    assert guessed == of_a_file.get(form, "classes")
+
+
 def characters(last: int) -> np.ndarray:
     """Four names, of which the last one has another character."""
     return np.array([[97, 0], [98, 0], [99, 0], [100, last]], np.uint32).view("=U2")[:, 0]
@@ -123,11 +149,15 @@ WRONG: list[tuple[dict[str, np.ndarray], str]] = [
     (XY | {"x": np.zeros(40, np.uint8)}, "x must have the shape"),
     (XY | {"x": np.full((40, 6), 1e300)}, "x has a number that is NaN, infinite or beyond float32"),
     ({"x": X[:0], "y": Y[:0]}, "x must have the shape"),
-    (XY | {"y": np.full(40, np.nan)}, "y must hold whole numbers"),
-    (XY | {"y": Y[:39]}, "y must hold whole numbers"),
-    (XY | {"y": 2 * np.eye(4, dtype=int)[Y]}, "y must hold whole numbers"),
+    (XY | {"y": np.full(40, np.nan)}, "y must be finite numbers"),
+    (XY | {"y": Y[:39]}, "y must be given for each of the 40 images of x, got 39"),
+    (XY | {"y": 2 * np.eye(4, dtype=int)[Y]}, "y must be whole numbers from 0"),
+    (XY | {"y": Y + 1}, "labels from 1 to 4, but classes are counted from 0; subtract 1"),
+    (XY | {"y": Y + 1, "class_names": NAMES}, "labels from 1 to 4, but classes are counted from 0; subtract 1"),
+    (XY | {"class_names": NAMES[:3]}, "y (class_names has 3 texts) must be in 0..2, got 0..3"),
+    (XY | {"y": NAMES[Y], "x_test": X, "y_test": np.full(40, "e")}, 'y_test has the text "e"'),
     ({"train_images": X}, 'no array "train_labels"'),
-    (XY | {"y": Y - 1}, "y has the label -1"),
+    (XY | {"y": Y - 1}, "y must be 0 or greater, got -1"),
     (XY | {"y": Y.astype(np.uint64) + 2**63}, "y has the label 9223372036854775811"),
     (XY | {"y": Y * 2}, 'training images have none of the class "1"'),
     (XY | {"class_names": np.array(list("abcde"))}, "class_names must be 4 texts"),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.errors import InputError, shown
 from torchcaps.files import require_file
 from torchcaps.machine import check_memory
+from torchcaps.tasks import Task, find_task, guess_task
 
 _MOST_LISTED = 20  # names of arrays in an error
 Names = dict[str, tuple[str, str]]
@@ -49,8 +49,9 @@ def load_npz(request: DataRequest) -> Splits:
     :func:`~torchcaps.datasets.pixels.scale_pixels` takes them; they are rounded to 256 steps. If not exactly one of the
     two axes is 1 to 4 long, ``channels`` ("first" or "last") says which one holds the channels. Numbers (N, L) are
     sequences of one channel and keep their values. ``y`` (N,), or ``y_train``, holds whole numbers from 0, every class
-    up to the highest among them. For several labels, ``y`` holds zeros and ones (N, L), whole numbers or True and
-    False; for a regression floats (N,) or (N, T). ``x_test`` and ``y_test`` are the test set; without them, it is a
+    up to the highest among them, or texts, or one-hot rows (N, J). For several labels, ``y`` holds zeros and ones
+    (N, L), or True and False; for a regression floats (N,) or (N, T). With ``task`` the same numbers may be read
+    otherwise, such as class numbers in floats. ``x_test`` and ``y_test`` are the test set; without them, it is a
     fixed stratified fifth of the images. ``x_val`` and ``y_val`` are the validation images and ``class_names`` (J,) the
     names of the classes, if given. Names may be capitals, such as ``X_train``. The files of MedMNIST are read as they
     are: ``train_images``, ``train_labels`` (N, 1), and the same of ``val`` and ``test``.
@@ -83,48 +84,23 @@ def load_npz(request: DataRequest) -> Splits:
         check_memory(sum(sizes[key] for key in keys), f"the images of {path}")
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: np.asarray(file[held_as[key]]) for key in keys}
-        names = arrays.get("class_names")
-        if names is not None and names.dtype.kind == "U":  # NumPy takes what is no character, and Python fails later
-            names.astype(names.dtype.newbyteorder("<")).tobytes().decode("utf-32-le")
-    most = len(np.atleast_1d(arrays[pairs["train"][0]]))  # every class needs a training image
+        for key in keys:  # NumPy takes what is no character, and Python fails later
+            if arrays[key].dtype.kind == "U":
+                arrays[key].astype(arrays[key].dtype.newbyteorder("<")).tobytes().decode("utf-32-le")
     scale: Scale = "auto" if request.scale is None else request.scale
-    sets = {part: _image_set(path, arrays, *pair, most, scale) for part, pair in pairs.items() if pair[0] in arrays}
-    class_names = _class_names(path, pairs["train"][1], sets["train"].labels, names)
-    return Splits(sets["train"], sets.get("test"), class_names, sets.get("validation"))
-
-
-def _image_set(path: Path, arrays: Mapping[str, Any], x: str, y: str, most: int, scale: Scale) -> ImageSet:
-    """Images and labels, whose dtypes and shapes must fit each other, of at most so many classes."""
-    where, labels = f"{path}: {x}", arrays[y]
-    images = _images(path, arrays, x, where, scale)
-    if labels.dtype.kind in "iu" and labels.shape[1:] == (1,):
-        labels = labels[:, 0]
-    if labels.dtype.kind in "fb" or labels.ndim == 2:
-        return ImageSet(images, _targets(labels, len(images), f"{path}: {y}"))
-    if labels.dtype.kind not in "iu" or labels.shape != (len(images),):
-        raise InputError(
-            f"{path}: {y} must hold whole numbers from 0 in the shape ({len(images)},), one label for each image of "
-            f"{x}, got {labels.dtype} in the shape {shown(labels.shape)}"
-        )
-    wrong = labels[(labels < 0) | (labels >= most)]
-    if wrong.size:
-        raise InputError(
-            f"{path}: {y} has the label {wrong.max()}, but labels are whole numbers from 0, and {most} training "
-            f"images can be of {most} classes at most"
-        )
-    return ImageSet(images, torch.from_numpy(labels.astype(np.int64)))
-
-
-def _targets(values: np.ndarray, images: int, where: str) -> Float32[Tensor, "N J"]:
-    """Zeros and ones, or the numbers of a regression."""
-    is_float = values.dtype.kind == "f"
-    fits = values.dtype.kind in "fiub" and values.ndim in (1, 2) and len(values) == images and 0 not in values.shape
-    if not fits or not (np.isfinite(values).all() if is_float else np.isin(values, (0, 1)).all()):
-        raise InputError(
-            f"{where} must hold whole numbers from 0 ({images},), zeros and ones ({images}, L), or finite floats of a "
-            f"regression ({images},) or ({images}, T), got {values.dtype} in the shape {shown(values.shape)}"
-        )
-    return torch.from_numpy(values.reshape(images, -1).astype(np.float32))
+    labelled = {part: pair for part, pair in pairs.items() if pair[0] in arrays}
+    pixels = {part: _images(path, arrays, x, f"{path}: {x}", scale) for part, (x, _) in labelled.items()}
+    for part, (x, y) in labelled.items():
+        if (given := len(np.atleast_1d(arrays[y]))) != (count := len(pixels[part])):
+            raise InputError(f"{path}: {y} must be given for each of the {count} images of {x}, got {given}")
+    targets = {part: arrays[y] for part, (_, y) in labelled.items()}
+    task = find_task(request.task or guess_task(targets["train"], f"{path}: {pairs['train'][1]}").name)
+    class_names = _class_names(path, pairs["train"][1], task, targets["train"], arrays.get("class_names"))
+    sets = {}
+    for part, (_, y) in labelled.items():
+        brought = task.bring(targets[part], len(class_names), f"{path}: {y}", class_names)
+        sets[part] = ImageSet(pixels[part], brought)
+    return Splits(sets["train"], sets.get("test"), class_names, sets.get("validation"), task=task.name)
 
 
 def _images(
@@ -157,12 +133,18 @@ def _to_sequences(arrays: Mapping[str, Any], x: str, where: str) -> Float32[Tens
     return pad_sequences([each[:, :length] for each, length in zip(values, lengths, strict=True)], L, where)
 
 
-def _class_names(path: Path, y: str, labels: Tensor, given: np.ndarray | None) -> tuple[str, ...]:
-    """The given names, or numbers."""
-    count = labels.shape[1] if labels.is_floating_point() else int(labels.max()) + 1
-    if given is not None and (given.dtype.kind, given.shape) != ("U", (count,)):
+def _class_names(path: Path, y: str, task: Task, targets: np.ndarray, given: np.ndarray | None) -> tuple[str, ...]:
+    """Return the given names of the outputs; else the texts among the targets, or numbers."""
+    where = f"{path}: {y}"
+    names = task.names(targets, where)
+    if given is None:
+        return names
+    is_texts = given.dtype.kind == "U" and given.ndim == 1
+    if is_texts and len(given) < len(names):  # the task knows why, such as labels that are counted from 1
+        task.bring(targets, len(given), f"{where} (class_names has {len(given)} texts)")
+    if not is_texts or len(given) != len(names):
         raise InputError(
-            f"{path}: class_names must be {count} texts, one for each class or column of {y}, got {given.dtype} of the "
-            f"shape {shown(given.shape)}"
+            f"{path}: class_names must be {len(names)} texts, one for each class or column of {y}, got {given.dtype} "
+            f"of the shape {shown(given.shape)}"
         )
-    return tuple(map(str, range(count) if given is None else given.tolist()))
+    return tuple(map(str, given.tolist()))
