@@ -43,9 +43,7 @@ def pick_device(accelerator: str) -> torch.device:
     kind, colon, number = accelerator.partition(":")
     known = torch.cuda.device_count() if kind == "cuda" else 1
     if kind not in ("auto", *usable) or (colon and not (number.isdecimal() and int(number) < known)):
-        raise InputError(
-            f"this machine has no {accelerator} device that PyTorch can use; it has {', '.join(usable)}"
-        )
+        raise InputError(f"this machine has no {accelerator} device that PyTorch can use; it has {', '.join(usable)}")
     return torch.device(usable[0] if accelerator == "auto" else accelerator)
 
 
