@@ -108,7 +108,7 @@ def fit(
         loss: The mean loss of a module of one's own, of its output, or the scores of its capsules, and the labels; the
             cross-entropy of the scores if None. A network of torchcaps has its own.
         seed: Seed of the order of the images, their changes, and dropout.
-        accelerator: ``"cpu"``, ``"cuda"``, ``"mps"``, or ``"auto"``.
+        accelerator: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` for one of several GPUs, ``"mps"``, or ``"auto"``.
         devices: Processes on this machine, one for each device.
         precision: ``"32"``, ``"bf16"`` or ``"auto"``, as in :class:`TrainConfig`.
         workers: Processes that read a torch ``Dataset`` ahead; with any number of them the run has the same bits.
