@@ -141,7 +141,7 @@ def test_words_and_units_are_those_of_the_task(trained: Trained, cli: Cli) -> No
     first = next(line for line in trained.said if line.startswith("Images: "))
     summary = read_json(trained.folder / "summary.json", "summary")
     if trained.task == "regression":
-        assert first.endswith(" 1 numbers")
+        assert first.endswith(" 1 number")
         assert "%" not in epoch
         assert "train squared error 1." in epoch
         assert table.count("R²") == 1
@@ -192,10 +192,10 @@ def test_the_model_card_has_the_words_of_the_task(trained: Trained, cli: Cli) ->
         "classes": ("in 3 classes;", "| test error | test accuracy |", "type: accuracy", "knows its 3 classes only"),
         "labels": ("with 3 labels;", "| test error | test labels right |", "type: accuracy", "knows its 3 labels only"),
         "regression": (
-            "with 1 numbers;",
+            "with 1 number;",
             "| test squared error | epoch |",
             "type: mse",
-            "gives 1 numbers for any image",
+            "gives 1 number for any image",
         ),
     }
     for each in words[trained.task]:

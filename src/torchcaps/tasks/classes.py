@@ -32,7 +32,7 @@ class Classes(Task):
     analyses = frozenset(
         {
             *("routing", "perturb", "reconstruct", "robustness", "probe", "detect", "explore"),
-            *(".onnx", ".pt2", "calibrate", "class_weights"),
+            *(".onnx", ".pt2", "calibrate", "class_weights", "classifier"),
         }
     )
 
