@@ -96,9 +96,9 @@ def fit(
         dataset: A :class:`torchcaps.datasets.Dataset` or ``ImageSet``; images (N, ...) and labels, as two tensors,
             arrays or lists, or in a dict; or a torch ``Dataset`` with a length, of pairs (image, label) or dicts; or a
             ``DataLoader`` of one, whose batch size, workers, ``drop_last``, ``collate_fn``, sampler and batch sampler
-            are used; without a sampler of its own, ``seed`` shuffles. A network of torchcaps takes labels of any form,
-            and pixels as in :func:`~torchcaps.datasets.pixels.scale_pixels`; a module of the user's own gets floats
-            unchanged. A recipe augments only uint8 images (N, C, H, W) in memory.
+            are used; without a sampler of its own, ``seed`` shuffles. Labels may have any form. Pixels are read as by
+            :func:`~torchcaps.datasets.pixels.scale_pixels`; a module of the user's own gets floats unchanged. A recipe
+            augments only uint8 images (N, C, H, W) in memory.
         recipe: How to train; its ``limit_…`` and ``validation…`` fields are those of loading, and change nothing here.
         out: The run folder; None writes nothing.
         validation: Images that choose the best epoch, in any of these forms, if ``dataset`` has none.
@@ -112,8 +112,7 @@ def fit(
         progress: Shows the progress; a live display or plain lines if None.
         scale: How pixels become 0..1: ``"auto"`` by their dtype, (low, high) so that these numbers become 0 and 1, or
             ``"none"`` for images that are normalised already.
-        keys: Where an item holds image and label, such as ``("image", "label")`` or ``(0, 1)``; None for pairs, and
-            for dicts with usual names.
+        keys: Where an item holds image and label, such as ``("image", "label")`` or ``(0, 1)``, if not as usual.
 
     Returns:
         A row for each epoch, as in ``metrics.csv``.
@@ -135,8 +134,8 @@ def fit(
     """
     recipe = recipe or Recipe()
     fabric = launch(accelerator, devices, precision=precision)
-    how: dict[str, Any] = {"loss": loss, "scale": scale, "keys": keys, "seed": seed, "workers": workers}
-    given, data = fit_data(network, dataset, validation, recipe, fabric, **how)
+    form: dict[str, Any] = {"loss": loss, "scale": scale, "keys": keys}
+    given, data = fit_data(network, dataset, validation, recipe, fabric, seed=seed, workers=workers, **form)
     recipe = recipe.replace({"batch_size": data.train.batch_size})
     save_files = partial(_save_files, network, given.class_names or getattr(dataset, "class_names", None))
     with on_main_process(fabric, nullcontext() if out is None else lock_folder(Path(out))) as folder:
