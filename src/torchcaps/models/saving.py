@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from safetensors.torch import save
 from torch import nn
 
 from torchcaps.errors import InputError, reason_of
@@ -16,16 +15,15 @@ from torchcaps.files import atomic_path, read_json, write_json, write_text
 from torchcaps.models.building import plan_network
 from torchcaps.models.pretrained import (
     CARD,
-    CHECKSUM,
     CLASSES,
     CONFIG,
     WEIGHTS,
     asking_the_hub,
-    checksum,
     difference,
     find_pretrained,
     load_weights,
     read_weights,
+    weights_file,
 )
 from torchcaps.parts import complete, describe
 
@@ -71,7 +69,7 @@ class SavedNetwork(nn.Module):
         write_json(folder / CONFIG, tree | {"in_shape": self.in_shape, "num_classes": self.num_classes})
         with atomic_path(folder / WEIGHTS) as temporary:
             # not by save_file, which makes a temporary file of its own that a kill leaves behind
-            temporary.write_bytes(save(tensors, metadata={CHECKSUM: checksum(tensors)}))
+            temporary.write_bytes(weights_file(tensors))
         if known is None:
             (folder / CLASSES).unlink(missing_ok=True)
         else:
@@ -184,5 +182,5 @@ class SavedNetwork(nn.Module):
             ) from error
         if not isinstance(network, cls):
             raise InputError(f"{source} holds a {type(network).__name__}, not a {cls.__name__}")
-        load_weights(network, read_weights(folder / WEIGHTS), folder / WEIGHTS)
+        load_weights(network, read_weights(folder / WEIGHTS, network), folder / WEIGHTS)
         return network.to(device).eval()
