@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import LayerSize
-from torchcaps.nn.votes import DenseVotes, FactoredVotes, IdentityVotes, MatrixVotes, SharedVotes, Votes
+from torchcaps.nn.votes import CommonVotes, DenseVotes, FactoredVotes, IdentityVotes, MatrixVotes, SharedVotes, Votes
 from torchcaps.parts import register
 from torchcaps.ranges import PositiveFactor
 
@@ -150,7 +150,7 @@ class Common(WeightTransform):
 
     @checked
     def forward(self, poses: Float[Tensor, "B {self.size.in_capsules} {self.size.in_dim}"]) -> Votes:
-        return IdentityVotes(nn.functional.linear(poses, self.weight), self.out_capsules)
+        return CommonVotes(poses, self.weight, self.out_capsules)
 
 
 @register("transform", "factored")
