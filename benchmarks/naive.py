@@ -65,11 +65,11 @@ def convolutions_of(network: CapsNet) -> tuple[nn.Conv2d, nn.Conv2d]:
     return first, primary
 
 
-def weight_of(network: CapsNet) -> nn.Parameter:
+def weight_of(network: CapsNet) -> Tensor:
     """The matrices (I, J, D, K) of its class capsules."""
     transform = network.class_capsules.transform
     assert isinstance(transform, Dense)
-    return transform.weight
+    return transform.matrices
 
 
 class Convolutions(nn.Module):

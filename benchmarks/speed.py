@@ -128,10 +128,9 @@ class ConvolutionCase(NamedTuple):
     stride: int
 
     def placed(self) -> ConvolutionCase:
-        """The same numbers in the memory order of torchcaps' networks: (H, W, B, C), and weights with channels last."""
+        """The same numbers in the memory order of torchcaps' networks: features (H, W, B, C)."""
         features = self.features.detach().permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
-        weight = self.weight.detach().contiguous(memory_format=torch.channels_last).requires_grad_()
-        return self._replace(features=features.requires_grad_(self.features.requires_grad), weight=weight)
+        return self._replace(features=features.requires_grad_(self.features.requires_grad))
 
     def forward(self, convolution: Convolution) -> Tensor:
         """The output alone; nothing is kept for a backward pass."""

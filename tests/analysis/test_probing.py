@@ -42,7 +42,7 @@ def test_pose_and_pixels_of_a_network(model, words) -> None:
 
 def test_it_is_the_pose_of_the_images_own_class(make_model) -> None:
     model, images = make_model(), bright(80, 1)
-    model.class_capsules.transform.weight.data[:, 1:] = 0  # only class 0 has a pose
+    model.class_capsules.transform.matrices.data[:, 1:] = 0  # only class 0 has a pose
     name, numbers = _numbers(model, images)
     sizes = [np.abs(numbers[(images.labels == label).numpy()]).max() for label in range(4)]
     assert name == "pose"

@@ -35,7 +35,7 @@ def test_each_iteration_is_that_of_the_votes(make_model, make_images, variant):
     trace = analysis.trace_routing(model, images)
     given: Any = {name: getattr(routing, name) for name in ("softmax_over", "leaky", "bias", "prior")}
     with torch.no_grad():
-        votes = torch.einsum("ijdk,bik->bijd", layer.transform.weight, model.primary(images / 255).poses)
+        votes = torch.einsum("ijdk,bik->bijd", layer.transform.matrices, model.primary(images / 255).poses)
         rounds = routing_rounds(votes, routing.num_iterations, **given)
     for name in ("logits", "coupling", "weighted_sum", "capsules", "agreement"):
         wanted = torch.stack([getattr(each, name) for each in rounds])
@@ -81,7 +81,7 @@ def test_entropy_by_hand():
 def test_statistics_are_those_of_the_trace(model, make_images):
     images = make_images(7)
     trace = analysis.trace_routing(model, images)
-    set_working_memory(3.5 * model.class_capsules.transform.weight[..., 0].numel() * 4 / 2**20)  # of three images
+    set_working_memory(3.5 * model.class_capsules.transform.matrices[..., 0].numel() * 4 / 2**20)  # of three images
     parts, statistics = analysis.trace_routing(model, images), analysis.routing_statistics(model, images)
     np.testing.assert_allclose(parts.agreement, trace.agreement, atol=3e-6)  # rounding of another block
     for found in (parts, statistics):
@@ -225,7 +225,7 @@ def test_capsules_that_say_nothing_are_counted(make_deep, make_images):
     model, images = make_deep(), make_images(5)
     for layer, share in ((1, 1 / 3), (2, 1 / 4)):
         assert analysis.routing_statistics(model, images, layer=layer).dead == 0
-        model.layer(layer).transform.weight.detach()[:, 1] = 0  # a type on the map, or a class
+        model.layer(layer).transform.matrices.detach()[:, 1] = 0  # a type on the map, or a class
         assert analysis.routing_statistics(model, images, layer=layer).dead == pytest.approx(share)
 
 

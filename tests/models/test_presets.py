@@ -253,7 +253,7 @@ def test_efficient_capsnet_by_its_equations() -> None:
         n = s.norm(dim=-1, keepdim=True)
         return (1 - torch.exp(-n)) * s / n
 
-    V = torch.einsum("ijdk,bik->bijd", model.class_capsules.transform.weight, squashed(u))
+    V = torch.einsum("ijdk,bik->bijd", model.class_capsules.transform.matrices, squashed(u))
     attention = torch.einsum("bijd,bkjd->bij", V, V) / 16**0.5
     coupling = attention.softmax(2) + model.class_capsules.routing.bias
     capsules = squashed((coupling[..., None] * V).sum(1))

@@ -83,7 +83,7 @@ def primary_capsules(name: str, w: Weights, images: Tensor) -> Tensor:
 
 def class_capsules(name: str, w: Weights, poses: Tensor) -> Tensor:
     """v_j of the source, (B, J, D)."""
-    votes = torch.einsum("ijdk,bik->bijd", w["layers.0.transform.weight"], poses)
+    votes = torch.einsum("jdki,bik->bijd", w["layers.0.transform.weight"], poses)
     iterations = {"tf-notebook": 2, "keras-tutorial": 4}.get(name, 3)
     over = 1 if name in ("keras-tutorial", "torch-notebook") else 2
     logits = votes.new_zeros(votes.shape[:3])

@@ -23,7 +23,7 @@ def test_maps_tokens_and_vectors_are_places_of_one_equation() -> None:
     capsules, places = head(maps), maps.unflatten(2, (2, 2)).unflatten(4, (2, 2)).mean((3, 5))
     types = torch.einsum("kc,bchw->bkhw", conv.weight[:, :, 0, 0], places) + conv.bias[:, None, None]
     poses = squash(types.reshape(2, 4, 5, 4).transpose(2, 3)).flatten(1, 2)
-    assert_close(capsules.poses, route(poses, weight).poses)
+    assert_close(capsules.poses, route(poses, weight.permute(3, 0, 1, 2)).poses)
     assert_close(head(maps.flatten(2).transpose(1, 2)).poses, capsules.poses)
     assert_close(head(maps[:, :, 1, 2]).poses, head(maps[:, :, 1:2, 2:3].expand(-1, -1, 3, 5)).poses)
 

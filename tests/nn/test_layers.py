@@ -39,9 +39,9 @@ def test_scores_are_activations_or_else_lengths() -> None:
 def test_a_dense_layer_is_the_papers_unless_it_says_otherwise() -> None:
     layer, poses = DenseCapsules(6, 3, 4), torch.randn(2, 6, 3)
     (weight,) = layer.parameters()
-    assert weight.shape == (6, 4, 16, 3)
+    assert weight.shape == (4, 16, 3, 6)
     assert layer(poses).poses.equal(layer(Capsules(poses)).poses)
-    assert_close(layer(poses).poses, dynamic_routing(compute_votes(poses, weight), 3).poses)
+    assert_close(layer(poses).poses, dynamic_routing(compute_votes(poses, layer.transform.matrices), 3).poses)
     assert layer(poses)[1:] == (None, None, None)
     spec = {"name": "dynamic", "num_iterations": 1}
     layer = DenseCapsules(6, 3, 4, 5, num_capsules=9, transform="shared", routing=spec)

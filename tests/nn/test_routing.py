@@ -384,7 +384,7 @@ def test_heinsens_routings_are_those_of_his_equations(routing: str, in_capsules:
 
 def test_hvc_is_the_normalised_sum_of_the_votes() -> None:
     layer, poses = moved(7, "hvc", "dense").train(), torch.randn(3, 7, 5).double()
-    s = torch.einsum("ijdk,bik->bjd", layer.transform.weight, poses)
+    s = torch.einsum("ijdk,bik->bjd", layer.transform.matrices, poses)
     mean, variance = s.mean((0, 1)), s.var((0, 1), correction=0)  # as the source: over all axes but the last
     assert_close(layer(poses).poses, ((s - mean) / (variance + 1e-3).sqrt() + layer.routing.bias).relu(), 1e-9)
     assert_close(layer.routing.norm.running_mean, mean / 10, 1e-9)

@@ -64,7 +64,7 @@ def make_votes(kind: str, dtype: torch.dtype = torch.float64, I: int = 63, J: in
         types, poses = I // 4 or 1, torch.randn(BATCH, 4 * (I // 4 or 1), 6, dtype=dtype)
         transform, _ = bound("dense", types, J, dtype)
         by_position = poses.unflatten(1, (types, 4)).transpose(1, 2).flatten(0, 1)
-        wanted = torch.einsum("ijdk,bipk->bipjd", transform.weight.double(), poses.double().unflatten(1, (types, 4)))
+        wanted = torch.einsum("ijdk,bipk->bipjd", transform.matrices.double(), poses.double().unflatten(1, (types, 4)))
         return MapVotes(transform(by_position), poses, 4), wanted.flatten(1, 2)
     if kind == "placed":
         (votes, wanted), places = make_votes("shared", dtype, I, J), torch.randn(I, 5, dtype=dtype)
@@ -72,7 +72,7 @@ def make_votes(kind: str, dtype: torch.dtype = torch.float64, I: int = 63, J: in
     transform, poses = bound(kind, I, J, dtype)
     if kind == "identity":
         return transform(poses), poses.double()[:, :, None].expand(-1, -1, J, -1)
-    wanted = KINDS[kind][0](poses.double(), transform.weight.double())[:, :, :J]
+    wanted = KINDS[kind][0](poses.double(), transform.matrices.double())[:, :, :J]
     return transform(poses), wanted.expand(-1, -1, J, -1)
 
 
@@ -132,8 +132,12 @@ def test_weights_start_as_they_are_told_to() -> None:
             transform.bind(LayerSize(200, K, 30, D), 0.3)
             assert transform.weight.std().item() == pytest.approx(wanted, rel=0.1)
             assert "truncated-normal" not in options.values() or transform.weight.abs().max() <= 0.2
+            assert transform.weight.is_contiguous()
             if kind in ("dense", "elementwise", "matrix"):
-                assert transform.weight.stride(0) == 1, "input capsules innermost, for the sums"
+                assert transform.weight.shape[-1] == 200, "input capsules innermost, for the sums"
+            with torch.no_grad():
+                transform.matrices.fill_(3)
+            assert (transform.weight == 3).all(), "matrices are a view that can be written to"
 
 
 def test_votes_are_not_built_where_they_are_asked() -> None:

@@ -268,6 +268,17 @@ def test_a_run_from_other_weights_goes_on_without_them(bars: Path, trained: Path
     assert float(rows(whole)[0]["train_loss"]) < float(rows(tmp_path / "other")[0]["train_loss"]) / 2
 
 
+def test_the_last_weights_of_a_run_of_the_older_format_are_read(trained: Path, tmp_path: Path) -> None:
+    run_folder = shutil.copytree(trained, tmp_path / "old")
+    new = load_run(trained, "last").model
+    old = read_checkpoint(trained / "last.ckpt")
+    weight = "layers.0.transform.weight"
+    old["model"][weight] = old["model"][weight].permute(3, 0, 1, 2).contiguous()
+    del old["format"]
+    torch.save(old, run_folder / "last.ckpt")
+    assert same_weights(load_run(run_folder, "last").model.state_dict(), new.state_dict())
+
+
 def test_saved_and_shipped_networks_can_be_started_from(tmp_path: Path) -> None:
     load_pretrained("compact").save_pretrained(tmp_path / "saved")
     for source in ("compact", str(tmp_path / "saved")):

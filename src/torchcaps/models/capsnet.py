@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -116,8 +115,6 @@ class CapsNet(Network):
             self.decoder = build("decoder", decoder, **sizes)
         self.readout = Readout(num_classes, last.out_dim) if task == "regression" else None
         self.classification_loss = build("loss", classification_loss, num_classes=num_classes)
-        self.register_state_dict_post_hook(functools.partial(_rename, names=_SHORT))
-        self.register_load_state_dict_pre_hook(functools.partial(_rename, names=_LONG))
         for part, spec in ((self.backbone, backbone), (self.primary_capsules, primary_capsules)):
             if part is not spec and hasattr(part, "init_weights"):
                 part.init_weights()
@@ -292,14 +289,3 @@ class Readout(nn.Module):
     def forward(self, poses: Float[Tensor, "B J D"]) -> Float[Tensor, "B J"]:
         """The numbers."""
         return (poses * self.weight).sum(-1) + self.bias
-
-
-_SHORT = {"classification_loss.scale": "score_scale", "classification_loss.steps": "steps"}
-"""What the losses learn or count, and its name in files of weights."""
-_LONG = {short: name for name, short in _SHORT.items()}
-
-
-def _rename(_network: nn.Module, state: dict[str, Any], prefix: str, *_rest: Any, names: Mapping[str, str]) -> None:
-    for before, after in names.items():
-        if prefix + before in state:
-            state[prefix + after] = state.pop(prefix + before)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from torchcaps.checks import checked
@@ -22,16 +21,15 @@ from torchcaps.models.images import TooSmall
 from torchcaps.models.output import PRESENT, Losses, ModelOutput, Targets, Task, is_correct
 from torchcaps.models.pretrained import (
     CARD,
-    CHECKSUM,
     CLASSES,
     CONFIG,
     WEIGHTS,
     asking_the_hub,
-    checksum,
     difference,
     find_pretrained,
     load_weights,
     read_weights,
+    weights_file,
 )
 from torchcaps.nn import Decoder
 from torchcaps.parts import Spec, build, complete, describe
@@ -157,7 +155,7 @@ class Network(nn.Module):
         write_json(folder / CONFIG, tree | {"in_shape": self.in_shape, "num_classes": self.num_classes})
         with atomic_path(folder / WEIGHTS) as temporary:
             # not by save_file, which makes a temporary file of its own that a kill leaves behind
-            temporary.write_bytes(save(tensors, metadata={CHECKSUM: checksum(tensors)}))
+            temporary.write_bytes(weights_file(tensors))
         if known is None:
             (folder / CLASSES).unlink(missing_ok=True)
         else:
@@ -270,7 +268,7 @@ class Network(nn.Module):
             ) from error
         if not isinstance(network, cls):
             raise InputError(f"{source} holds a {type(network).__name__}, not a {cls.__name__}")
-        load_weights(network, read_weights(folder / WEIGHTS), folder / WEIGHTS)
+        load_weights(network, read_weights(folder / WEIGHTS, network), folder / WEIGHTS)
         return network.to(device).eval()
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import InputError, install
 from torchcaps.files import reading
+from torchcaps.models.older_files import CURRENT_FORMAT, FORMAT, to_current_weights
 
 CONFIG, WEIGHTS, CLASSES, CARD = "config.json", "model.safetensors", "classes.json", "README.md"
 
@@ -27,8 +28,8 @@ CHECKSUM = "sha256"
 """The entry of the weights' own metadata that holds what :func:`checksum` gives."""
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by their names.
+def read_weights(path: Path, network: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a file for a network, by the names and in the axes of its parameters.
 
     Raises:
         InputError: There is no such file, it is damaged, or its tensors are not those of the checksum that it holds.
@@ -37,9 +38,17 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         contents = path.read_bytes()
         tensors = safetensors.torch.load(contents)
         header = json.loads(contents[8 : 8 + int.from_bytes(contents[:8], "little")])
-        if header.get("__metadata__", {}).get(CHECKSUM) not in (None, checksum(tensors)):
+        facts = header.get("__metadata__", {})
+        if facts.get(CHECKSUM) not in (None, checksum(tensors)):
             raise InputError("its weights have changed since they were written; take a copy that is whole")
-    return tensors
+        version = int(facts[FORMAT]) if FORMAT in facts else 1 if CHECKSUM in facts else None
+    return to_current_weights(network, tensors, version)
+
+
+def weights_file(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return the contents of a file of weights, contiguous and on the CPU, with their checksum and format."""
+    facts = {CHECKSUM: checksum(tensors), FORMAT: str(CURRENT_FORMAT)}
+    return safetensors.torch.save(dict(tensors), metadata=facts)
 
 
 def load_weights(network: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:

@@ -26,7 +26,7 @@ ConvNorm = Literal["none", "channel"]
 class Convolution(nn.Conv2d):
     """:class:`torch.nn.Conv2d` in the fastest way for its sizes, :func:`torchcaps.ops.convolution.convolve`.
 
-    Parameters have the names, shapes and starting values of PyTorch's; the weight's channels come last in memory.
+    Parameters have the names, shapes, memory layout and starting values of PyTorch's.
 
     Args:
         in_channels: C.
@@ -54,12 +54,6 @@ class Convolution(nn.Conv2d):
         self.relu = relu
         down, across = self.stride
         self._windows = (down, across), (padding, padding)
-
-    def reset_parameters(self) -> None:
-        """Draw the weights anew from torch's random generator, as :class:`torch.nn.Conv2d` does."""
-        self.weight.data = self.weight.data.contiguous()  # numbers are drawn in the order of the axes
-        super().reset_parameters()
-        self.weight.data = self.weight.data.contiguous(memory_format=torch.channels_last)
 
     @checked
     def forward(self, input: Float[Tensor, "B {self.in_channels} H W"]) -> Float[Tensor, "B O h w"]:
@@ -150,11 +144,9 @@ def draw_layers(module: nn.Module, init: ConvInit, std: float, bias: float = 0.1
         return
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
-            drawn = torch.empty_like(layer.weight, memory_format=torch.contiguous_format)  # in the order of the axes
             if init == "glorot":
-                nn.init.xavier_uniform_(drawn)
+                nn.init.xavier_uniform_(layer.weight)
             else:
-                nn.init.trunc_normal_(drawn, std=std, a=-2 * std, b=2 * std)
-            layer.weight.copy_(drawn)
+                nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
             if layer.bias is not None:
                 layer.bias.fill_(0.0 if init == "glorot" else bias)

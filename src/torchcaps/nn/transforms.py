@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -43,6 +43,9 @@ class Transform(nn.Module, ABC):
 class WeightTransform(Transform):
     """A transform with one tensor of weights, which starts at random.
 
+    ``weight`` is contiguous, so that optimizers, pruning and writers of files of other libraries can flatten it. Its
+    axes stand in the order that fast routing reads; :attr:`matrices` shows them in the order of the equation.
+
     Args:
         weight_init: Initial distribution of the transformation matrices: normal, with the deviation that suits the
             sizes and the routing, so that layers stack (balanced); normal, or normal and cut at two deviations, with
@@ -52,6 +55,8 @@ class WeightTransform(Transform):
 
     weight: nn.Parameter
     size: LayerSize | None = None
+    axes: ClassVar[tuple[int, ...] | None] = None
+    """Axes of ``weight`` in the order of the equation; None: ``weight`` already has that order."""
     _votes: type[DenseVotes | SharedVotes | MatrixVotes] = DenseVotes
 
     def __init__(self, weight_init: WeightInit = "balanced", weight_std: PositiveFactor = 0.1) -> None:
@@ -65,9 +70,17 @@ class WeightTransform(Transform):
         self.size, self.balanced_std = size, std * math.sqrt(size.in_dim / self._products(size))
         self.reset_parameters()
 
+    @property
+    def matrices(self) -> Tensor:
+        """Return ``weight`` with its axes in the order of the equation: a view, which can be read and changed.
+
+        A view has no ``grad``; the gradient is ``weight.grad``, in the axes of ``weight``.
+        """
+        return self.weight if self.axes is None else self.weight.permute(self.axes)
+
     @abstractmethod
     def _empty(self, size: LayerSize) -> Tensor:
-        """The weights' memory; an InputError for sizes that this transform cannot have."""
+        """Allocate the weights; raise InputError for sizes that this transform cannot have."""
 
     def _products(self, size: LayerSize) -> int:
         """How many products of a weight and a component of a pose are summed in a component of a vote."""
@@ -78,28 +91,32 @@ class WeightTransform(Transform):
         assert self.size is not None
         if self.weight_init == "truncated-normal":
             std = self.weight_std
-            nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
+            nn.init.trunc_normal_(self.matrices, std=std, a=-2 * std, b=2 * std)
             return
         fan_in = math.sqrt(2 / (max(self.size.in_capsules, 1) * self.size.in_dim))
         stds = {"balanced": self.balanced_std, "normal": self.weight_std, "fan-in": fan_in}
-        nn.init.normal_(self.weight, std=stds[self.weight_init])
+        nn.init.normal_(self.matrices, std=stds[self.weight_init])
 
     @checked
     def forward(self, poses: Float[Tensor, "B {self.size.in_capsules} {self.size.in_dim}"]) -> Votes:
-        return self._votes(poses, self.weight)
+        return self._votes(poses, self.matrices)
 
 
 @register("transform", "dense")
 class Dense(WeightTransform):
-    """A matrix for each pair of an input and an output capsule: votes W_ij u_i, W (I, J, D, K).
+    """A matrix for each pair of an input and an output capsule: votes W_ij u_i.
+
+    ``matrices`` is W (I, J, D, K); ``weight`` holds the same numbers as (J, D, K, I), so that every step of fast
+    routing is a matrix product.
 
     Source: Sabour, Frosst, Hinton 2017, equation 2 (arXiv:1710.09829).
     """
 
-    def _empty(self, size: LayerSize) -> Float[Tensor, "I J D K"]:
-        # seen as (I, J, D, K), kept in memory as (J, D, K, I): every step of fast routing is then a matrix product
+    axes = (3, 0, 1, 2)
+
+    def _empty(self, size: LayerSize) -> Float[Tensor, "J D K I"]:
         _, K, J, D = size
-        return torch.empty(J, D, K, size.inputs(self)).permute(3, 0, 1, 2)
+        return torch.empty(J, D, K, size.inputs(self))
 
 
 @register("transform", "shared")
@@ -160,36 +177,43 @@ class Factored(WeightTransform):
 
 @register("transform", "elementwise")
 class Elementwise(WeightTransform):
-    """A vector for each pair of an input and an output capsule: votes w_ij∘u_i, w (I, J, D), D = K.
+    """A vector for each pair of an input and an output capsule: votes w_ij∘u_i, D = K.
 
-    They are computed as those of diagonal matrices.
+    They are computed as those of diagonal matrices. ``matrices`` is w (I, J, D), the diagonals; ``weight`` holds the
+    same numbers as (J, D, I).
 
     Source: Byerly, Kalganova, Dear 2021, "No Routing Needed Between Capsules" (arXiv:2001.09136).
     """
 
-    def _empty(self, size: LayerSize) -> Float[Tensor, "I J D"]:
+    axes = (2, 0, 1)
+
+    def _empty(self, size: LayerSize) -> Float[Tensor, "J D I"]:
         _require_equal("Elementwise", size)
-        return torch.empty(size.out_capsules, size.out_dim, size.inputs(self)).permute(2, 0, 1)
+        return torch.empty(size.out_capsules, size.out_dim, size.inputs(self))
 
     def _products(self, size: LayerSize) -> int:
         return 1
 
     @checked
     def forward(self, poses: Float[Tensor, "B {self.size.in_capsules} {self.size.in_dim}"]) -> Votes:
-        matrices = torch.diag_embed(self.weight.transpose(0, 1), dim1=1, dim2=2)  # in memory (J, D, K, I)
+        matrices = torch.diag_embed(self.weight.transpose(1, 2), dim1=1, dim2=2)  # (J, D, K, I)
         return DenseVotes(poses, matrices.permute(3, 0, 1, 2))
 
 
 @register("transform", "matrix")
 class Matrix(WeightTransform):
-    """Poses are square matrices M_i (P, P), and so are the weights: votes M_i W_ij, W (I, J, P, P), K = D = P².
+    """Poses are square matrices M_i (P, P), and so are the weights: votes M_i W_ij, K = D = P².
+
+    ``matrices`` is W (I, J, P, P), rows before columns; ``weight`` holds the same numbers as (J, P, P, I), columns
+    before rows.
 
     Source: Hinton, Sabour, Frosst 2018, "Matrix capsules with EM routing" (ICLR).
     """
 
     _votes = MatrixVotes
+    axes = (3, 0, 2, 1)
 
-    def _empty(self, size: LayerSize) -> Float[Tensor, "I J P P"]:
+    def _empty(self, size: LayerSize) -> Float[Tensor, "J P P I"]:
         _, K, J, D = size
         P = math.isqrt(K)
         if P * P != K or K != D:
@@ -197,7 +221,7 @@ class Matrix(WeightTransform):
                 f"Matrix: the poses of input and output capsules must be square matrices of one size, such as 4×4 = 16 "
                 f"components, got {K} and {D}"
             )
-        return torch.empty(J, P, P, size.inputs(self)).permute(3, 0, 2, 1)
+        return torch.empty(J, P, P, size.inputs(self))
 
     def _products(self, size: LayerSize) -> int:
         return math.isqrt(size.in_dim)

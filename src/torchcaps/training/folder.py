@@ -32,6 +32,7 @@ from filelock import FileLock, Timeout
 
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, locked, read_json, reading, remove_temporaries, write_json, write_text
+from torchcaps.models.older_files import FORMAT
 from torchcaps.models.pretrained import CLASSES, CONFIG, WEIGHTS
 
 if TYPE_CHECKING:
@@ -138,7 +139,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             if (damaged := archive.testzip()) is not None:
                 raise InputError(f"the checksum of its part {damaged} is wrong")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        return {part: checkpoint[part] for part in ("model", "optimizer", "progress", "data", "settings")}
+        parts = {part: checkpoint[part] for part in ("model", "optimizer", "progress", "data", "settings")}
+        return parts | {FORMAT: checkpoint.get(FORMAT, 1)}
 
 
 def write_metrics(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader
@@ -27,8 +26,9 @@ from torchcaps.datasets import Batch, BatchLoader
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, reading
 from torchcaps.models import Network
+from torchcaps.models.older_files import CURRENT_FORMAT, FORMAT, to_current_moments, to_current_weights
 from torchcaps.models.output import is_correct
-from torchcaps.models.pretrained import WEIGHTS
+from torchcaps.models.pretrained import WEIGHTS, read_weights, weights_file
 from torchcaps.parts import build, flat
 from torchcaps.training.data import RunData, run_data
 from torchcaps.training.devices import launch, over_processes, peak_memory_mib
@@ -146,7 +146,7 @@ def _save_files(network: nn.Module, class_names: Sequence[str] | None, folder: P
             return network.save_files(folder, class_names=class_names)
     weights = {name: each.detach().cpu().clone().contiguous() for name, each in network.state_dict().items()}
     with atomic_path(folder / WEIGHTS) as temporary:
-        temporary.write_bytes(save(weights))
+        temporary.write_bytes(weights_file(weights))
     return None
 
 
@@ -343,6 +343,7 @@ class Trainer:
             self.check_folder()
             contents = {"model": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
             contents |= {"progress": dataclasses.asdict(self.state), "data": self.data.fingerprint}
+            contents[FORMAT] = CURRENT_FORMAT
             write_checkpoint(self.out / CHECKPOINT, contents | {"settings": self._settings})
         self.fabric.barrier()  # no process goes on before the checkpoint is whole
         self._last_save = time.monotonic()
@@ -364,9 +365,11 @@ class Trainer:
             )
         with reading(out / CHECKPOINT, "checkpoint of this run"):
             self.state = state = ProgressState(**checkpoint["progress"])
-            self.network.load_state_dict(checkpoint["model"])
+            version, state_of = checkpoint[FORMAT], checkpoint["optimizer"]["state"]
+            self.network.load_state_dict(to_current_weights(self.network, checkpoint["model"], version))
+            moments = to_current_moments(self.network, self.optimizer.param_groups, state_of, version)
             own = self.optimizer.state_dict()["param_groups"]  # the settings of this device
-            self.optimizer.load_state_dict({"state": checkpoint["optimizer"]["state"], "param_groups": own})
+            self.optimizer.load_state_dict({"state": moments, "param_groups": own})
             if state.batch >= self.steps or state.step != state.epoch * self.steps + state.batch:
                 raise InputError(f"its epochs have not the {self.steps} steps of this run's")
         if epochs * self.steps < state.step:
@@ -401,8 +404,7 @@ class Trainer:
         """Give the network the weights of the best epoch."""
         self.fabric.barrier()  # the first process has published them
         if self.out is not None:
-            with reading(self.out / BEST / WEIGHTS, "file of weights"):
-                self._best = load_file(self.out / BEST / WEIGHTS)
+            self._best = read_weights(self.out / BEST / WEIGHTS, self.network)
         if self._best:
             self.network.load_state_dict(self._best)
         self.network.eval()

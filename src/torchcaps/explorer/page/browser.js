@@ -96,10 +96,10 @@ function primary(pixels, weights) {
 
 // Dynamic routing: the coupling and the agreement [i·J + j], and the capsules, of each iteration.
 function route(poses, weight, iterations, eps) {
-  const [I, J, D, K] = weight.shape, votes = new Float32Array(I * J * D), rounds = [];
-  for (let i = 0, n = 0, at = 0; i < I; i++)
-    for (const end = n + J * D; n < end; n++)
-      for (let k = 0; k < K; k++) votes[n] += weight[at++] * poses[i * K + k];
+  const [J, D, K, I] = weight.shape, votes = new Float32Array(I * J * D), rounds = [];
+  for (let n = 0, at = 0; n < J * D; n++)
+    for (let k = 0; k < K; k++)
+      for (let i = 0; i < I; i++) votes[i * J * D + n] += weight[at++] * poses[i * K + k];
   const logits = new Float32Array(I * J);
   for (let t = 0; t < iterations; t++) {
     const coupling = new Float32Array(I * J), capsules = Array.from({ length: J }, () => new Float64Array(D));

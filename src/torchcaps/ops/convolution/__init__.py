@@ -22,9 +22,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
+from torchcaps.machine import MIB
 from torchcaps.ops.convolution import columns, transform
-from torchcaps.ops.convolution.choice import Way, choose, images_at_once
+from torchcaps.ops.convolution.choice import Way, choose, images_at_once, plain_layout
 from torchcaps.ops.convolution.points import Pair, Plan, Shape, best_plan
+from torchcaps.ops.memory import get_working_memory
 from torchcaps.ops.precision import check_one_dtype
 from torchcaps.ranges import Padding, Pixels
 from torchcaps.tracing import is_float32_on_cpu
@@ -60,7 +62,7 @@ def convolve(
 
     Args:
         features: Maps, or images.
-        weight: Kernels; fastest if channels come last in memory (``torch.channels_last``).
+        weight: Kernels; fastest if they are contiguous.
         bias: Added to each output channel.
         stride: Pixels, down and across.
         padding: Zeros on each side, pixels, down and across.
@@ -94,11 +96,14 @@ def compute(
     shape, given = Shape(C, O, (H + 2 * p, W + 2 * q), (k, l), stride), (features, weight, bias)
     _check(shape, *given)
     learning = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
-    if not is_float32_on_cpu(*given) or len(features) == 0:
+    ordinary = is_float32_on_cpu(*given)
+    if not ordinary or len(features) == 0:
         way = "plain"
     elif way == "auto":
         way = choose(shape, len(features), learning)
     if way == "plain":
+        if ordinary:
+            features = features.contiguous(memory_format=plain_layout(weight))
         maps = F.conv2d(features, weight, bias, stride, padding)
         return F.relu(maps, inplace=not maps.requires_grad) if relu else maps
     padded = F.pad(features, (q, q, p, p)) if p or q else features
@@ -154,14 +159,15 @@ def forward(
     learning: bool,
 ) -> tuple[Tensor, tuple[list[Tensor], list[Tensor]] | None]:
     """The maps, and the planes for the backward pass if they fit into the working memory."""
-    places, kernel, images = features.permute(2, 3, 0, 1), weight.permute(0, 2, 3, 1), len(features)
+    places, images = features.permute(2, 3, 0, 1), len(features)
     if way == "columns":
-        return columns.forward(shape, places, kernel, bias, relu).permute(2, 3, 0, 1), None
+        return columns.forward(shape, places, weight, bias, relu).permute(2, 3, 0, 1), None
     plan = best_plan(shape, images)
     at_once = images_at_once(plan, images) or 1
     if learning:
-        _kept.pop(weight, None)  # it is about to change
-        W = list(transform.kernel_planes(plan, kernel))
+        if weight in _kept:
+            _keep(weight, None)  # it is about to change
+        W = list(transform.kernel_planes(plan, weight))
     else:
         W = _kept_planes(plan, weight)
     parts: list[Tensor] = []
@@ -183,8 +189,7 @@ def _columns_backward(
     if wants_weight or wants_bias:
         places, below = features.permute(2, 3, 0, 1), gradient.permute(2, 3, 0, 1)
         above = None if maps is None else maps.permute(2, 3, 0, 1)
-        kernel, grad_bias = columns.kernel_gradient(ctx.shape, places, below, above)
-        grad_weight = kernel.permute(0, 3, 1, 2)
+        grad_weight, grad_bias = columns.kernel_gradient(ctx.shape, places, below, above)
     if wants_features:
         gradient = _through_relu(gradient, maps)
         grad_features = _plain_backward(ctx, gradient, features, weight, bias, [True, False, False])[0]
@@ -200,7 +205,7 @@ def _transform_backward(ctx: Any, gradient: Tensor, features: Tensor, weight: Te
     (X, W), ctx.planes = ctx.planes or (None, None), None
     at_once = (images_at_once(plan, images) or 1) if X is None else images  # planes are kept of all images
     if wants_features and W is None:
-        W = list(transform.kernel_planes(plan, weight.permute(0, 2, 3, 1)))
+        W = list(transform.kernel_planes(plan, weight))
     parts: list[Tensor] = []
     grad_features = grad_weight = None
     for part, g in zip(places.split(at_once, 2), below.split(at_once, 2), strict=True):
@@ -210,7 +215,7 @@ def _transform_backward(ctx: Any, gradient: Tensor, features: Tensor, weight: Te
             parts.append(transform.features_gradient(plan, _used_up(W) if last else W, G, part.shape[2]))
         if wants_weight:
             made = transform.feature_planes(plan, part) if X is None else _used_up(X)
-            kernel = transform.kernel_gradient(plan, made, G).permute(0, 3, 1, 2)
+            kernel = transform.kernel_gradient(plan, made, G)
             grad_weight = kernel if grad_weight is None else grad_weight.add_(kernel)
     if wants_features:
         grad_features = _joined(parts).permute(2, 3, 0, 1)
@@ -240,19 +245,38 @@ def _joined(parts: list[Float[Tensor, "h w b C"]]) -> Float[Tensor, "h w B C"]:
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
+MAX_KEPT_KERNELS = 4
+"""Kernels whose planes are kept at most: those of an ensemble, or of a network with several wide convolutions."""
 _kept = WeakTensorKeyDictionary()
-"""The planes of the kernel of the last call without gradients, until the kernel changes or goes."""
+"""Planes of the kernels of calls without gradients, the latest first, until a kernel changes or goes."""
 
 
 def _kept_planes(plan: Plan, weight: Tensor) -> list[Tensor]:
-    """The planes of a kernel; those of the last call if it still holds the same numbers.
+    """The planes of a kernel; those of an earlier call if it still holds the same numbers.
 
     All numbers are compared, which takes a fraction of the time of the transform: a version counter would miss changes
     through ``weight.data``.
     """
-    global _kept
     of, numbers, planes = _kept.get(weight, (None, None, []))
     if of is not plan or not torch.equal(numbers, weight):
-        planes = list(transform.kernel_planes(plan, weight.detach().permute(0, 2, 3, 1)))
-        _kept = WeakTensorKeyDictionary({weight: (plan, weight.detach().clone(), planes)})
+        planes = list(transform.kernel_planes(plan, weight.detach()))
+        _keep(weight, (plan, weight.detach().clone(), planes))
     return planes
+
+
+def _keep(weight: Tensor, entry: tuple[Plan, Tensor, list[Tensor]] | None) -> None:
+    """Remember the planes of a kernel, or forget them if ``entry`` is None.
+
+    The oldest kernels are dropped if there are too many, or if all planes together exceed the working memory. A new
+    dictionary takes the place of the old one, because another thread may be reading that.
+    """
+    global _kept
+    latest = [] if entry is None else [(weight, entry)]
+    latest += [(other, its) for other, its in _kept.items() if other is not weight]
+    room, fitting = get_working_memory() * MIB, WeakTensorKeyDictionary()
+    for kernel, (plan, numbers, planes) in latest[:MAX_KEPT_KERNELS]:
+        room -= sum(group.nbytes for group in planes)
+        if room < 0 and fitting:
+            break
+        fitting[kernel] = plan, numbers, planes
+    _kept = fitting

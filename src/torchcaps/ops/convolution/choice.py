@@ -12,6 +12,7 @@ import math
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from torchcaps.machine import MIB
 from torchcaps.ops.convolution.points import MOVE, Plan, Shape, best_plan
@@ -30,6 +31,8 @@ BROAD = 128
 """Output channels from which on half of :data:`LARGE` tells in training: the allocator gives back what lies last."""
 SMALL = MIB // 4
 """Bytes of maps below which no way is worth choosing."""
+LARGE_KERNEL = 2**18
+"""Numbers of a kernel from which on PyTorch's convolution is fastest with contiguous features."""
 REORDERED = 3
 """How often PyTorch's convolution moves the weight, into orders of its own and back."""
 LEAST_GAIN = 1.05
@@ -42,7 +45,7 @@ def choose(shape: Shape, images: int, learning: bool) -> Way:
     weight = shape.channels * shape.outputs * math.prod(shape.kernel)  # numbers
     wide_vectors = torch.backends.cpu.get_cpu_capability() == "AVX512"
     if FEW * places <= shape.outputs:
-        return "columns" if learning or wide_vectors or 4 * weight > LARGE else "plain"
+        return "columns"  # reads the weight as it lies in memory, where PyTorch lays it out anew
     if shape.channels < NARROW:
         maps = 4 * places * shape.outputs
         slow = learning and shape.channels == 1 and not wide_vectors
@@ -52,6 +55,14 @@ def choose(shape: Shape, images: int, learning: bool) -> Way:
     at_once = images_at_once(plan, images)
     plain = float(at_once * weight * math.prod(shape.out) + MOVE * REORDERED * weight)  # multiplications of PyTorch's
     return "transform" if at_once > 0 and plan.cost(at_once) <= LEAST_GAIN * plain else "plain"
+
+
+def plain_layout(weight: Tensor) -> torch.memory_format:
+    """Return the memory layout of features in which PyTorch's own convolution with a contiguous kernel is fastest.
+
+    Small maps are computed faster with channels last, but a large kernel would have to be brought to that layout, too.
+    """
+    return torch.contiguous_format if weight.numel() >= LARGE_KERNEL else torch.channels_last
 
 
 def images_at_once(plan: Plan, images: int) -> int:

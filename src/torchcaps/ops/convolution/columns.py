@@ -23,7 +23,7 @@ BLOCK = 2**20
 def forward(
     shape: Shape,
     features: Float[Tensor, "H W B C"],
-    kernel: Float[Tensor, "O k l C"],
+    kernel: Float[Tensor, "O C k l"],
     bias: Float[Tensor, "O"] | None,
     relu: bool,
 ) -> Float[Tensor, "h w B O"]:
@@ -46,28 +46,37 @@ def kernel_gradient(
     features: Float[Tensor, "H W B C"],
     gradient: Float[Tensor, "h w B O"],
     maps: Float[Tensor, "h w B O"] | None,
-) -> tuple[Float[Tensor, "O k l C"], Float[Tensor, "O"]]:
+) -> tuple[Float[Tensor, "O C k l"], Float[Tensor, "O"]]:
     """The gradients of the kernel and of the bias; where ``maps``, what a ReLU left, are zero, nothing flows back."""
-    total = torch.zeros(math.prod(shape.kernel) * shape.channels, shape.outputs)
+    sizes, few = (shape.outputs, math.prod(shape.kernel) * shape.channels), _has_few(shape)
+    total = torch.zeros(sizes[::-1] if few else sizes)
     part, bias = torch.empty_like(total), torch.zeros(shape.outputs)
     for rows, windows in _windows(shape, features):
         below = gradient[rows]
         if maps is not None:
             below = torch.ops.aten.threshold_backward(below, maps[rows], 0)
         below = below.reshape(-1, shape.outputs)
-        multiply(windows.t().contiguous(), below, part)
+        if few:  # windows lie in memory as (C · k · l, places · B)
+            multiply(windows.t(), below, part)
+        else:
+            multiply(below.t().contiguous(), windows, part)
         total += part
         bias += below.sum(0)
-    return total.t().reshape(shape.outputs, *shape.kernel, shape.channels), bias
+    return (total.t() if few else total).reshape(shape.outputs, shape.channels, *shape.kernel), bias
+
+
+def _has_few(shape: Shape) -> bool:
+    """Return whether there are few channels, so that the matrix of windows is laid out transposed, places last."""
+    return shape.channels < 16
 
 
 def _windows(shape: Shape, features: Float[Tensor, "H W B C"]) -> Iterator[tuple[slice, Float[Tensor, "_ _"]]]:
-    """Some rows of outputs at a time: which, and their windows (places · B, k · l · C).
+    """Some rows of outputs at a time: which, and their windows (places · B, C · k · l), in the order of the kernel.
 
     What is longest in memory stays so: channels if there are many, else places and images, the matrix transposed.
     """
     (h, w), (k, l), (s, t), B = shape.out, shape.kernel, shape.stride, features.shape[2]
-    few = shape.channels < 16
+    few = _has_few(shape)
     if few:
         features = features.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
     windows = features.unfold(0, k, s).unfold(1, l, t)  # (h, w, B, C, k, l)
@@ -76,7 +85,7 @@ def _windows(shape: Shape, features: Float[Tensor, "H W B C"]) -> Iterator[tuple
     buffer = torch.empty(min(step, h) * w * B * length)
     for start in range(0, h, step):
         rows = slice(start, min(start + step, h))
-        block = windows[rows].permute(4, 5, 3, 0, 1, 2) if few else windows[rows].permute(0, 1, 2, 4, 5, 3)
+        block = windows[rows].permute(3, 4, 5, 0, 1, 2) if few else windows[rows]
         copy = buffer[: block.numel()].view(block.shape).copy_(block)
         yield rows, copy.view(length, -1).t() if few else copy.view(-1, length)
 

@@ -2,7 +2,7 @@
 
 ``README.md`` beside it derives the steps. Features are (H, W, B, C) inside and maps (h, w, B, O): places come first, so
 that a step along an axis of places is one matrix product whose long axis, last in memory, is whatever stands at a
-place. Kernels are (O, k, l, C), channels last.
+place. Kernels are (O, C, k, l), and are brought to channels last once in each pass.
 """
 
 from __future__ import annotations
@@ -44,10 +44,13 @@ class Planes:
 # ---- planes, made and multiplied
 
 
-def kernel_planes(plan: Plan, kernel: Float[Tensor, "O k l C"]) -> Planes:
+def kernel_planes(plan: Plan, weight: Float[Tensor, "O C k l"]) -> Planes:
     """[W] The planes of a kernel, (R, S, O): S is the summed axis, phases · C."""
-    O, C = kernel.shape[0], kernel.shape[3]
-    kernel = kernel.permute(1, 2, 3, 0)
+    O, C = weight.shape[:2]
+    channels_last = weight.permute(0, 2, 3, 1)
+    if not channels_last.is_contiguous():  # each step below reads all channels at one place
+        channels_last = new_empty(channels_last.shape).copy_(channels_last)
+    kernel = channels_last.permute(1, 2, 3, 0)
     size, (s, t), (k, l) = plan.axes[0].taps, plan.shape.stride, plan.shape.kernel
     column = new_empty((size, len(plan.phases), C, O))
 
@@ -114,7 +117,7 @@ def forward(
     return maps.view(down * m, across * n, images, O)[:h, :w]
 
 
-def kernel_gradient(plan: Plan, X: Iterable[Tensor], G: Iterable[Tensor]) -> Float[Tensor, "O k l C"]:
+def kernel_gradient(plan: Plan, X: Iterable[Tensor], G: Iterable[Tensor]) -> Float[Tensor, "O C k l"]:
     """[grad kernel] Each plane of the maps' gradient times that of the features, summed over tiles and images."""
     C, O, (s, t), (k, l) = plan.shape.channels, plan.shape.outputs, plan.shape.stride, plan.shape.kernel
     gradient = new_empty((O, k, l, C))
@@ -131,7 +134,7 @@ def kernel_gradient(plan: Plan, X: Iterable[Tensor], G: Iterable[Tensor]) -> Flo
         for part, (p, q) in zip(parts, plan.phases, strict=True):
             if t * place + q < l:
                 gradient[:, p::s, t * place + q] = part[: len(range(p, k, s))].transpose(0, 1)
-    return gradient
+    return new_empty((O, C, k, l)).copy_(gradient.permute(0, 3, 1, 2))
 
 
 def features_gradient(plan: Plan, W: Iterable[Tensor], G: Iterable[Tensor], images: int) -> Float[Tensor, "H W B C"]:

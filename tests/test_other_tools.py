@@ -1,0 +1,112 @@
+"""Networks of torchcaps in the hands of other libraries: what these do with parameters, and with whole networks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.utils import parameters_to_vector, prune, vector_to_parameters
+
+from support import small
+from torchcaps import CapsNet, create_model, list_presets
+from torchcaps.nn import DenseCapsules
+from torchcaps.nn.transforms import WeightTransform
+from torchcaps.parts import PARTS
+
+TRANSFORMS = sorted(name for name, made in PARTS["transform"].items() if issubclass(made, WeightTransform))
+
+
+def network(transform: str = "dense", **options: Any) -> CapsNet:
+    torch.manual_seed(0)
+    return create_model("sabour2017", (1, 28, 28), 5, **small("sabour2017"), transform=transform, **options)
+
+
+def loss_of(model: Any, images: Tensor, labels: Tensor) -> Tensor:
+    total: Tensor = model.loss(model(images, model.decoder_targets(labels)), images, labels).total
+    return total
+
+
+@pytest.mark.parametrize("preset", list_presets())
+def test_parameters_and_buffers_are_contiguous(preset: str) -> None:
+    model = create_model(preset, (3, 20, 24), 7, **small(preset))
+    for name, value in model.state_dict(keep_vars=True).items():
+        assert value.is_contiguous(), name
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_step_leaves_parameters_and_gradients_contiguous(transform: str) -> None:
+    layer = DenseCapsules(12, 9, 4, 9, transform=transform)
+    layer(torch.randn(2, 12, 9)).poses.square().sum().backward()
+    for name, parameter in layer.named_parameters():
+        assert parameter.is_contiguous(), name
+        assert parameter.grad is not None, name
+        assert parameter.grad.is_contiguous(), name
+
+
+@pytest.mark.parametrize("preset", list_presets())
+def test_the_state_dict_s_names_are_those_of_parameters_and_buffers(preset: str) -> None:
+    model = create_model(preset, (3, 20, 24), 7, **small(preset)).eval()
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    assert model.state_dict().keys() == tensors.keys()
+    images = torch.rand(2, *model.in_shape)
+    with torch.no_grad():
+        found = torch.func.functional_call(model, model.state_dict(), (images,), strict=True)
+        assert found.scores.equal(model(images).scores)
+
+
+def test_parameters_as_one_vector() -> None:
+    model = network()
+    vector = parameters_to_vector(model.parameters())
+    assert vector.numel() == sum(each.numel() for each in model.parameters())
+    other = network("dense")
+    with torch.no_grad():
+        for each in other.parameters():
+            each.zero_()
+    vector_to_parameters(vector, other.parameters())
+    images = torch.rand(2, 1, 28, 28)
+    assert other.eval()(images).scores.equal(model.eval()(images).scores)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_lbfgs_lowers_the_loss(transform: str) -> None:
+    options = {"primary_dim": 16} if transform in ("matrix", "elementwise") else {}
+    model, images, labels = network(transform, **options), torch.rand(6, 1, 28, 28), torch.arange(6) % 5
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, images, labels)
+        loss.backward()
+        return loss
+
+    before = optimizer.step(closure)
+    assert loss_of(model, images, labels) < before
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_pruned_weights_stay_zero(transform: str) -> None:
+    options = {"primary_dim": 16} if transform in ("matrix", "elementwise") else {}
+    model = network(transform, **options)
+    of_capsules: Any = model.class_capsules.transform
+    prune.l1_unstructured(of_capsules, "weight", 0.5)
+    prune.random_unstructured(model.primary_capsules.convs[0], "weight", 0.25)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loss_of(model, torch.rand(4, 1, 28, 28), torch.arange(4)).backward()
+    optimizer.step()
+    model(torch.rand(2, 1, 28, 28))
+    zeros = (of_capsules.weight == 0).float().mean().item()
+    assert zeros == pytest.approx(0.5, abs=0.01)
+    prune.remove(of_capsules, "weight")
+    assert (of_capsules.weight == 0).float().mean().item() == pytest.approx(0.5, abs=0.01)
+    whole = [(each, "weight") for each in network(transform, **options).modules() if hasattr(each, "weight")]
+    prune.global_unstructured(whole, prune.L1Unstructured, amount=0.3)
+
+
+def test_safetensors_saves_a_state_dict(tmp_path: Path) -> None:
+    model = network()
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    other = network("dense")
+    other.load_state_dict(load_file(tmp_path / "weights.safetensors"))
+    assert all(map(torch.equal, other.parameters(), model.parameters()))
