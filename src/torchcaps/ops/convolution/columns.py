@@ -62,7 +62,8 @@ def kernel_gradient(
             multiply(below.t().contiguous(), windows, part)
         total += part
         bias += below.sum(0)
-    return (total.t() if few else total).reshape(shape.outputs, shape.channels, *shape.kernel), bias
+    total = total.t().contiguous() if few else total
+    return total.view(shape.outputs, shape.channels, *shape.kernel), bias
 
 
 def _has_few(shape: Shape) -> bool:
