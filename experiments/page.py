@@ -11,7 +11,7 @@ import jinja2
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from experiments.report import NOTHING, Runs, difference, interval, percent, span
+from experiments.cells import NOTHING, Runs, difference, interval, percent, span
 from experiments.store import RunLog, logs_of, read_curves, read_runs
 from experiments.tables import SHIPPED
 from experiments.zoo import HEADS

@@ -9,8 +9,6 @@ Both are made from RESULTS/runs.jsonl and curves.csv alone: the same runs give t
 from __future__ import annotations
 
 import argparse
-import math
-import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -19,45 +17,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of the package; that of this script is there
 
-from scipy.stats import t
-
+from experiments.cells import NOTHING, Runs, difference, interval, mean, number, percent, span, time
 from experiments.store import RESULTS, RunLog, logs_of, read_runs
 from experiments.table import Row, Table
 from experiments.tables import SHIPPED, load_table
 from torchcaps.analysis.robustness import KINDS
 from torchcaps.errors import InputError
 from torchcaps.plugins import load_plugin
-from torchcaps.training.progress import duration
 
-Runs = Sequence[RunLog]
 #: A number of a run, and how those of several runs are shown.
 Shown = tuple[float, Callable[[Sequence[float]], str]]
-NOTHING = "–"
-
-
-def percent(values: Sequence[float]) -> str:
-    """Mean ± standard deviation; a single value alone."""
-    mean = statistics.mean(values)
-    digits = 3 if mean < 1 and len(values) > 1 else 2
-    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{mean:.{digits}f}{deviation} %"
-
-
-def number(values: Sequence[float]) -> str:
-    deviation = f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.4g}{deviation}"
-
-
-def mean(values: Sequence[float], digits: int = 2) -> str:
-    return f"{statistics.mean(values):.{digits}f}"
-
-
-def time(values: Sequence[float]) -> str:
-    return duration(statistics.mean(values))
-
-
-def span(values: Sequence[float]) -> str:
-    return f"{min(values):,}" if min(values) == max(values) else f"{min(values):,}–{max(values):,}"
 
 
 def numbers(run: RunLog) -> Iterator[tuple[str, Shown]]:
@@ -102,23 +71,6 @@ def measured(kind: str, found: Mapping[str, Any]) -> Iterator[tuple[str, Shown]]
         else:
             for each in (size for size in (0.1, 0.2) if size in at):
                 yield f"{KINDS[kind][0]}, ε = {each:g}", (100 * at[each], percent)
-
-
-def difference(runs: Runs, others: Runs, value: Callable[[RunLog], float] = RunLog.error) -> tuple[float, float, float]:
-    """By how much the numbers of one row are above those of another one, in pairs of the same seed.
-
-    The mean, and the ends of its 95 % interval of Student's t; NaN where there are less than two pairs.
-    """
-    before = {run.seed: value(run) for run in others}
-    pairs = [value(run) - before[run.seed] for run in runs if run.seed in before]
-    if len(pairs) < 2:
-        return (math.nan,) * 3
-    middle, half = statistics.mean(pairs), t.ppf(0.975, len(pairs) - 1) * statistics.stdev(pairs) / len(pairs) ** 0.5
-    return middle, float(middle - half), float(middle + half)
-
-
-def interval(middle: float, low: float, high: float) -> str:
-    return NOTHING if math.isnan(middle) else f"{middle:+.2f} ({low:+.2f} to {high:+.2f})"
 
 
 def grid(rows: Sequence[Row], logs: Mapping[str, Runs]) -> str:

@@ -18,7 +18,7 @@ from filelock import FileLock
 from experiments.table import Row, Table
 from torchcaps.files import locked, reading, write_text
 from torchcaps.parts import flat
-from torchcaps.training.config import ELSEWHERE, TrainConfig
+from torchcaps.training.config import ELSEWHERE, TrainConfig, make_config
 
 RESULTS = Path("experiments/results")
 RUNS, CURVES = "runs.jsonl", "curves.csv"
@@ -73,9 +73,14 @@ def settings(config: TrainConfig) -> dict[str, Any]:
 
 
 def is_run_of(found: Mapping[str, Any], row: Row) -> bool:
-    """Whether settings are those of a row; what its images decided is known once the run has begun."""
+    """Return True if recorded settings are those of a row.
+
+    Values that the images decide are not compared. An option that is newer than the record counts as its default.
+    """
     wanted = settings(row.config(0))
     free = {"plugins", "fitted", *wanted.get("fitted", ())}
+    if not wanted.keys() - found.keys() <= free:
+        found = settings(make_config(**{name: value for name, value in found.items() if name not in free}))
     return all(found.get(name) == wanted.get(name) for name in {*found, *wanted} - free)
 
 

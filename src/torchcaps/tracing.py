@@ -7,23 +7,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode
-
-__all__ = [
-    "LAYOUTS",
-    "TorchDispatchMode",
-    "can_look",
-    "has_hooks",
-    "is_eager",
-    "is_exporting",
-    "is_fake",
-    "is_float32_on_cpu",
-    "is_graph_capture",
-    "is_recording_operations",
-    "needs_torch_operations",
-    "unset_fake_temporarily",
-]
+from torch._subclasses.fake_tensor import is_fake as is_fake
+from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 LAYOUTS = (torch.strided, torch._mkldnn)  # type: ignore[attr-defined]  # torch's types lack it
 """Layouts of tensors that the library computes with; the second is that of ``torch.utils.mkldnn``."""

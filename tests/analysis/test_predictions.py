@@ -69,8 +69,10 @@ def test_what_cannot_be_predicted(make_model, make_images):
     ):
         with pytest.raises(InputError, match=message):
             predict(model, given, targets)
-    with pytest.raises(TypeError, match="images must be uint8"):
-        predict(one, images.int())
+    with pytest.raises(TypeError, match="images must be numbers"):
+        predict(one, ["a", "b"])
+    with pytest.raises(InputError, match=r"got float32 from 0 to 255; .* such as scale=\(0, 255\)"):
+        predict(one, torch.tensor([0.0, 255.0]).expand(2, 1, 8, 5, 2).reshape(2, 1, 8, 10))
 
 
 def test_a_network_whose_routing_gives_activations_goes_by_them(make_model, make_images, monkeypatch):

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from cli_support import Cli
-from torchcaps.analysis import accuracy_curve, fit_detector, judge
+from torchcaps.analysis import accuracy_curve, distance_ratios, fit_detector
 from torchcaps.models import create_model
 from torchcaps.training import load_run
 
@@ -37,7 +37,7 @@ def test_networks_are_compared_side_by_side(cli: Cli, run_folder: Path, cnn_fold
 
 def test_networks_are_probed_side_by_side(cli: Cli, run_folder: Path, cnn_folder: Path) -> None:
     out = cli.out("probe", run_folder, cnn_folder, "--data", "digits", "--limit", "200")
-    assert "run: fitted and judged on 200 training and 100 test images of digits" in out
+    assert "run: fitted and evaluated on 200 training and 100 test images of digits" in out
     rows = [line.split() for line in out.splitlines()]
     assert [row[0] for row in rows if len(row) == 7] == ["pose", "pixels", "features", "pixels"]
     (found,) = cli.json("probe", run_folder, "--limit", "200", "--seed", "4")
@@ -54,10 +54,10 @@ def test_what_is_detected(cli: Cli, run_folder: Path, cnn_folder: Path) -> None:
     assert (found["detector"]["measure"], found["data"]) == ("reconstruction", "digits")
     run = load_run(run_folder)
     data = run.dataset()
-    ratios, _ = judge(run.model, data.test.take(60).images, fit_detector(run.model, data.validation))
+    ratios, _ = distance_ratios(run.model, data.test.take(60).images, fit_detector(run.model, data.validation))
     assert found["found"][0]["detected"] == int((ratios > 1).sum())
     without_decoder = cli("detect", cnn_folder, "--data", "digits", "--limit", "20", "--steps", "1")
-    assert "1 less the highest score" in without_decoder.out
+    assert "1 minus the highest score" in without_decoder.out
 
 
 def test_detection_ends(cli: Cli, run_folder: Path) -> None:
@@ -65,4 +65,4 @@ def test_detection_ends(cli: Cli, run_folder: Path) -> None:
     np.savez("alike.npz", x=np.full((300, 28, 28), 90, np.uint8), y=np.arange(300) % 10)
     create_model("aff-capsnet", (1, 28, 28), 10, conv_channels=8, primary_types=2).save_pretrained("net")
     for words in ((run_folder, "--data", "npz:alike.npz"), ("net", "--data", "digits", "--steps", "5")):
-        assert "PGD that knows, ε = 0.1" in cli("detect", *words, "--limit", "10").out
+        assert "adaptive PGD, ε = 0.1" in cli("detect", *words, "--limit", "10").out

@@ -1,6 +1,7 @@
 """Image files to pixels; tests/analysis/test_predictions.py tests how they are brought to a network's shape."""
 
 import itertools
+import os
 import struct
 import warnings
 import zlib
@@ -117,3 +118,24 @@ def test_the_limit_is_set_and_holds_for_folders_too(tmp_path: Path) -> None:
             assert_raises(InputError, set_max_megapixels, megapixels, say="megapixels must be above 0 and at most 178")
     finally:
         set_max_megapixels(64)
+
+
+def test_every_reader_of_folders_leaves_out_hidden_files_and_folders(tmp_path: Path) -> None:
+    """``folder:``, ``ImageFiles`` and ``predict FOLDER``; links to folders are not followed."""
+    from torchcaps.cli.predict import image_files
+    from torchcaps.datasets import ImageFiles, load_dataset
+    from torchcaps.datasets.images import image_files_in
+
+    seen = [save_image(tmp_path / name / f"{n}.png") for name in "ab" for n in range(5)]
+    for hidden in ("__MACOSX/a/._0.png", ".ipynb_checkpoints/0.png", "a/.0.png", "a/__MACOSX.png", ".cache/deep/0.png"):
+        save_image(tmp_path / hidden)
+    deep = save_image(tmp_path / "b" / "more" / "6.png")
+    save_image(tmp_path / "b" / ".more" / "6.png")
+    if os.name != "nt":
+        (tmp_path / "b" / "circle").symlink_to(tmp_path, target_is_directory=True)
+    assert image_files([tmp_path]) == sorted([*seen, deep])
+    assert image_files_in(tmp_path / "a") == seen[:5]
+    files = ImageFiles(tmp_path, (1, 6, 5))
+    assert (files.class_names, [file for file, _ in files.files]) == (("a", "b"), seen)
+    data = load_dataset(f"folder:{tmp_path}")
+    assert (data.class_names, sum(map(len, (data.train, data.validation, data.test)))) == (("a", "b"), 10)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader
 
 from support import assert_close, assert_raises
 from tiny_runs import NARROW, save_image, tiny_config
@@ -169,15 +169,3 @@ def test_image_files_are_read_as_they_are_used(tmp_path: Path) -> None:
         found.append([row["train_loss"] for row in rows])
     assert found[0] == found[1]
     assert_raises(InputError, ImageFiles, tmp_path / "photos", (1, 18, 18), "test", say="no test images of their own")
-
-
-def test_a_loader_that_is_not_read_by_its_index_is_refused() -> None:
-    class Stream(IterableDataset[Any]):
-        def __iter__(self) -> Any:
-            return iter(())
-
-    plain = TensorDataset(torch.rand(8, 3), torch.zeros(8).long())
-    for loader in (DataLoader(Stream(), batch_size=2), DataLoader(plain, batch_size=2, collate_fn=lambda each: each)):
-        assert_raises(
-            InputError, fit, torch.nn.Linear(3, 2), loader, accelerator="cpu", say="of a DataLoader the data set"
-        )

@@ -7,9 +7,9 @@ from .detection import Detection as Detection
 from .detection import Detections as Detections
 from .detection import Detector as Detector
 from .detection import detect as detect
+from .detection import distance_ratios as distance_ratios
 from .detection import evasion as evasion
 from .detection import fit_detector as fit_detector
-from .detection import judge as judge
 from .evaluation import Evaluation as Evaluation
 from .evaluation import evaluate as evaluate
 from .figures import save_figure as save_figure

@@ -1,9 +1,8 @@
-"""Images unlike those that a network was trained on, told by how far the reconstruction of an image is from it.
+"""Detect out-of-distribution and attacked images by their reconstruction error.
 
-A network reconstructs what it was trained on from the capsule of the class that it gives; of another kind of image, or
-of one that an adversary made, the reconstruction looks like that class, not like the image. The limit of the distance
-is what 5 % of the validation images of that class pass. A network without a decoder is judged by what its highest score
-lacks to 1, which any network can be judged by.
+The decoder redraws a familiar image well. It redraws an unfamiliar or attacked image as a member of the predicted
+class, so the distance between image and reconstruction is large. The threshold of a class is the distance that 5 % of
+its validation images exceed. For a network without a decoder, the distance is one minus the highest score.
 
 Source: Frosst, Sabour, Hinton: DARCCC (2018), arXiv:1811.06969; Qin and others (2020), arXiv:1907.02957.
 """
@@ -32,21 +31,21 @@ from torchcaps.models import ModelOutput, Network
 Measure = Literal["reconstruction", "score"]
 
 FALSE_ALARMS = 0.05
-"""Share of the validation images that pass their class's limit."""
-_FEWEST = 20  # images of a class, for a limit of its own
-_LEAST = 1e-6  # a limit is no less: a CNN's probabilities round to 1
+"""Share of the validation images above the threshold of their class."""
+_MIN_IMAGES = 20  # validation images of a class; with fewer, the threshold of all images is used
+_MIN_LIMIT = 1e-6  # a CNN's probabilities round to 1, so distances to 0
 
 
 @dataclass(frozen=True)
 class Detector(Result):
-    """The distance of an image from what a network knows, and the limit of each class.
+    """How distances are measured, and the threshold of each class.
 
     Args:
         measure: ``"reconstruction"``: ‖x - x̂‖, x̂ decoded from the capsule of the highest score; ``"score"``: 1 less
             the highest score.
-        limits: Of each class, above 0: the distance that 5 % of the validation images that were given the class pass;
-            of all validation images where fewer than 20 were given it.
-        num_images: How many validation images there were.
+        limits: Threshold of each class, above 0: the distance that 5 % of the validation images with this predicted
+            class exceed. With fewer than 20 such images, all validation images are used.
+        num_images: Number of validation images.
     """
 
     measure: Measure
@@ -54,7 +53,7 @@ class Detector(Result):
     num_images: int
 
     def ratios(self, output: ModelOutput, pixels: Float[Tensor, "B C H W"]) -> Float[Tensor, "B"]:
-        """The distance of each image in limits of the class that it was given: above 1 it is flagged.
+        """Return distance ÷ threshold of the predicted class for each image; above 1 it is flagged.
 
         Args:
             output: The network's output for the images, without targets.
@@ -70,16 +69,15 @@ class Detector(Result):
 
 @dataclass(frozen=True)
 class Detection(Result):
-    """How well images of one kind are told from test images.
+    """Detection rate of one kind of images.
 
     Args:
-        kind: What they are.
-        num_images: How many there are.
-        fooled: How many of them should be found: those that an adversary brought another class, or all images of
-            another data set.
-        detected: How many of these are flagged.
-        auroc: How often one of these is farther from what the network knows than a test image, 0..1, in limits of
-            the class; None where there is none.
+        kind: Name of the kind, such as ``"PGD, ε = 0.1"``.
+        num_images: Number of images.
+        fooled: Images to detect: attacked images whose predicted class changed, or all images of another data set.
+        detected: Flagged images among ``fooled``.
+        auroc: Probability that an image of ``fooled`` has a larger ratio than a test image, 0..1; None if ``fooled``
+            is 0.
     """
 
     kind: str
@@ -99,13 +97,13 @@ class Detection(Result):
 
 @dataclass(frozen=True)
 class Detections(Result):
-    """What a detector finds.
+    """Detection rates of one detector.
 
     Args:
         detector: The detector.
-        found: First the test images, all of which count as fooled, so that what is ``detected`` are false alarms; then
-            images of other data sets, then attacks.
-        title: Of which network, on which images.
+        found: First the test images, which all count as fooled, so that ``detected`` counts false alarms; then images
+            of other data sets; then attacks.
+        title: Network and images.
     """
 
     detector: Detector
@@ -116,7 +114,7 @@ class Detections(Result):
         return {"detector": self.detector.to_dict(), "found": [each.to_dict() for each in self.found]}
 
     def tables(self) -> list[Table]:
-        measure = {"reconstruction": "distance to the reconstruction", "score": "1 less the highest score"}
+        measure = {"reconstruction": "distance to the reconstruction", "score": "1 minus the highest score"}
         clean, *others = self.found
         limits = ["Limits", f"of {self.detector.num_images:,} validation images"]
         alarms = ["False alarms", percent(clean.detected / clean.num_images)]
@@ -136,12 +134,12 @@ class Detections(Result):
 
 
 def fit_detector(model: Network, validation: ImageSet, *, measure: Measure | None = None) -> Detector:
-    """Take the limits of a detector from validation images, which the network was not trained on.
+    """Compute the thresholds of a detector from validation images.
 
     Args:
-        model: A network of one object an image.
-        validation: The images; their labels are not looked at.
-        measure: As for :class:`Detector`; ``"reconstruction"`` where there is a decoder if None.
+        model: A network with one object per image.
+        validation: Images that the network was not trained on; labels are not used.
+        measure: As for :class:`Detector`. Default: ``"reconstruction"`` if the network has a decoder, else ``"score"``.
     """
     require_one_object(model, "a detector")
     measure = measure or ("score" if model.decoder is None else "reconstruction")
@@ -149,38 +147,37 @@ def fit_detector(model: Network, validation: ImageSet, *, measure: Measure | Non
     if measure == "reconstruction":
         require_decoder(model, "a distance to the reconstruction")
     unit = Detector(measure, (1.0,) * model.num_classes, len(validation))
-    distances, classes = judge(model, validation.images, unit)
+    distances, classes = distance_ratios(model, validation.images, unit)
     limits = []
     for j in range(model.num_classes):
         mine = distances[classes == j]
-        limit = np.quantile(mine if len(mine) >= _FEWEST else distances, 1 - FALSE_ALARMS)
-        limits.append(max(float(limit), _LEAST))
+        limit = np.quantile(mine if len(mine) >= _MIN_IMAGES else distances, 1 - FALSE_ALARMS)
+        limits.append(max(float(limit), _MIN_LIMIT))
     return dataclasses.replace(unit, limits=tuple(limits))
 
 
-def judge(
+def distance_ratios(
     model: Network, images: Shaped[Tensor, "N C H W"], detector: Detector
 ) -> tuple[Float[np.ndarray, "N"], Int[np.ndarray, "N"]]:
-    """How far images are from what a network knows, in limits of the class that it gives them, and that class."""
+    """Return distance ÷ threshold of the predicted class, and the predicted class, of each image."""
     if len(detector.limits) != model.num_classes:
         raise InputError(f"the detector has {len(detector.limits)} classes, but the network {model.num_classes}")
 
-    def look(pixels: Tensor, _: object) -> tuple[Tensor, Tensor]:
+    def measure(pixels: Tensor, _: object) -> tuple[Tensor, Tensor]:
         output = model(pixels)
         return detector.ratios(output, pixels).double(), output.scores.argmax(1)
 
-    ratios, classes = over_batches(look, model, images)
+    ratios, classes = over_batches(measure, model, images)
     return ratios.numpy(), classes.numpy()
 
 
 def evasion(model: Network, detector: Detector) -> Goal:
-    """The goal of an adversary who knows the detector, for :func:`~torchcaps.analysis.attack`.
+    """Return the goal of an adaptive attack, which knows the detector, for :func:`~torchcaps.analysis.attack`.
 
-    What grows is the margin of scores (best wrong class less the right one) while the image has its class, and the
-    distance downwards while it has another. Of all places that were passed, the nearest to what the network knows is
-    kept, among those of another class.
+    While the image still has its class, the attack raises the margin of scores (best wrong class minus the right one).
+    Once the class has changed, it lowers the distance. The step with the smallest distance and another class is kept.
 
-    Source: the reconstructive attack of Qin and others 2020 (arXiv:1907.02957), which has its two goals in turns, too.
+    Source: the reconstructive attack of Qin and others 2020 (arXiv:1907.02957), which also alternates the two goals.
     """
 
     def goal(pixels: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,29 +201,29 @@ def detect(
     seed: int = 0,
     progress: Callable[[str], object] | None = None,
 ) -> Detections:
-    """Judge a detector: by test images, by images of other data sets, and by attacks on the test images.
+    """Measure a detector on test images, on images of other data sets, and on attacked test images.
 
     Args:
-        model: A network of one object an image.
-        test: Images as those that the network was trained on, and their classes.
+        model: A network with one object per image.
+        test: Images of the training distribution, with their classes.
         detector: From :func:`fit_detector`.
-        others: Sets of images of another kind, by name; their labels are not looked at.
-        epsilons: For each the attacks FGSM, PGD (both along the scores) and PGD with :func:`evasion`, which may change
-            a pixel by so much.
-        steps: Steps of PGD and the last attack.
-        seed: Seed of their starts.
-        progress: Called with each attack that begins, in words.
+        others: Out-of-distribution image sets by name; their labels are not used.
+        epsilons: Largest changes of a pixel. For each, three attacks run: FGSM and PGD along the scores, and adaptive
+            PGD with :func:`evasion`.
+        steps: Steps of PGD and of adaptive PGD.
+        seed: Random seed of the starts of PGD.
+        progress: Called with the name of each attack when it starts.
     """
-    clean, _ = judge(model, test.images, detector)
+    clean, _ = distance_ratios(model, test.images, detector)
     found = [_compare("test images", clean, clean, np.ones(len(clean), dtype=bool))]
     for name, images in (others or {}).items():
-        ratios, _ = judge(model, images.images, detector)
+        ratios, _ = distance_ratios(model, images.images, detector)
         found.append(_compare(name, clean, ratios, np.ones(len(ratios), dtype=bool)))
     many: Any = {"steps": steps, "seed": seed}
     attacks: dict[str, Any] = {
         "FGSM": {"goal": "scores"},
         "PGD": {"goal": "scores"} | many,
-        "PGD that knows": {"goal": evasion(model, detector)} | many,
+        "adaptive PGD": {"goal": evasion(model, detector)} | many,
     }
     for epsilon in epsilons:
         for name, how in attacks.items():
@@ -234,7 +231,7 @@ def detect(
             if progress is not None:
                 progress(kind)
             changed = attack(model, test.images, test.labels, epsilon, **how)
-            ratios, classes = judge(model, changed, detector)
+            ratios, classes = distance_ratios(model, changed, detector)
             found.append(_compare(kind, clean, ratios, classes != test.labels.numpy()))
     return Detections(detector, found)
 

@@ -34,26 +34,25 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 
 FORMATS = ("png", "pdf", "svg")
 DPI = 160
-BAND = 10  # images beside each other
-MOST_IMAGES, MOST_PIXELS = 5_000, 65_535
-"""In a figure of images, which would take hundreds of megabytes; and its sides, which viewers take."""
+BAND = 10  # images in a row
+MAX_IMAGES, MAX_PIXELS = 5_000, 65_535
+"""Most images in a figure, because more take hundreds of megabytes; largest side in pixels that viewers open."""
 
 _CHARACTER = 0.58  # mean width of a character of the default font, in font sizes
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:
-    """Write a figure to a file, whole or not at all.
+    """Write a figure to a file atomically.
 
     Args:
-        figure: What a ``figure_...`` function returned.
-        path: Its suffix gives the format: .png, .pdf or .svg; .png is added where there is none. Missing folders are
-            made.
+        figure: A figure, such as a ``figure_...`` function returns.
+        path: The suffix selects the format: .png, .pdf or .svg; default .png. Missing folders are created.
 
     Returns:
-        The path written to.
+        The path of the file.
 
     Raises:
-        InputError: Another suffix, a folder, or a place that cannot be written to.
+        InputError: Another suffix, a folder, or a path that cannot be written.
     """
     path = figure_file(path)
     # drawn in memory first: where the disk is full, matplotlib's PDF writer fails on its own half-written stream
@@ -68,7 +67,7 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
 
 
 def figure_file(path: str | Path) -> Path:
-    """The file that a figure is saved to, with .png where there is no suffix; errors as for :func:`save_figure`."""
+    """Return the path of a figure, with .png if it has no suffix; errors as for :func:`save_figure`."""
     is_folder = str(path).endswith("/")  # which a Path does not keep
     path = Path(path)
     check_path(str(path))
@@ -82,9 +81,9 @@ def figure_file(path: str | Path) -> Path:
 
 
 def save_figures(figures: Mapping[str, Figure], path: str | Path) -> list[Path]:
-    """Write figures beside each other, by what is added to the name of ``path``; none of them over another file.
+    """Write several figures; each key is appended to the name of ``path``. No file is overwritten.
 
-    Where there is something already, ``-2``, ``-3`` and so on is added to the name. Errors as for :func:`save_figure`.
+    If a file exists, ``-2``, ``-3`` and so on is appended to the name. Errors as for :func:`save_figure`.
     """
     path = figure_file(path)
     names = itertools.chain([path.stem], (f"{path.stem}-{n}" for n in itertools.count(2)))
@@ -97,7 +96,7 @@ def save_figures(figures: Mapping[str, Figure], path: str | Path) -> list[Path]:
 
 
 def new_figure(width: float, height: float, title: str | None = None) -> Figure:
-    """An empty figure of that size in inches, or wide enough for its title, that lays out its axes by itself."""
+    """Return an empty figure of a size in inches, or wide enough for its title, with automatic layout of axes."""
     from matplotlib.figure import Figure
 
     lines = [visible(line) for line in (title or "").split("\n")]
@@ -108,7 +107,7 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
 
 
 def draw_legend(figure: Figure, *, columns: int) -> None:
-    """A legend below all axes, of everything in them that has a label; what has the same label stands there once."""
+    """Draw one legend below all axes; equal labels appear once."""
     labelled = [zip(*axes.get_legend_handles_labels()[::-1], strict=True) for axes in figure.axes]
     entries = dict(itertools.chain(*labelled))
     style: Any = {"fontsize": SMALL, "frameon": False, "loc": "outside lower center", "ncols": columns}
@@ -117,7 +116,7 @@ def draw_legend(figure: Figure, *, columns: int) -> None:
 
 
 def style_axes(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
-    """Title, labels, and a light grid behind curves."""
+    """Set title and labels, and draw a light grid behind curves."""
     axes.set_title(title, fontsize=TITLE, loc="left")
     axes.set_xlabel(xlabel, fontsize=TEXT)
     axes.set_ylabel(ylabel, fontsize=TEXT)
@@ -131,7 +130,7 @@ def style_axes(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
 
 
 class Caption(NamedTuple):
-    """A line of words, and its colour if it is not that of text."""
+    """A line of text; None: the colour of text."""
 
     text: str
     colour: str | None = None
@@ -139,7 +138,7 @@ class Caption(NamedTuple):
 
 
 Cell = np.ndarray | str | Caption | Sequence[Caption] | None
-"""A cell of :func:`tiles`: an image (C, H, W) of pixels 0..1, a map (H, W) of numbers, or lines of words."""
+"""A cell of :func:`tiles`: an image (C, H, W) of pixels 0..1, a map (H, W) of numbers, or lines of text."""
 
 
 def tiles(
@@ -151,18 +150,18 @@ def tiles(
     room: float = 0.0,
     **colours: Any,
 ) -> Figure:
-    """Images and words in rows and columns.
+    """Draw images and text in rows and columns.
 
-    Words in a column of images stand in its middle and are cut where they are longer than two tiles; other columns set
-    them to the right, towards the images, and the last one to the left. Columns of images beside each other are equally
-    wide. A row or a column without a cell is a gap.
+    Text in a column of images is centred and cut to the width of two tiles. Text in other columns is right-aligned, in
+    the last column left-aligned. Neighbouring columns of images are equally wide. A row or column without cells is a
+    gap.
 
     Args:
-        rows: The cells of each row; missing ones at its end are empty.
-        title: Above the figure.
-        subtitle: Below the title, smaller.
-        side: The longer side of an image, inches.
-        room: Inches that stay free on the right.
+        rows: Cells of each row; a shorter row is filled with empty cells.
+        title: Title above the figure.
+        subtitle: Smaller line below the title.
+        side: Longer side of an image, inches.
+        room: Free space on the right, inches.
         **colours: Options of matplotlib's ``imshow`` for maps of numbers.
 
     Raises:
@@ -180,9 +179,9 @@ def tiles(
     lefts = list(itertools.accumulate((width + GAP for width in widths), initial=MARGIN))
     tops = list(itertools.accumulate(heights, initial=top))
     drawn = sum(isinstance(cell, np.ndarray) for row in rows for cell in row)
-    if drawn > MOST_IMAGES or max(lefts[-1], tops[-1]) * DPI > MOST_PIXELS:
+    if drawn > MAX_IMAGES or max(lefts[-1], tops[-1]) * DPI > MAX_PIXELS:
         raise InputError(
-            f"a figure holds at most {MOST_IMAGES:,} images on {MOST_PIXELS:,} pixels a side, got {drawn:,} images on "
+            f"a figure holds at most {MAX_IMAGES:,} images on {MAX_PIXELS:,} pixels a side, got {drawn:,} images on "
             f"{lefts[-1] * DPI:,.0f}×{tops[-1] * DPI:,.0f}; draw fewer"
         )
     figure, axes = canvas(lefts[-1] - GAP + room + MARGIN, tops[-1] + MARGIN, title, subtitle)
@@ -206,7 +205,7 @@ def tiles(
 
 
 def in_bands(rows: Mapping[str, Sequence[Cell]]) -> list[list[Cell]]:
-    """Rows with their headings, ten cells at a time, one band below the other, as :func:`tiles` takes them."""
+    """Break rows with headings into bands of ten cells, one below the other, for :func:`tiles`."""
     bands: list[list[Cell]] = []
     for start in range(0, len(next(iter(rows.values()))), BAND):
         bands += [[]] if bands else []
@@ -215,7 +214,7 @@ def in_bands(rows: Mapping[str, Sequence[Cell]]) -> list[list[Cell]]:
 
 
 def canvas(width: float, height: float, title: str = "", subtitle: str = "") -> tuple[Figure, Axes]:
-    """A figure, wide enough for its title, and axes over all of it: inches from its upper left corner."""
+    """Return a figure, wide enough for its title, and axes over all of it in inches from the upper left corner."""
     from matplotlib.figure import Figure
 
     width = max(width, max(text_width([title], TITLE), text_width([subtitle], SMALL)) + 2 * MARGIN)
@@ -229,7 +228,7 @@ def canvas(width: float, height: float, title: str = "", subtitle: str = "") -> 
 
 
 def write(axes: Axes, text: str, x: float, y: float, **style: Any) -> None:
-    """Write ``text`` with its upper left corner (or as ``ha``, ``va`` say) at (x, y)."""
+    """Write ``text`` at (x, y), its upper left corner, or as ``ha`` and ``va`` align it."""
     # names of classes are no formulas, even with a dollar sign in them
     options: Any = {"size": TEXT, "ha": "left", "va": "top", "parse_math": False} | style
     if text:
@@ -237,7 +236,7 @@ def write(axes: Axes, text: str, x: float, y: float, **style: Any) -> None:
 
 
 def _write_lines(axes: Axes, cell: Cell, x: float, y: float, align: str, width: float | None = None) -> None:
-    """Write the lines of a cell below each other, cut to a width where one is given."""
+    """Write the lines of a cell below each other, cut to ``width`` if given."""
     for number, line in enumerate(_lines(cell)):
         text = line.text if width is None else shorten(line.text, width)
         weight = "bold" if line.bold else "normal"
@@ -257,24 +256,24 @@ def _height(cell: Cell, side: float) -> float:
 
 
 def displayable(image: Float[np.ndarray, "C H W"]) -> Float[np.ndarray, "H W 3"]:
-    """Pixels of 0..1 as RGB: three channels are colour, any other number is shown as their mean, in grey."""
+    """Convert pixels of 0..1 to RGB: three channels are colour, others become their mean, in grey."""
     clipped = np.clip(np.asarray(image, dtype=np.float64), 0, 1)
     rgb = clipped if len(clipped) == 3 else np.repeat(clipped.mean(0, keepdims=True), 3, axis=0)
     return rgb.transpose(1, 2, 0)
 
 
 def tile_size(image: Float[np.ndarray, "... H W"], side: float = TILE) -> tuple[float, float]:
-    """Width and height in inches of an image whose longer side is ``side``."""
+    """Return width and height in inches of an image whose longer side is ``side``."""
     height, width = image.shape[-2:]
     return side * width / max(height, width), side * height / max(height, width)
 
 
 def shorten(text: str, width: float, size: float = TEXT) -> str:
-    """``text`` cut with an ellipsis to about ``width`` inches at that font size."""
+    """Cut ``text`` with an ellipsis to about ``width`` inches at a font size in points."""
     fits = max(int(width * 72 / (size * _CHARACTER) + 1e-6), 2)
     return text if len(text) <= fits else text[: fits - 1] + "…"
 
 
 def text_width(texts: Sequence[str], size: float = TEXT) -> float:
-    """About how wide the longest of the texts is, in inches."""
+    """Estimate the width of the longest text in inches."""
     return max((len(text) for text in texts), default=0) * size * _CHARACTER / 72

@@ -1,4 +1,4 @@
-"""A network's layers in order: what each does, what comes out of it, how much it learns; and a drawing of them."""
+"""List a network's layers with their operations, output shapes and parameters, and draw them."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 # Inches: a row of the drawing, the longest side of a map, a cell of a grid, the shortest arrow.
 WIDEST, LONGEST, CELL, ARROW = 14.5, 1.15, 0.1, 0.45
-MOST_CELLS, MOST_VECTORS, MOST_SHEETS = 24, 10, 5
-"""Cells of a grid's side, capsules below each other, and types of capsules behind each other, at most."""
+MAX_CELLS, MAX_VECTORS, MAX_SHEETS = 24, 10, 5
+"""Most cells along a side of a grid, capsules in a column, and types of capsules behind each other that are drawn."""
 BLUE, ORANGE, GREY = "#cfe3f1", "#f9dcc4", "0.88"  # maps, capsules, numbers
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One step of a network, and what it makes of one image.
+    """One layer of a network, and its output for one image.
 
     Args:
-        name: What comes out: ``"feature maps"``, ``"primary capsules"`` …
-        steps: What is done, in a few words each: ``("convolution 9×9", "ReLU")``; nothing for the image.
-        shape: Of what comes out: maps (C, H, W), capsules at the places of a map (types, H, W, K), other capsules
-            (number, components), numbers (n,).
-        parameters: How many numbers are learned.
-        in_decoder: Whether it belongs to the decoder, which begins at the class capsules.
+        name: Name of the output: ``"feature maps"``, ``"primary capsules"`` …
+        steps: Operations, a few words each: ``("convolution 9×9", "ReLU")``; empty for the image.
+        shape: Shape of the output: maps (C, H, W), capsules on a grid (types, H, W, K), other capsules (number,
+            components), numbers (n,).
+        parameters: Number of learned parameters.
+        in_decoder: True for layers of the decoder, which begins at the class capsules.
     """
 
     name: str
@@ -49,13 +49,13 @@ class Layer:
 
 
 def list_layers(model: Network) -> list[Layer]:
-    """The layers of a network, from the image to the class scores, such as lengths, then those of the decoder.
+    """List the layers of a network: from the image to the class scores, then the decoder.
 
     Args:
-        model: Of any kind; nothing is computed with it, so that it may be on torch's device ``"meta"``.
+        model: Any network. Nothing is computed, so it may be on torch's device ``"meta"``.
 
     Returns:
-        Layers whose parameters add up to all of the network's.
+        Layers whose parameters sum to the parameters of the network.
 
     Examples:
         >>> from torchcaps import create_model
@@ -92,7 +92,7 @@ def list_layers(model: Network) -> list[Layer]:
 
 
 def _called(module: nn.Module, given: Tensor) -> list[Layer]:
-    """The layers of a module: one with weights begins one, and so does what brings numbers into another order."""
+    """List the layers of a module: each begins with weights, or where the number of axes changes."""
     layers: list[Layer] = []
 
     def note(part: nn.Module, _: object, out: object) -> None:
@@ -119,7 +119,7 @@ def _called(module: nn.Module, given: Tensor) -> list[Layer]:
 
 
 def _words(part: nn.Module) -> tuple[str, ...]:
-    """What a module does, in a few words each."""
+    """Describe the operations of a module, a few words each."""
     if isinstance(part, nn.Conv2d):
         window = _window("convolution", *part.kernel_size, stride=part.stride)
         return *window, *["ReLU"] * bool(getattr(part, "relu", False))
@@ -151,13 +151,13 @@ def _learned(*modules: nn.Module) -> int:
 
 
 def figure_architecture(model: Network, *, title: str | None = None) -> Figure:
-    """A drawing of a network's layers with their sizes: from left to right what comes out of each, arrows between.
+    """Draw a network's layers from left to right: outputs with their sizes, and arrows between them.
 
-    Over an arrow stands what is done, under it how many parameters are learned; the decoder has rows of its own.
+    The operation stands over an arrow and its number of parameters under it. The decoder is drawn in separate rows.
 
     Args:
-        model: Of any kind; nothing is computed with it, so that it may be on torch's device ``"meta"``.
-        title: Above the figure; by default it says what kind of network it is.
+        model: Any network. Nothing is computed, so it may be on torch's device ``"meta"``.
+        title: Title of the figure; default: the class of the network.
     """
     layers = list_layers(model)
     largest = max(max(layer.shape[-2:]) for layer in layers if len(layer.shape) == 3)
@@ -199,11 +199,11 @@ class _Block:
         if len(shape) == 1:
             self.wide, self.high = 0.16, 0.3 + 0.09 * math.log2(shape[0])
         elif len(shape) == 2:
-            self.wide, self.high = min(shape[1], MOST_CELLS) * CELL, min(shape[0], MOST_VECTORS) * CELL
+            self.wide, self.high = min(shape[1], MAX_CELLS) * CELL, min(shape[0], MAX_VECTORS) * CELL
         else:
             scale = LONGEST / math.sqrt(largest) / math.sqrt(max(shape[1:3]))  # areas as the sides of the maps
             self.wide, self.high = max(shape[2] * scale, CELL), max(shape[1] * scale, CELL)
-            sheets = CELL * (min(shape[0], MOST_SHEETS) - 1)
+            sheets = CELL * (min(shape[0], MAX_SHEETS) - 1)
             self.depth = sheets if len(shape) == 4 else 0.05 + 0.06 * math.log2(shape[0])
         self.arrow = max(ARROW, text_width([*layer.steps, self.learned], SMALL)) + 2 * GAP if layer.steps else 0.0
         self.output = max(self.wide + self.depth, text_width(self.words, SMALL))
@@ -233,9 +233,9 @@ class _Block:
         if len(shape) == 3:
             _polygon(axes, BLUE, (x, y), (x + depth, up), (right + depth, up), (right, y))
             _polygon(axes, BLUE, (right, y), (right + depth, up), (right + depth, up + high), (right, y + high))
-        for n in range(min(shape[0], MOST_SHEETS) - 1, 0, -1) if len(shape) == 4 else ():
+        for n in range(min(shape[0], MAX_SHEETS) - 1, 0, -1) if len(shape) == 4 else ():
             _box(axes, ORANGE, x + n * CELL, y - 0.6 * n * CELL, wide, high)
-        cells = {2: (min(shape[0], MOST_VECTORS), shape[-1]), 4: shape[1:3]}.get(len(shape), (1, 1))
+        cells = {2: (min(shape[0], MAX_VECTORS), shape[-1]), 4: shape[1:3]}.get(len(shape), (1, 1))
         _box(axes, {1: GREY, 3: BLUE}.get(len(shape), ORANGE), x, y, wide, high, *cells)
 
 
@@ -252,7 +252,7 @@ def _box(
     """A rectangle of cells, of one row or column where there are too many."""
     from matplotlib.colors import ListedColormap
 
-    rows, columns = (number if number <= MOST_CELLS else 1 for number in (rows, columns))
+    rows, columns = (number if number <= MAX_CELLS else 1 for number in (rows, columns))
     edges = np.linspace(left, left + wide, columns + 1), np.linspace(top, top + high, rows + 1)
     style: Any = {"cmap": ListedColormap([colour]), "edgecolors": EDGE, "linewidth": 0.4, "antialiased": True}
     axes.pcolormesh(*edges, np.zeros((rows, columns)), **style)

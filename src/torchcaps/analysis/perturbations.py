@@ -1,4 +1,4 @@
-"""What the components of a capsule encode: each is changed a little and the capsule decoded again."""
+"""Show what the components of a capsule encode: change each a little and decode the capsule again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchcaps.ranges import Range
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LARGEST_CHANGE = 1_000
+MAX_CHANGE = 1_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,12 +34,12 @@ class Perturbation(Scored):
         image: The input, pixels 0..1.
         images: ``images[m, n]`` is decoded from the capsule with ``offsets[n]`` added to ``components[m]``; pixels
             0..1.
-        offsets: What is added, in equal steps; exactly zero in the middle of an odd number of −amplitude … amplitude.
-        reconstruction: Decoded from the capsule as it is.
-        target: The class whose capsule it is.
-        scores: All class scores before any change: the lengths ‖v_j‖ of the capsules, or their activations.
-        components: Which components are changed, each by itself.
-        score_name: What the scores are.
+        offsets: Added values, in equal steps; the middle one of an odd number is exactly 0 if the range is symmetric.
+        reconstruction: Decoded from the unchanged capsule, pixels 0..1.
+        target: Class of the capsule.
+        scores: All class scores before any change: lengths ‖v_j‖ of the capsules, or activations.
+        components: The changed components, one at a time.
+        score_name: ``"length"`` or ``"activation"``.
     """
 
     image: Float[np.ndarray, "C H W"]
@@ -53,7 +53,7 @@ class Perturbation(Scored):
 
     @property
     def score(self) -> str:
-        """The score of the capsule that is changed, in words: ``length 0.93``."""
+        """The score of the changed capsule, such as ``length 0.93``."""
         return f"{self.score_name} {self.scores[self.target]:.2f}"
 
 
@@ -62,12 +62,12 @@ class Perturbations(Result):
     """The capsules of one or several images, changed in the same way.
 
     Args:
-        results: From :func:`perturb_capsule`: of one image; or of several of one shape with the same one component,
-            amplitude and steps.
-        class_names: The name of each class; its number if None.
-        images: What each image is, in words.
-        whose: Whose capsules they are, in words, such as ``"the longest"``; empty where one class was named.
-        network: What the network is called, for the figure.
+        results: From :func:`perturb_capsule`: one image; or several images of one shape with the same single
+            component, amplitude and steps.
+        class_names: Name of each class; None: its number.
+        images: Description of each image.
+        whose: How the capsules were chosen, such as ``"the longest"``; empty if the user named a class.
+        network: Name of the network, for the figure.
 
     Examples:
         >>> from torchcaps import create_model
@@ -112,10 +112,10 @@ class Perturbations(Result):
         return [Table(note=lines)]
 
     def figures(self) -> dict[str, Figure]:
-        """Decoded images: a column for each change, a row for each component of one capsule, or for each image.
+        """Draw decoded images: a column per change, a row per component of one capsule, or per image.
 
-        Beside them stand the image and what is decoded from its capsule as it is; where one component was changed, also
-        whose capsule that is.
+        The first columns show the image and the reconstruction from its unchanged capsule. If one component was
+        changed, the class of the capsule is written beside them.
 
         Source: Sabour, Frosst, Hinton 2017, figure 4 (arXiv:1710.09829); of several images Aurélien Géron's TensorFlow
         notebook on capsule networks, 2017.
@@ -170,11 +170,11 @@ def perturb_capsule(
     Args:
         model: A network with a decoder.
         image: uint8 of 0..255 or floating-point of 0..1.
-        target: The class whose capsule is changed, such as the image's label; that of the highest score if None.
-        components: Which components are changed, each by itself, from 0 to D−1; all of them if there are none.
-        amplitude: Largest change of a component either way, above 0; or the lowest and the highest change, such as
+        target: Class of the capsule to change, such as the label; None: the class with the highest score.
+        components: Components to change, one at a time, from 0 to D−1; empty: all.
+        amplitude: Largest change in either direction, above 0; or the lowest and the highest change, such as
             (-0.5, 1.0). At most 1,000; capsules are shorter than 1.
-        steps: How many values each component takes.
+        steps: Number of values of each component.
 
     Source: Sabour, Frosst, Hinton 2017, section 5.1 and figure 4 (arXiv:1710.09829): −0.25 … 0.25 by 0.05.
     """
@@ -211,7 +211,7 @@ def perturb_capsule(
 
 
 def visibility(model: Network, images: Shaped[Tensor, "N C H W"], *, amplitude: float = 0.25) -> float:
-    """How much the poses of images can be seen: 0 where the decoder does not look at them, at most 1.
+    """Measure how much a pose changes the decoded image: 0 if the decoder ignores it, at most 1.
 
     The mean, over the images and all components of their longest (or most active) capsules, of the largest change of
     a pixel (0..1) between the component with −amplitude and with +amplitude added.
@@ -219,7 +219,7 @@ def visibility(model: Network, images: Shaped[Tensor, "N C H W"], *, amplitude: 
     Args:
         model: A network with a decoder.
         images: uint8 of 0..255 or floating-point of 0..1; ten test images are enough to compare networks.
-        amplitude: What is added, above 0 and at most 1,000.
+        amplitude: Value added to a component in either direction, above 0 and at most 1,000.
     """
     ends = [perturb_capsule(model, image, amplitude=amplitude, steps=2).images for image in images]
     if not ends:
@@ -228,10 +228,10 @@ def visibility(model: Network, images: Shaped[Tensor, "N C H W"], *, amplitude: 
 
 
 def _offsets(amplitude: float | tuple[float, float], steps: int) -> Float[np.ndarray, "steps"]:
-    """What is added to a component: from the lowest to the highest change in equal steps."""
+    """Return the values added to a component: from the lowest to the highest change in equal steps."""
     low, high = amplitude if isinstance(amplitude, tuple) else (-amplitude, amplitude)
-    if not -LARGEST_CHANGE <= low < high <= LARGEST_CHANGE:
-        bounds = f"above 0, or a lower and a higher change, at most {LARGEST_CHANGE:,} either way"
+    if not -MAX_CHANGE <= low < high <= MAX_CHANGE:
+        bounds = f"above 0, or a lower and a higher change, at most {MAX_CHANGE:,} either way"
         raise InputError(f"amplitude must be {bounds}, got {amplitude}")
     middle, half = (low + high) / 2, (high - low) / 2
     offsets = middle + half * np.arange(1 - steps, steps, 2) / (steps - 1)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchcaps.analysis.calibration import USUAL, Calibration, Prediction, squared_errors
 from torchcaps.analysis.inference import Labels, classes_of, over_batches
 from torchcaps.datasets.images import read_image
+from torchcaps.datasets.pixels import Scale, prepare_images
 from torchcaps.models import ModelOutput, Network
 
 
@@ -27,20 +28,27 @@ def load_image(path: str | Path, in_shape: Sequence[int], **options: Any) -> UIn
 
 def predict(
     model: Network,
-    images: Shaped[Tensor, "N C H W"],
+    images: Any,
     targets: Labels | None = None,
     *,
     calibration: Calibration | None = None,
+    scale: Scale = "auto",
 ) -> Prediction:
     """Classify images, and decode each from one capsule where the network has a decoder.
 
     Args:
         model: The network.
-        images: uint8 of 0..255 or floating-point of 0..1; N at least 1.
+        images: N images of any form that :func:`torchcaps.fit` takes in memory: a tensor, an array, a list, or Pillow
+            images, whose channels may be last; N at least 1.
         targets: The classes whose capsules are decoded instead of that of the highest score; they do not change the
             classification.
         calibration: What is usual for the network; what holds for any if None.
+        scale: How pixels become 0..1, as for :func:`torchcaps.fit`.
+
+    Raises:
+        InputError: The images do not fit the network.
     """
+    images = prepare_images(images, model.in_shape, scale)
     outputs: list[ModelOutput] = []
 
     def look(pixels: Tensor, classes: Tensor | None) -> list[Tensor]:

@@ -1,9 +1,9 @@
-"""What a pose knows: how well known factors of images can be read off a class capsule by a linear map.
+"""Linear probes: how well a pose encodes rotation, scale and other known factors of an image.
 
-A ridge regression is fitted on some images and judged by R² on others. The factors are those that come with the images,
-such as the azimuth and elevation of ``smallnorb``, or those by which images are changed here: rotation, scale, shear
-and shifts. What R² says is relative: it stands beside that of the pixels themselves, off which much can be read by
-the same map, and beside that of shuffled factors, which should not be above 0.
+A ridge regression is fitted on some images and evaluated by R² on others. The factors come with the images, such as the
+azimuth and elevation of ``smallnorb``, or images are changed here by known amounts: rotation, scale, shear and shifts.
+R² is relative, so two baselines are given: the same regression from the pixels, and regressions on shuffled factors,
+whose R² must not exceed 0.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ANGLES = ("azimuth", "elevation", "rotation")
-"""Factors in degrees: their sine and cosine are regressed, as 350° lies beside 10°."""
+"""Factors in degrees. Sine and cosine are regressed, because 350° is close to 10°."""
 ROTATION, SCALE, SHEAR, SHIFT = 20.0, 0.2, 0.2, 1 / 14
-"""By how much :func:`with_affine_factors` changes images, either way: degrees; share of the size; pixels to the right
-for each pixel down; share of the height and width."""
+"""Largest changes that :func:`with_affine_factors` makes in either direction: degrees; fraction of the size; pixels to
+the right per pixel down; fraction of height and width."""
 
 _PENALTIES = tuple(10.0**power for power in range(-2, 6))
-_FEWEST = 10  # images of a class to fit on
-_CHUNK = 512  # images changed at once
+_MIN_IMAGES = 10  # images of a class to fit on
+_CHUNK = 512  # images changed at a time
 _COMPONENTS = 16  # principal components, as many as a pose has numbers
 
 
 @dataclass(frozen=True)
 class Probe(Result):
-    """How well factors can be read off one set of numbers.
+    """R² of each factor, regressed from one set of numbers.
 
     Args:
-        numbers: What they are: ``"pose"``, ``"features"``, their ``"principal components"``, or ``"pixels"``.
-        width: How many of them an image has.
-        r2: R² of each factor on held-out images, at most 1; 0 is what the factor's mean reaches.
-        shuffled: The same after regressions on shuffled factors.
+        numbers: ``"pose"``, ``"features"``, ``"principal components"`` of the features, or ``"pixels"``.
+        width: Numbers per image.
+        r2: R² of each factor on held-out images, at most 1; predicting the mean gives 0.
+        shuffled: R² of each factor after regressions on shuffled factors.
     """
 
     numbers: str
@@ -73,13 +73,13 @@ class Probing(Comparison):
                 rows.append([each.numbers, str(each.width), *(f"{value:.3f}" for value in each.r2.values())])
                 shuffled = ("  shuffled", "", *(f"{value:.3f}" for value in each.shuffled.values()))
                 rows.append([Styled(cell, "dim") for cell in shuffled])
-            found.append(Table(rows, ("R²", "numbers", *probes[0].r2), f"{name}: fitted and judged on {where}"))
+            found.append(Table(rows, ("R²", "numbers", *probes[0].r2), f"{name}: fitted and evaluated on {where}"))
         return found
 
     def figures(self) -> dict[str, Figure]:
-        """R² of each factor as bars, a colour for each network and set of numbers; what is below 0 is drawn as 0.
+        """Draw R² of each factor as bars, a colour per network and set of numbers; R² below 0 is drawn as 0.
 
-        Of networks that were judged on the same images, the pixels stand there once.
+        If several networks were evaluated on the same images, their pixels are drawn once.
         """
         shown: dict[str, Probe] = {}
         for name, probes in self.networks.items():
@@ -156,8 +156,10 @@ def probe(model: Network, fitted: ImageSet, held_out: ImageSet, *, seed: int = 0
             raise InputError(f"the factor {name} is the same in all held-out images, so there is nothing to explain")
     for label in held_out.labels.unique().tolist():
         count = int((fitted.labels == label).sum())
-        if count < _FEWEST:
-            raise InputError(f"there must be at least {_FEWEST} images of each class to fit on, got {count} of {label}")
+        if count < _MIN_IMAGES:
+            raise InputError(
+                f"there must be at least {_MIN_IMAGES} images of each class to fit on, got {count} of {label}"
+            )
     (name, x), (_, others) = (_numbers(model, images) for images in (fitted, held_out))
     kinds = {name: (x, others)}
     if name == "features":
@@ -169,27 +171,27 @@ def probe(model: Network, fitted: ImageSet, held_out: ImageSet, *, seed: int = 0
     kinds["pixels"] = pixels, other_pixels
     labels = fitted.labels.numpy(), held_out.labels.numpy()
     targets = {name: (_target(name, fitted), _target(name, held_out)) for name in names}
-    order = _within(labels[0], generator(seed).permutation(len(fitted)))
+    order = _shuffle_within_classes(labels[0], generator(seed).permutation(len(fitted)))
     mixed = {name: (fit[order], held) for name, (fit, held) in targets.items()}
     return [
-        Probe(kind, x.shape[1], _judge(x, others, labels, targets), _judge(x, others, labels, mixed))
+        Probe(kind, x.shape[1], _r2_of_factors(x, others, labels, targets), _r2_of_factors(x, others, labels, mixed))
         for kind, (x, others) in kinds.items()
     ]
 
 
 def _numbers(model: Network, images: ImageSet) -> tuple[str, Float[np.ndarray, "N F"]]:
-    """The poses of the images' classes, or what goes into the last layer of a CNN, and what these numbers are."""
+    """Return the kind of numbers and the numbers: poses of the true classes, or inputs of a CNN's last layer."""
     features: Any = getattr(model, "features", None)
     if not model.has_capsules and features is None:
         raise InputError("the network has neither class capsules nor a method features, which a CNN has, to probe")
 
-    def look(pixels: Tensor, labels: Tensor | None) -> list[Tensor]:
+    def read(pixels: Tensor, labels: Tensor | None) -> list[Tensor]:
         if not model.has_capsules:
             return [features(pixels).float()]
         assert labels is not None
         return [model(pixels).capsules.take_along_dim(labels[:, None, None], 1)[:, 0].float()]
 
-    (rows,) = over_batches(look, model, images.images, images.labels)
+    (rows,) = over_batches(read, model, images.images, images.labels)
     return "pose" if model.has_capsules else "features", rows.numpy()
 
 
@@ -200,20 +202,20 @@ def _target(name: str, images: ImageSet) -> Float[np.ndarray, "N T"]:
     return np.concatenate([np.sin(np.radians(values)), np.cos(np.radians(values))], 1)
 
 
-def _within(labels: Int[np.ndarray, "N"], order: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
-    """A shuffle of images that leaves each among those of its class."""
+def _shuffle_within_classes(labels: Int[np.ndarray, "N"], order: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
+    """Return a permutation that moves each image only among the images of its class."""
     mixed = np.empty(len(labels), np.int64)
     mixed[np.argsort(labels, kind="stable")] = order[np.argsort(labels[order], kind="stable")]
     return mixed
 
 
-def _judge(
+def _r2_of_factors(
     fitted: Float[np.ndarray, "N F"],
     held_out: Float[np.ndarray, "M F"],
     labels: tuple[Int[np.ndarray, "N"], Int[np.ndarray, "M"]],
     targets: Mapping[str, tuple[Float[np.ndarray, "N T"], Float[np.ndarray, "M T"]]],
 ) -> dict[str, float]:
-    """R² of each factor on the held-out images, by a regression for each class."""
+    """Fit a regression per class, and return R² of each factor on the held-out images."""
     from sklearn.linear_model import RidgeCV
     from sklearn.metrics import r2_score
 

@@ -1,4 +1,4 @@
-"""Pictures of images: a data set's with their labels, and beside them what a decoder makes of their capsules."""
+"""Figures of images: a data set with its labels, and images with their reconstructions."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OVERLAID = ("#00ff00", "#ff00ff")
-"""Colours of the first two objects of an image, told apart by colour-blind readers too; together they are white."""
+"""Colours of the first two objects of an image; colour-blind readers can tell them apart, and their sum is white."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Reconstructions(Prediction):
-    """Images, and what the decoder makes of one of their capsules; of P objects in an image, of one capsule each.
+    """Images and their reconstructions, each from one capsule; with P objects in an image, one per object.
 
     Args:
         images: Pixels 0..1.
-        labels: The images' classes, where known.
-        decoded: The class whose capsule was decoded, or those of the objects, as ``reconstruction`` has them.
-        class_names: The name of each class; its number if None.
-        title: Of which network, and of which images.
+        labels: Classes of the images; None if unknown.
+        decoded: Class of each decoded capsule, in the order of ``reconstruction``.
+        class_names: Name of each class; None: its number.
+        title: Network and images.
     """
 
     images: Float[np.ndarray, "N C H W"]
@@ -58,11 +58,10 @@ class Reconstructions(Prediction):
         return [Table(title=self.title, note=[right + error])]
 
     def figures(self) -> dict[str, Figure]:
-        """Images over their reconstructions; under each its label, the class it was given and its score.
+        """Draw images over their reconstructions, with label, predicted class and score under each.
 
-        Of several objects in an image, each reconstruction has a row and a colour of its own, and one more row lays
-        them over each other: where two objects overlap, green and magenta add to white. A class that is not the label,
-        or not one of the labels, is red.
+        With several objects in an image, each object has its own row and colour, and one more row adds them up: where
+        two objects overlap, green and magenta add to white. A wrong class is red.
         """
         names = class_labels(self.class_names, self.scores.shape[1])
         classes = self.classes.reshape(len(self.classes), -1)  # (N, P)
@@ -82,7 +81,7 @@ class Reconstructions(Prediction):
 
     @property
     def right(self) -> Bool[np.ndarray, "N"] | None:
-        """Whether an image was given its class, or exactly the classes of its objects; None without labels."""
+        """True for images whose predicted classes are exactly their labels; None without labels."""
         if self.labels is None:
             return None
         classes, labels = (np.sort(each.reshape(len(each), -1), 1) for each in (self.classes, self.labels))
@@ -90,16 +89,16 @@ class Reconstructions(Prediction):
 
 
 def reconstruct(model: Network, images: Shaped[Tensor, "N C H W"], labels: Labels | None = None) -> Reconstructions:
-    """Decode images from one capsule each; of several objects in an image, each from its own capsule alone.
+    """Decode each image from one capsule; with several objects in an image, decode each object from its capsule alone.
 
-    It is the capsule that the network's source decodes at inference: the label's where ``decoder_mask`` is ``"label"``
-    and there are labels, else the longest (or most active). Of other capsules, :func:`torchcaps.analysis.predict` has
-    the reconstructions.
+    The capsule is the one that the network's source decodes at inference: the label's if ``decoder_mask`` is
+    ``"label"`` and labels are given, else the longest (or most active). :func:`torchcaps.analysis.predict` decodes
+    other capsules.
 
     Args:
         model: A network with a decoder.
         images: uint8 of 0..255 or floating-point of 0..1.
-        labels: The images' classes, where known.
+        labels: Classes of the images, if known.
 
     Source: Sabour, Frosst, Hinton 2017, figures 3 and 5 (arXiv:1710.09829).
     """
@@ -118,7 +117,7 @@ def reconstruct(model: Network, images: Shaped[Tensor, "N C H W"], labels: Label
 
 
 def _drawn(result: Reconstructions) -> dict[str, Sequence[Cell]]:
-    """What stands under the images, by its heading: the reconstruction, or those of the objects and all together."""
+    """Return the rows under the images by heading: the reconstruction, or one row per object and their sum."""
     from matplotlib.colors import to_rgb
 
     if result.reconstruction.ndim == 4:
@@ -135,12 +134,12 @@ def _drawn(result: Reconstructions) -> dict[str, Sequence[Cell]]:
 def figure_samples(
     image_set: ImageSet | PairSet, class_names: Sequence[str] | None = None, *, count: int = 40, title: str = ""
 ) -> Figure:
-    """The first images of a set, each with its label, or those of all its objects, under it.
+    """Draw the first images of a set with their labels.
 
     Args:
         image_set: Images and their classes.
-        class_names: The name of each class; its number if None.
-        count: How many images are shown, or all if there are fewer.
+        class_names: Name of each class; None: its number.
+        count: Number of images to draw, at most.
         title: Above the figure.
     """
     COUNT.check("count", count)

@@ -1,4 +1,4 @@
-"""What an analysis returns: numbers for programs, tables for the terminal, figures. Nothing here imports torch."""
+"""Results of analyses: numbers for programs, tables for the terminal, and figures. This file does not import torch."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_CLASSES, MOST_SHOWN = 20, 10
-"""So many classes at most are shown as a whole; of more, so many of the most telling ones."""
+"""Up to MOST_CLASSES classes are all shown; of more classes, the MOST_SHOWN with the most errors."""
 
 
 class Styled(NamedTuple):
-    """A cell of a table in a style of the terminal, such as ``"bold red"``."""
+    """A cell of a table with a style of the terminal, such as ``"bold red"``."""
 
     text: str
     style: str
 
 
 class Table(NamedTuple):
-    """Rows of words and numbers.
+    """A table of text and numbers.
 
-    Without ``columns``, a row is a name and its value. The first ``left`` columns hold words, the others numbers. An
-    empty row is a line between two parts of the table. The lines of ``note`` stand under the title.
+    Without ``columns``, a row is a name and its value. The first ``left`` columns hold text, the rest numbers. An
+    empty row draws a line between two parts of the table. The lines of ``note`` stand under the title.
     """
 
     rows: Sequence[Sequence[str | Styled]] = ()
@@ -37,29 +37,29 @@ class Table(NamedTuple):
 
 
 class Result:
-    """A dataclass with the result of an analysis, in each form in which it is shown."""
+    """Base class of results: dataclasses that can be shown as numbers, tables and figures."""
 
     def to_dict(self) -> Any:
-        """The numbers, as JSON takes them; a list of one entry a network, or an image, where there are several."""
+        """Return the numbers for JSON; a list with an entry per network or image if the result has several."""
         fields: Any = self
         return dataclasses.asdict(fields)
 
     def tables(self) -> Iterable[Table]:
-        """The numbers as a person reads them."""
+        """Return the numbers as tables for people."""
         return ()
 
     def figures(self) -> Mapping[str, Figure]:
-        """Figures by what is added to the name of their file: ``""`` for the first."""
+        """Return the figures; a key is appended to the name of the file, ``""`` for the first."""
         return {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Comparison(Result):
-    """Networks beside each other.
+    """Results of several networks.
 
     Args:
-        networks: What was found of each, by the name to show.
-        images: The images that each was looked at with, in words.
+        networks: Result of each network by its name.
+        images: Description of the images that each network was given.
     """
 
     networks: Mapping[str, Any]
@@ -67,7 +67,7 @@ class Comparison(Result):
 
     @property
     def title(self) -> str:
-        """The network and its images; of several networks the images, with the networks where these differ."""
+        """The network and its images; for several networks the images, with names if the images differ."""
         words = set(self.images.values())
         if len(self.images) > 1 and len(words) == 1:
             return words.pop()
@@ -81,16 +81,16 @@ class Scored(Result):
 
     @property
     def lengths(self) -> Float[np.ndarray, "... J"]:
-        """The scores, by the name that they have where they are lengths ‖v_j‖."""
+        """The scores, under their name for lengths ‖v_j‖."""
         scores: np.ndarray = self.scores
         return scores
 
 
 def percent(share: float | None) -> str:
-    """0..1 as ``99.44 %``; a dash where it is not defined."""
+    """Format a share of 0..1 as ``99.44 %``; None as a dash."""
     return "–" if share is None else f"{100 * share:.2f} %"
 
 
 def lower_first(words: str) -> str:
-    """Words that stood at the beginning of a sentence, as they go on in one."""
+    """Write the first letter small, to continue a sentence with these words."""
     return words[:1].lower() + words[1:]

@@ -112,14 +112,12 @@ def split_words(words: Sequence[Path]) -> tuple[Path | None, Sequence[Path]]:
 
 
 def image_files(words: Sequence[Path]) -> list[Path]:
-    """Image files, and those in folders and the folders in these, sorted by their paths."""
-    from torchcaps.datasets.images import SUFFIXES
+    """Image files, and those in folders and their sub-folders without hidden ones, sorted by their paths."""
+    from torchcaps.datasets.images import image_files_in
 
     found: list[Path] = []
     for word in words:
-        inside = [word]
-        if word.is_dir():
-            inside = sorted(each for each in word.rglob("[!.]*") if each.suffix.lower() in SUFFIXES and each.is_file())
+        inside = image_files_in(word, deep=True) if word.is_dir() else [word]
         if not inside:
             raise InputError(f"{word} is no run folder: it holds no {CONFIG}, and no images")
         found += inside

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,14 +11,17 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
 from torchcaps.checks import checked
 from torchcaps.datasets.augmentation import Augmentation
+from torchcaps.datasets.door import Form
 from torchcaps.datasets.image_set import ImageSet
+from torchcaps.datasets.items import Items
 from torchcaps.datasets.pairs import PairSet
-from torchcaps.datasets.rng import ORDER, Key, stream_of
+from torchcaps.datasets.rng import ORDER, Key, seeded, stream_of
+from torchcaps.datasets.samplers import SampledBatches
 from torchcaps.errors import InputError
 from torchcaps.ranges import Count, Index, Processes, Seed
 
@@ -45,8 +48,8 @@ class BatchLoader:
     The images stay uint8 on the device; the pairs of a `PairSet` are made there. For each batch they are gathered,
     changed as the augmentation says, and scaled to 0..1 there. Batch n of epoch e depends on nothing but (seed, e, n):
     a run that was resumed sees what it would have seen, on any device, and N processes see together what one does.
-    What a torch ``Dataset`` draws at random when an image is taken comes from torch's generator, which is seeded for
-    each batch, so that its batches are the same with any number of ``workers``.
+    What a torch ``Dataset`` draws at random when an image is taken comes from the global generators of torch, NumPy
+    and Python, which are seeded for each batch, so that its batches are the same with any number of ``workers``.
 
     Args:
         image_set: The images; or a ``TensorDataset``, or whatever gives an image and its label by its index.
@@ -61,6 +64,8 @@ class BatchLoader:
         world_size: How many processes there are.
         drop_last: Whether to leave out a last batch that is not full.
         workers: Processes that read a torch ``Dataset`` ahead.
+        sampler: Draws the batches of each epoch, in place of all images in an order by the seed.
+        reading: Options of the ``DataLoader`` that reads a torch ``Dataset``, such as ``worker_init_fn``.
 
     Raises:
         TypeError: ``augmentation`` is no `Augmentation`.
@@ -83,12 +88,16 @@ class BatchLoader:
         world_size: Processes = 1,
         drop_last: bool = False,
         workers: Index = 0,
+        sampler: SampledBatches | None = None,
+        reading: Mapping[str, Any] | None = None,
     ) -> None:
         self.augmentation = augmentation or Augmentation()
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.rank, self.world_size, self.drop_last, self.workers = rank, world_size, drop_last, workers
-        self.num_images = len(image_set)  # type: ignore[arg-type]  # a torch Dataset that is read by its index has one
-        """Images in the set."""
+        self.sampler, self.reading = sampler, dict(reading or {})
+        in_set = len(image_set)  # type: ignore[arg-type]  # a torch Dataset that is read by its index has one
+        self.num_images = in_set if sampler is None else sampler.num_images
+        """Images an epoch: those in the set, or as many as the sampler draws."""
         if (shuffle or drop_last) and batch_size > self.num_images:
             raise InputError(
                 f"the batch size is {batch_size}, but there are only {self.num_images} images to train on; choose a "
@@ -112,12 +121,16 @@ class BatchLoader:
             raise InputError("only images of uint8, (N, C, H, W), are changed at random; leave that to your own data")
         self.device = torch.device(device)
         self._set = image_set
+        if not isinstance(image_set, ImageSet | PairSet | TensorDataset | Items):
+            self._set = Items(image_set, Form().images, Form().labels_of_batch)
         if isinstance(image_set, ImageSet | PairSet):
             self.augmentation.check(image_set.in_shape, image_set.num_objects)
             self._set = image_set.to(self.device)
 
     def __len__(self) -> int:
         """Batches an epoch."""
+        if self.sampler is not None:
+            return self.sampler.num_batches
         return self.num_images // self.batch_size if self.drop_last else -(-self.num_images // self.batch_size)
 
     @checked
@@ -141,11 +154,21 @@ class BatchLoader:
             return torch.arange(self.num_images)
         return torch.randperm(self.num_images, generator=stream_of(ORDER, (self.seed, epoch, 0)))
 
+    def _full_batches(self, epoch: int) -> Sequence[Tensor]:
+        """The indices of each batch of an epoch, over all processes."""
+        if self.sampler is None:
+            return self.order(epoch).split(self.batch_size)[: len(self)]
+        batches = self.sampler.draw(self.seed, epoch)
+        if self.shuffle and any(len(each) % self.world_size for each in batches):
+            raise InputError(
+                f"each batch of the sampler must be shared out evenly over {self.world_size} processes; let it give "
+                "multiples of that, or set drop_last"
+            )
+        return batches
+
     def _shares(self, epoch: int, start: int) -> Iterator[tuple[Tensor, slice, Key]]:
         """This process's share of each batch: the images, their place in the full batch, and the key of that."""
-        order, n = self.order(epoch), self.batch_size
-        for number in range(start, len(self)):
-            full = order[number * n : (number + 1) * n]
+        for number, full in enumerate(self._full_batches(epoch)[start:], start):
             # the place in the full batch decides, so that one process and many see the same images
             place = slice(len(full) * self.rank // self.world_size, len(full) * (self.rank + 1) // self.world_size)
             yield full[place], place, (self.seed, epoch, number)
@@ -156,17 +179,19 @@ class BatchLoader:
             yield from itertools.starmap(partial(self._gathered, self._set), shares)
             return
         first = self.seed * 1_000_003 + epoch * len(self)
-        seeded = [((first + number) * 1_009 + self.rank, index) for index, _, (_, _, number) in shares]
+        seeded_indices = [((first + number) * 1_009 + self.rank, index) for index, _, (_, _, number) in shares]
         workers = 0 if isinstance(self._set, TensorDataset) else self.workers
-        own = torch.Generator()  # else it would draw from that of the run
-        read = DataLoader(_Read(self._set), batch_size=None, sampler=seeded, num_workers=workers, generator=own)
+        how: dict[str, Any] = {"num_workers": workers, "generator": torch.Generator()}  # not that of the run
+        how |= self.reading if workers else {}
+        read = DataLoader(_SeededBatches(self._set), batch_size=None, sampler=seeded_indices, **how)
         for images, labels in read:
             pixels = images.to(self.device)
             yield Batch(pixels if pixels.is_floating_point() else pixels / 255, labels.to(self.device))
 
     def _gathered(self, data: ImageSet | PairSet, own: Tensor, place: slice, key: Key) -> Batch:
         """A share of a batch in memory: the images at ``own``, which have this place in the full batch."""
-        n, (channels, *_), index = self.batch_size, data.in_shape, own.to(self.device, non_blocking=True)
+        (channels, *_), index = data.in_shape, own.to(self.device, non_blocking=True)
+        n = max(self.batch_size, place.stop)
         images, labels, *parts = data.gather(index, key, n, place)
         layers = torch.cat([images, *(each.flatten(1, 2) for each in parts)], 1)  # each change moves both
         changes = self.augmentation.draw(data.in_shape, n, key).share(place)
@@ -176,7 +201,7 @@ class BatchLoader:
         return Batch(pixels[:, :channels], labels, alone, None if weights is None else weights[index])
 
 
-class _Read(TorchDataset[Any]):
+class _SeededBatches(TorchDataset[Any]):
     """Batches of a torch ``Dataset``, each by its seed and the indices of its images."""
 
     def __init__(self, data: Any) -> None:
@@ -186,7 +211,6 @@ class _Read(TorchDataset[Any]):
         seed, index = key
         if isinstance(self._data, TensorDataset):
             return self._data[index]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            first = default_collate([self._data[each] for each in index.tolist() or [0]])
-        return [each[: len(index)] for each in first]  # none in a share of a small last batch
+        with seeded(seed):
+            images, labels = self._data.read(index.tolist() or [0])
+        return images[: len(index)], labels[: len(index)]  # none in a share of a small last batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -53,7 +54,9 @@ def as_numbers(values: Any, where: str, channels: int | None = None) -> Shaped[T
         if values.dtype.kind not in "iufb" or values.dtype.itemsize > 8:
             raise WrongType(f"{where} must be numbers, got an array of {values.dtype}")
         values = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
-        values = torch.from_numpy(values if values.flags.writeable else values.copy())
+        with warnings.catch_warnings():  # torch warns of read-only arrays, which are only read here
+            warnings.simplefilter("ignore")
+            values = torch.from_numpy(values)
     if not isinstance(values, Tensor):
         got = "None" if values is None else f"a value of type {type(values).__name__}"
         raise WrongType(f"{where} must be a tensor, an array or a list of numbers, got {got}")
@@ -157,8 +160,10 @@ def scale_pixels(
 def _likely_scale(low: float, high: float) -> str:
     """The range that pixels of these values were most likely measured in, to be named in an error."""
     ranges = [(-1, 1), (0, 255), (0, MAX_12_BIT), (0, 65_535), (-1_000, 1_000), (-1_024, 3_071)]
-    fitting = (each for each in ranges if each[0] <= low and high <= each[1])
-    return str(next(fitting, (math.floor(low), math.ceil(high))))
+    for least, most in ranges:
+        if least <= low and high <= most and (high > most / 2 or low < least / 2):
+            return str((least, most))
+    return str((math.floor(low), math.ceil(high)))
 
 
 def _chunks(pixels: Tensor) -> Iterator[Tensor]:

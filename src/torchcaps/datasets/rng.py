@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 
@@ -20,6 +24,21 @@ def stream_of(which: int, key: Key) -> torch.Generator:
     seed, epoch, batch = key
     (state,) = np.random.SeedSequence((seed, epoch, which, batch)).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state >> np.uint64(1)))
+
+
+@contextmanager
+def seeded(number: int) -> Iterator[None]:
+    """Seed the global generators of torch (on the CPU), NumPy and Python; afterwards they are as they were."""
+    kept = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(number % 2**63)
+            np.random.seed(number % 2**32)
+            random.seed(number)
+            yield
+    finally:
+        np.random.set_state(kept[0])
+        random.setstate(kept[1])
 
 
 def generator(seed: int) -> np.random.RandomState:

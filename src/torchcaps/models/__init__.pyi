@@ -1,11 +1,9 @@
+from .building import build_network as build_network
+from .building import plan_network as plan_network
 from .capsnet import CapsNet as CapsNet
-from .card import SeedResult as SeedResult
-from .card import TrainingRecord as TrainingRecord
 from .cnn import BaselineCNN as BaselineCNN
 from .cnn import PooledCNN as PooledCNN
 from .network import Network as Network
-from .network import build_network as build_network
-from .network import plan_network as plan_network
 from .output import Losses as Losses
 from .output import ModelOutput as ModelOutput
 from .presets import Preset as Preset
@@ -14,3 +12,5 @@ from .presets import get_preset as get_preset
 from .presets import list_presets as list_presets
 from .presets import load_pretrained as load_pretrained
 from .presets import register_preset as register_preset
+from .record import SeedResult as SeedResult
+from .record import TrainingRecord as TrainingRecord

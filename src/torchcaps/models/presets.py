@@ -18,7 +18,8 @@ import torch
 import torchcaps.models.capsnet
 import torchcaps.models.cnn  # noqa: F401
 from torchcaps.errors import InputError, shown
-from torchcaps.models.network import Network, build_network
+from torchcaps.models.building import build_network
+from torchcaps.models.network import Network
 from torchcaps.parts import Registry, Tree, complete, find, flat, override
 from torchcaps.ranges import image_shape
 

@@ -5,25 +5,29 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from torchcaps.datasets import Augmentation, BatchLoader, Dataset, ImageSet, PairSet, center_crop, load_dataset
+from torchcaps.datasets.door import Form, Opened
+from torchcaps.datasets.pixels import Scale
+from torchcaps.datasets.samplers import SampledBatches
 from torchcaps.errors import InputError
+from torchcaps.models import Network
 from torchcaps.parts import flat
-from torchcaps.tasks import find_task
+from torchcaps.tasks import find_task, task_of
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+    from torch.utils.data import DataLoader
     from torch.utils.data import Dataset as TorchDataset
 
-    OwnData = Dataset | ImageSet | PairSet | Sequence[Tensor] | TorchDataset[Any] | DataLoader[Any]
+    OwnData = Dataset | ImageSet | PairSet | Sequence[Any] | Mapping[Any, Any] | TorchDataset[Any] | DataLoader[Any]
 
 EVALUATION_BATCH = 256
 """Images of a batch in evaluation, over all processes."""
@@ -45,42 +49,56 @@ class RunData(NamedTuple):
 
 
 def run_data(
-    data: OwnData,
+    data: Dataset | Opened,
     recipe: Recipe,
     fabric: Fabric,
     seed: int,
-    validation: OwnData | None = None,
+    validation: Opened | None = None,
     *,
     drop_last: bool = True,
     workers: int = 0,
 ) -> RunData:
-    """The batches of a data set, its images whole: those of training are changed as the recipe says.
+    """Return the batches of a data set, its images whole; training images are augmented as the recipe says.
 
     The other arguments are those of :func:`torchcaps.fit` and :class:`torchcaps.datasets.BatchLoader`.
     """
-    train, judged = _as_images(data), _middle(_as_images(validation), recipe)
+    opened = data if isinstance(data, Opened) else Opened(data)
+    check = validation or Opened(None)
+    train, judged = opened.data, _middle(check.data, recipe)
     parts = [train, judged]
-    if isinstance(data, Dataset):
-        seen = cropped(data, recipe)
-        train, judged = data.train, seen.validation if judged is None else judged
+    if isinstance(train, Dataset):
+        seen = cropped(train, recipe)
+        train, judged = train.train, seen.validation if judged is None else judged
         parts = [train, seen.validation, seen.test]
 
-    def batches(part: Any, size: int, *, shuffle: bool) -> BatchLoader:
+    def batches(part: Any, source: Opened, size: int, *, shuffle: bool) -> BatchLoader:
         how: dict[str, Any] = {"device": fabric.device, "rank": fabric.global_rank, "world_size": fabric.world_size}
-        how |= {"drop_last": drop_last, "augmentation": augmentation_of(recipe)} if shuffle else {}
-        return BatchLoader(part, size, shuffle=shuffle, seed=seed, workers=workers, **how)
+        how |= {"sampler": source.sampler, "reading": source.reading, "seed": seed}
+        how["workers"] = workers if source.workers is None else source.workers
+        if shuffle:
+            how |= {"drop_last": drop_last or source.drop_last, "augmentation": augmentation_of(recipe)}
+        return BatchLoader(part, size, shuffle=shuffle, **how)
 
+    evaluated = check.batch_size or EVALUATION_BATCH
     plain = None
     if recipe.precise_norm and isinstance(train, ImageSet):
         plain = BatchLoader(_middle(train, recipe), recipe.batch_size, shuffle=True, seed=seed)
     return RunData(
-        train=batches(train, recipe.batch_size, shuffle=True),
-        validation=None if judged is None else batches(judged, EVALUATION_BATCH, shuffle=False),
+        train=batches(train, opened, opened.batch_size or recipe.batch_size, shuffle=True),
+        validation=None if judged is None else batches(judged, check, evaluated, shuffle=False),
         labels=_labels(train),
-        fingerprint=_fingerprint(parts),
+        fingerprint=_fingerprint(parts, opened.sampler, check.sampler),
         judged_labels=_labels(judged),
         plain=plain,
     )
+
+
+def form_of(network: nn.Module, recipe: Recipe, loss: object, scale: Scale) -> Form:
+    """Return the form of images and labels that a network takes; a loss of the user's own takes any labels."""
+    if isinstance(network, Network):
+        has_crop = recipe.crop is not None
+        return Form(task_of(network), network.num_classes, network.in_shape, scale, cropped=has_crop)
+    return Form(task_of(network) if loss is None else None, scale=scale)
 
 
 def _middle(part: Any, recipe: Recipe) -> Any:
@@ -92,24 +110,11 @@ def _labels(part: Any) -> Tensor | None:
     return part.labels if isinstance(part, ImageSet) else part.tensors[1] if isinstance(part, TensorDataset) else None
 
 
-def _as_images(data: Any) -> Any:
-    """Two tensors as an `ImageSet`, which stays on the device, or a ``TensorDataset``; the data of a ``DataLoader``."""
-    if isinstance(data, DataLoader):
-        if isinstance(data.dataset, IterableDataset) or data.collate_fn is not default_collate:
-            raise InputError(
-                "of a DataLoader the data set is taken, which must have a length and items by their index, and no "
-                "collate_fn of its own"
-            )
-        data = data.dataset
-    if not isinstance(data, tuple | list):
-        return data
-    is_images = len(data) == 2 and data[0].dtype == torch.uint8 and data[0].ndim == 4
-    return ImageSet(*data) if is_images else TensorDataset(*data)
-
-
-def _fingerprint(parts: Sequence[Any]) -> list[int]:
+def _fingerprint(parts: Sequence[Any], *samplers: SampledBatches | None) -> list[int]:
     checksum, there = 0, [part for part in parts if part is not None]
-    for tensor in (tensor for part in there for tensor in getattr(part, "tensors", ())):
+    tensors = [tensor for part in there for tensor in getattr(part, "tensors", ())]
+    tensors += [index for sampler in samplers if sampler is not None for index in sampler.draw(0, 0)]
+    for tensor in tensors:
         checksum = zlib.crc32(tensor.contiguous().cpu().numpy().data, checksum)
     return [*map(len, there), checksum]
 

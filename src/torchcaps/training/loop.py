@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
-from torch.utils.data import DataLoader
 
 from torchcaps.datasets import Batch, BatchLoader
+from torchcaps.datasets.door import open_data
+from torchcaps.datasets.items import Keys
+from torchcaps.datasets.pixels import Scale
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, reading
 from torchcaps.models import Network
@@ -30,7 +32,7 @@ from torchcaps.models.older_files import CURRENT_FORMAT, FORMAT, to_current_mome
 from torchcaps.models.output import is_correct
 from torchcaps.models.pretrained import WEIGHTS, read_weights, weights_file
 from torchcaps.parts import build, flat
-from torchcaps.training.data import RunData, run_data
+from torchcaps.training.data import RunData, form_of, run_data
 from torchcaps.training.devices import launch, over_processes, peak_memory_mib
 from torchcaps.training.folder import (
     BEST,
@@ -79,6 +81,8 @@ def fit(
     precision: str = "auto",
     workers: int = 0,
     progress: Progress | None = None,
+    scale: Scale = "auto",
+    keys: Keys | None = None,
 ) -> list[dict[str, Any]]:
     """Train a network of one's own on data of one's own.
 
@@ -90,13 +94,17 @@ def fit(
         network: A network of torchcaps; or any module that gives the scores (B, J) of images, class capsules, or
             something that has such ``scores``. At the end it has the weights of the epoch that the validation images
             chose, of the last one without any, and is in evaluation mode.
-        dataset: A :class:`torchcaps.datasets.Dataset` or ``ImageSet``; images (N, ...) and labels (N,), as two tensors;
-            or a map-style torch ``Dataset`` of such pairs, or a ``DataLoader``, of which data set, batch size and
-            workers are taken. Integer pixels are divided by 255. A recipe changes images at random only if they are
-            uint8, (N, C, H, W).
+        dataset: A :class:`torchcaps.datasets.Dataset` or ``ImageSet``; images (N, ...) and labels, as two tensors,
+            arrays or lists, or in a dict; or a torch ``Dataset`` with a length, of pairs (image, label) or dicts; or a
+            ``DataLoader`` of one of these, whose batch size, workers, ``drop_last``, ``collate_fn`` and sampler or
+            batch sampler are used. A loader without a sampler of its own, shuffled or not, is shuffled by ``seed``. A
+            network of torchcaps takes labels of any form of its task, and pixels as
+            :func:`~torchcaps.datasets.pixels.scale_pixels` says; a module of the user's own gets floats unchanged, and
+            integers as pixels. A recipe augments only uint8 images (N, C, H, W) in memory.
         recipe: How to train; its ``limit_…`` and ``validation…`` fields are those of loading, and change nothing here.
         out: The run folder; None writes nothing.
-        validation: Images that choose the best epoch, if ``dataset`` is no ``Dataset`` with validation images.
+        validation: Images that choose the best epoch, in any of these forms, if ``dataset`` is no ``Dataset`` with
+            validation images.
         loss: The mean loss of a module of one's own, of its output, or the scores of its capsules, and the labels; the
             cross-entropy of the scores if None. A network of torchcaps has its own.
         seed: Seed of the order of the images, their changes, and dropout.
@@ -105,6 +113,10 @@ def fit(
         precision: ``"32"``, ``"bf16"`` or ``"auto"``, as in :class:`TrainConfig`.
         workers: Processes that read a torch ``Dataset`` ahead; with any number of them the run has the same bits.
         progress: Shows the progress; a live display or plain lines if None.
+        scale: How pixels become 0..1: ``"auto"`` by their dtype, (low, high) so that these numbers become 0 and 1, or
+            ``"none"`` for images that are normalised already.
+        keys: Where an item holds image and label, such as ``("image", "label")`` or ``(0, 1)``; None for pairs, and
+            for dicts with usual names.
 
     Returns:
         A row for each epoch, as in ``metrics.csv``.
@@ -125,15 +137,20 @@ def fit(
         1
     """
     recipe = recipe or Recipe()
-    if isinstance(dataset, DataLoader):
-        recipe, workers = recipe.replace({"batch_size": dataset.batch_size}), dataset.num_workers
+    form = form_of(network, recipe, loss, scale)
+    given = open_data(dataset, form, keys)
+    form = dataclasses.replace(form, class_names=given.class_names)
+    check = None if validation is None else open_data(validation, form, keys, "validation")
+    recipe = recipe if given.batch_size is None else recipe.replace({"batch_size": given.batch_size})
     fabric = launch(accelerator, devices, precision=precision)
-    data = run_data(dataset, recipe, fabric, seed, validation, drop_last=fabric.world_size > 1, workers=workers)
-    save_files = partial(_save_files, network, getattr(dataset, "class_names", None))
+    data = run_data(given, recipe, fabric, seed, check, drop_last=fabric.world_size > 1, workers=workers)
+    save_files = partial(_save_files, network, given.class_names or getattr(dataset, "class_names", None))
     with on_main_process(fabric, nullcontext() if out is None else lock_folder(Path(out))) as folder:
         shown: dict[str, Any] = {"progress": progress or choose_progress(), "again": "the same call of fit"}
         trainer = Trainer(fabric, network, data, recipe, folder, save_files, seed=seed, loss=loss, **shown)
         trainer.restore()
+        if given.message is not None:
+            trainer.progress.message(given.message)
         trainer.fit()
         trainer.take_best()
     return trainer.state.history

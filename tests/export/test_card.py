@@ -12,8 +12,8 @@ from huggingface_hub import ModelCard
 from own_parts import register
 from support import small
 from torchcaps import create_model
+from torchcaps.export.card import model_card
 from torchcaps.models import Network, SeedResult, TrainingRecord, get_preset
-from torchcaps.models.card import model_card
 
 
 def network_of(preset: str = "sabour2017", num_classes: int = 3, **options: Any) -> Network:

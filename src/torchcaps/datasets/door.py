@@ -1,0 +1,191 @@
+"""Data of any form that ``fit`` takes: arrays in memory, torch Datasets and DataLoaders, brought to one form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from torchcaps.datasets.dataset import Dataset
+from torchcaps.datasets.image_set import ImageSet
+from torchcaps.datasets.items import Items, Keys, are_items, find_keys
+from torchcaps.datasets.pairs import PairSet
+from torchcaps.datasets.pixels import Scale, as_numbers, check_scale, prepare_images, scale_pixels
+from torchcaps.datasets.samplers import SampledBatches, sampled_batches
+from torchcaps.errors import InputError, WrongType
+from torchcaps.tasks import Task
+from torchcaps.tasks.base import as_array
+
+FORMS = (
+    "a torchcaps Dataset or ImageSet; images and labels, as two tensors, arrays or lists; a torch Dataset with a "
+    "length, of pairs (image, label) or dicts; or a DataLoader of one"
+)
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of images and labels that a network takes.
+
+    Args:
+        task: Brings labels to its form; None leaves them, for a loss of the user's own.
+        num_outputs: J of the network, if known.
+        in_shape: (C, H, W) of the network; None leaves the axes of images and the range of floats, for a module of the
+            user's own.
+        scale: How pixels become 0..1; see :func:`~torchcaps.datasets.pixels.scale_pixels`.
+        cropped: Whether images may be larger than ``in_shape``, as the recipe crops them.
+        class_names: Names by which labels that are texts are numbered; the sorted texts of a set if None.
+    """
+
+    task: Task | None = None
+    num_outputs: int | None = None
+    in_shape: tuple[int, int, int] | None = None
+    scale: Scale = "auto"
+    cropped: bool = False
+    class_names: tuple[str, ...] | None = None
+
+    def images(self, values: Any) -> Tensor:
+        """Bring images to form."""
+        if self.in_shape is not None:
+            return prepare_images(values, self.in_shape, self.scale, cropped=self.cropped)
+        numbers = as_numbers(values, "images")
+        keeps = self.scale == "auto" and numbers.is_floating_point()
+        return numbers if keeps else scale_pixels(numbers, self.scale)
+
+    def labels(self, values: Any) -> Tensor:
+        """Bring labels to form."""
+        if isinstance(values, list) and values and isinstance(values[0], Tensor):
+            values = as_numbers(values, "labels")
+        if self.task is None:
+            return as_numbers(values, "labels")
+        if self.num_outputs is not None or _are_texts(values):
+            return self.task.bring(values, self.num_outputs, class_names=self.class_names)
+        numbers = as_numbers(values, "labels")
+        if numbers.ndim == 2 and numbers.shape[1] > 1:  # one-hot rows, or shares of classes
+            return self.task.bring(values, numbers.shape[1])
+        highest = int(numbers.max()) if len(numbers) and numbers.isfinite().all() else 0
+        return self.task.bring(values, max(highest + 1, self.task.min_outputs))
+
+    def labels_of_batch(self, values: Any) -> Tensor:
+        """Bring the labels of a batch to form; texts need class names, as a batch does not have all of them."""
+        first = values[0] if isinstance(values, list | tuple | np.ndarray) and len(values) else values
+        if isinstance(first, str | bytes) and self.class_names is None:
+            raise InputError(f"labels of items must be numbers, got the text {first!r}; number the classes from 0")
+        return self.labels(values)
+
+
+def _are_texts(labels: Any) -> bool:
+    return not isinstance(labels, Tensor) and as_array(labels, "labels").dtype.kind in "US"
+
+
+class Opened(NamedTuple):
+    """Data in the form that a run takes."""
+
+    data: Any
+    """A `Dataset`, an `ImageSet`, a `PairSet`, a ``TensorDataset`` or `Items`."""
+    sampler: SampledBatches | None = None
+    """Draws the batches of an epoch; None for all images, in an order by the seed."""
+    batch_size: int | None = None
+    """Images a batch, of a DataLoader."""
+    workers: int | None = None
+    """Processes that read ahead, of a DataLoader."""
+    drop_last: bool = False
+    """Whether a DataLoader leaves out a last batch that is not full."""
+    reading: Mapping[str, Any] = {}
+    """How the worker processes of a DataLoader are started."""
+    class_names: tuple[str, ...] | None = None
+    """The names of classes, of labels that are texts."""
+    message: str | None = None
+    """Which entries of dicts are images and labels, if that was guessed."""
+
+
+def open_data(data: Any, form: Form, keys: Keys | None = None, where: str = "dataset") -> Opened:
+    """Bring data to the form that a run takes.
+
+    Args:
+        data: See :data:`FORMS`.
+        form: The form of images and labels.
+        keys: Where items hold image and label; see `Items`.
+        where: The name of the argument in errors.
+
+    Raises:
+        WrongType: Data of another kind.
+        InputError: Pixels or labels that do not fit the network.
+    """
+    check_scale(form.scale)
+    if keys is not None and (not isinstance(keys, tuple | list) or len(keys) != 2):
+        raise InputError(f"keys must be two names or positions, of image and label, got {keys!r}")
+    keys = None if keys is None else (keys[0], keys[1])
+    if not isinstance(data, DataLoader):
+        return _open(data, form, keys, where)
+    sampler = sampled_batches(data)
+    if data.collate_fn is torch.utils.data.default_collate:
+        opened = _open(data.dataset, form, keys, where)
+    else:
+        opened = Opened(Items(data.dataset, form.images, form.labels_of_batch, keys, data.collate_fn))
+    names = ("worker_init_fn", "timeout", "multiprocessing_context", "prefetch_factor")
+    return opened._replace(
+        sampler=sampler,
+        batch_size=data.batch_size if sampler is None or data.batch_size is not None else sampler.largest,
+        workers=data.num_workers,
+        drop_last=data.drop_last,
+        reading={name: getattr(data, name) for name in names},
+    )
+
+
+def _open(data: Any, form: Form, keys: Keys | None, where: str) -> Opened:
+    if isinstance(data, Dataset | PairSet):
+        return Opened(data)
+    if isinstance(data, ImageSet):
+        return Opened(_with_labels(data, form))
+    pair = data.tensors if isinstance(data, TensorDataset) else data
+    message = None
+    if isinstance(pair, Mapping):
+        image, label = find_keys(pair, keys, where)
+        message = None if keys else _message((image, label))
+        pair = (pair[image], pair[label])
+    elif keys is not None and isinstance(pair, tuple):
+        image, label = find_keys(pair, keys, where)
+        pair = (pair[image], pair[label])
+    if isinstance(pair, tuple | list) and not are_items(pair):
+        if len(pair) != 2:
+            raise InputError(f"{where} must be images and labels, two tensors or arrays, got {len(pair)} parts")
+        names = form.class_names
+        if names is None and form.task is not None and _are_texts(pair[1]):
+            names = form.task.names(pair[1])
+        return Opened(_in_memory(pair[0], pair[1], form), class_names=names, message=message)
+    has_items = callable(getattr(data, "__getitem__", None)) and callable(getattr(data, "__len__", None))
+    if not has_items or isinstance(data, IterableDataset | str | bytes | Tensor | np.ndarray):
+        got = "None" if data is None else f"a value of type {type(data).__name__}"
+        raise WrongType(f"{where} must be {FORMS}; got {got}")
+    items = Items(data, form.images, form.labels_of_batch, keys)
+    return Opened(items, message=None if keys else _message(items.keys))
+
+
+def _message(keys: Keys | None) -> str | None:
+    """Say which entries of a dict were taken, as their names were guessed."""
+    if keys is None or keys == (0, 1):
+        return None
+    return f"Data: images are {keys[0]!r} and labels {keys[1]!r}"
+
+
+def _in_memory(images: Any, labels: Any, form: Form) -> Any:
+    """Images and labels as an `ImageSet`, which may be augmented, or a ``TensorDataset``."""
+    pixels, targets = form.images(images), form.labels(labels)
+    if len(pixels) != len(targets):
+        raise InputError(f"there must be a label for each image, got {len(pixels)} images and {len(targets)} labels")
+    in_form = form.task is not None and form.task.has_form(targets)
+    if pixels.dtype == torch.uint8 and pixels.ndim == 4 and (in_form or form.task is None):
+        return ImageSet(pixels, targets)
+    return TensorDataset(pixels, targets)
+
+
+def _with_labels(images: ImageSet, form: Form) -> ImageSet:
+    """A set whose labels have the form of the task."""
+    if form.task is None or form.task.has_form(images.labels):
+        return images
+    return replace(images, labels=form.task.bring(images.labels, form.num_outputs))

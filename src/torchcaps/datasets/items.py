@@ -1,0 +1,118 @@
+"""A user's torch ``Dataset``, read by batches: image and label of each item are found, stacked and brought to form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import default_collate
+
+from torchcaps.datasets.rng import seeded
+from torchcaps.errors import InputError, WrongType, reason_of, shown
+
+IMAGE_KEYS = ("image", "images", "img", "pixel_values", "x", "input", "inputs")
+"""Names under which a dict usually holds an image."""
+LABEL_KEYS = ("label", "labels", "target", "targets", "y", "fine_label")
+"""Names under which a dict usually holds a label."""
+
+Keys = tuple[Any, Any]
+"""Where an item holds image and label: two names of a dict, or two positions of a tuple."""
+
+
+class Items(TorchDataset[Any]):
+    """Reads batches of a torch ``Dataset``.
+
+    Args:
+        data: Has a length and gives items (image, label), or dicts, by index.
+        keys: Where an item holds image and label; None for pairs, or dicts with usual names.
+        collate: Makes a batch of items; None stacks images and labels.
+        read_images: Brings the images of a batch to form.
+        read_labels: Brings the labels of a batch to form.
+
+    Raises:
+        InputError: The first item cannot be read, or it is not clear where image and label are.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        read_images: Callable[[Any], Tensor],
+        read_labels: Callable[[Any], Tensor],
+        keys: Keys | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        self.data, self.keys = data, keys
+        self.collate = None if collate is default_collate else collate
+        self.read_images, self.read_labels = read_images, read_labels
+        if len(data) == 0:
+            raise InputError("the data set has no items")
+        with seeded(0):
+            try:
+                first = data[0]
+            except (KeyError, IndexError, TypeError, NotImplementedError) as error:
+                reason = reason_of(error)
+                raise InputError(
+                    f"the data set must give items by index, from 0 to {len(data) - 1}, but item 0 of this "
+                    f"{type(data).__name__} raises {type(error).__name__}: {reason}"
+                ) from None
+        if self.collate is None:
+            self.keys = find_keys(first, keys, "items of the data set")
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def read(self, index: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The images and labels at these indices."""
+        many = getattr(self.data, "__getitems__", None)
+        items = list(many(list(index))) if callable(many) else [self.data[each] for each in index]
+        if self.collate is None:
+            assert self.keys is not None
+            image, label = self.keys
+            images, labels = [each[image] for each in items], [each[label] for each in items]
+        else:
+            batch = self.collate(items)
+            image, label = find_keys(batch, self.keys, "batches of the collate_fn")
+            images, labels = batch[image], batch[label]
+        made = self.read_images(images), self.read_labels(labels)
+        if any(len(each) != len(index) for each in made):
+            raise InputError(
+                f"{len(index)} items of the data set make a batch of {len(made[0])} images and {len(made[1])} labels; "
+                "there must be one of each for every item"
+            )
+        return made
+
+
+def find_keys(item: Any, keys: Keys | None, where: str) -> Keys:
+    """Find where an item, a batch or a dict of arrays holds images and labels.
+
+    Raises:
+        InputError: There are no such entries, or it is not clear which they are.
+    """
+    if isinstance(item, Mapping):
+        if keys is None:
+            found = [[key for key in usual if key in item] for usual in (IMAGE_KEYS, LABEL_KEYS)]
+            if all(len(each) == 1 for each in found):
+                return found[0][0], found[1][0]
+        elif all(key in item for key in keys):
+            return keys
+        raise InputError(
+            f"{where} have the entries {shown(', '.join(map(str, item)))}; say which are the image and the label by "
+            "keys, such as keys=('image', 'label')"
+        )
+    if not isinstance(item, list | tuple):
+        got = f"a {type(item).__name__}" if not isinstance(item, Tensor) else f"a tensor {tuple(item.shape)}"
+        raise WrongType(f"{where} must be pairs (image, label) or dicts, got {got}")
+    if keys is None and len(item) == 2:
+        return 0, 1
+    if keys is None or not all(type(key) is int and -len(item) <= key < len(item) for key in keys):
+        raise InputError(
+            f"{where} have {len(item)} parts; say which are the image and the label by keys, such as keys=(0, 1)"
+        )
+    return keys
+
+
+def are_items(data: Any) -> bool:
+    """Whether data is a list of items, pairs or dicts, rather than two arrays, images and labels."""
+    return isinstance(data, list) and len(data) > 2 and all(isinstance(each, Mapping | tuple) for each in data)
