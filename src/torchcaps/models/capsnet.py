@@ -135,25 +135,27 @@ class CapsNet(Network):
         Raises:
             InputError: Images or targets that do not fit, or two objects of one class in an image.
         """
-        routed = self.class_capsules.route(self.capsules(images)[-1], return_coupling=return_coupling)
-        if self.readout is None:
-            scores = Capsules(routed.poses, routed.activations).scores(self.length_eps)
+        capsules, coupling = self.capsules(images)[-1], None
+        if return_coupling:
+            poses, activations, coupling = self.class_capsules.route(capsules, return_coupling=True)
         else:
-            scores = self._task.activate(self.readout(routed.poses), self)
+            poses, activations, *_ = self.class_capsules(capsules)  # called, so that hooks on the layer run
+        if self.readout is None:
+            scores = Capsules(poses, activations).scores(self.length_eps)
+        else:
+            scores = self._task.activate(self.readout(poses), self)
         reconstruction = decoded = None
         if self.decoder is not None and self.objects == 1:
-            reconstruction = self.decode(self._decoded(routed.poses, scores, targets))
+            reconstruction = self.decode(self._decoded(poses, scores, targets))
         elif self.decoder is not None:
             if targets is None:
                 decoded = top_classes(scores, self.objects)
             else:
                 label_rows(scores, targets, self.objects)  # raises, where targets do not fit
                 decoded = targets
-            alone = separate_capsules(routed.poses, decoded)  # (B, P, J, D)
+            alone = separate_capsules(poses, decoded)  # (B, P, J, D)
             reconstruction = self.decode(alone.flatten(0, 1)).unflatten(0, decoded.shape)
-        return ModelOutput(
-            scores, routed.poses, reconstruction, routed.coupling, decoded=decoded, activations=routed.activations
-        )
+        return ModelOutput(scores, poses, reconstruction, coupling, decoded=decoded, activations=activations)
 
     def _decoded(self, poses: Float[Tensor, "B J D"], scores: Float[Tensor, "B J"], targets: Targets | None) -> Tensor:
         """The capsules that an image is decoded from, others zero: that of its class, those of its labels, or all."""
