@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from torchcaps.errors import InputError, WrongType, shown
+from torchcaps.files import write_text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from jaxtyping import Float, Int64
     from torch import Tensor
 
@@ -316,9 +319,9 @@ class Task(ABC):
     def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
         """Return the same for JSON."""
 
-    def row(self, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"]) -> dict[str, Any]:
-        """Return the row of an evaluation's table for one output."""
-        raise NotImplementedError
+    def write(self, path: Path, answers: Any) -> None:
+        """Write the answers for image files (a ``PhotoAnswers``) to a path: as a table, a line for each file."""
+        write_text(path, answers.to_csv())
 
 
 class ColumnTask(Task):
