@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import torchcaps
-from support import assert_as_exact
+from support import assert_as_exact, assert_same
 from torchcaps.nn import BuiltVotes, Capsules, DenseCapsules, Routed, interest_scores, label_aware_attention
 from torchcaps.ops.precision import full_dtype
 from torchcaps.parts import PARTS
@@ -47,9 +47,7 @@ TRANSFORMS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "common": lambda t, u: torch.einsum("dk,bik->bid", t.weight.to(u), u)[:, :, None].expand(-1, -1, J, -1),
     "factored": lambda t, u: torch.einsum("dk,jk,bik->bijd", t.weight.to(u), t.scale.to(u), u),
     "elementwise": lambda t, u: torch.einsum("ijd,bid->bijd", t.matrices.to(u), u),
-    "matrix": lambda t, u: torch.einsum(
-        "ijrq,bipr->bijpq", t.matrices.to(u), u.unflatten(2, (2, 2))
-    ).flatten(3),
+    "matrix": lambda t, u: torch.einsum("ijrq,bipr->bijpq", t.matrices.to(u), u.unflatten(2, (2, 2))).flatten(3),
     "identity": lambda t, u: u[:, :, None].expand(-1, -1, J, -1),
 }
 """Every transform, with its votes in plain PyTorch."""
@@ -233,3 +231,16 @@ def test_a_loss_after_the_layer_keeps_its_autocast() -> None:
         assert torch.is_autocast_enabled("cpu")
     assert seen == [True, True]
     assert before.weight.grad is not None
+
+
+@pytest.mark.parametrize("routing", ["dynamic", "em", "heinsen-vector"])
+def test_a_compiled_layer_is_exact_if_torch_leaves_autocast_out_of_gradients(routing: str) -> None:
+    layer, found = make_layer("dense", routing).float(), []
+    with torch._functorch.config.patch(backward_pass_autocast="off"):
+        for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+            poses = torch.randn(B, I, 4, generator=torch.Generator().manual_seed(4)).requires_grad_()
+            leaves = {"poses": poses} | dict(layer.named_parameters())
+            with torch.autocast("cpu", torch.bfloat16):
+                capsules = function(poses)
+            found.append(gradients({"poses": capsules.poses, "active": capsules.activations}, leaves, nullcontext))
+    assert_same(found[1], found[0])
