@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -355,8 +356,11 @@ def as_array(values: Any, where: str) -> np.ndarray:
         array = np.asarray(values)
     except ValueError:
         raise InputError(f"{where} must be one array, got rows of different lengths") from None
-    if array.dtype.kind == "O" and array.ndim and all(isinstance(each, str) for each in array.flat):
-        array = array.astype(np.str_)
+    if array.dtype.kind == "O" and array.ndim:  # such as a column of pandas
+        for kind in (str, Integral, Real):
+            if all(isinstance(each, kind) for each in array.flat):
+                array = np.array(array.tolist())
+                break
     if array.dtype.kind not in "biufcUS" or array.ndim == 0:
         got = type(values).__name__ if array.ndim == 0 else f"an array of {array.dtype}"
         raise WrongType(f"{where} must be a tensor, an array or a list of numbers, got {got}")

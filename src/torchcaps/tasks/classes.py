@@ -251,6 +251,20 @@ class Objects(Classes):
             raise InputError(f"the labels of one image must be of two objects or more, and all differ, got {got}")
         super().check_form(targets, has_parts=has_parts)
 
+    def bring(
+        self,
+        targets: Any,
+        num_outputs: int | None = None,
+        where: str = "labels",
+        class_names: Sequence[str] | None = None,
+    ) -> Tensor:
+        array = as_array(targets, where)
+        if array.ndim == 2 and array.shape[1] == num_outputs and array.dtype.kind in "iufb":
+            if not ((array == 0) | (array == 1)).all() or (array.sum(1) != self.objects).any():
+                raise InputError(f"{where} in rows must have {self.objects} ones for each image, and zeros, got others")
+            targets = array.nonzero()[1].reshape(len(array), self.objects)
+        return super().bring(targets, num_outputs, where, class_names)
+
     def _has_objects(self, array: np.ndarray) -> bool:
         return array.ndim == 2 and not (np.diff(np.sort(array, 1), axis=1) == 0).any()
 
