@@ -10,6 +10,7 @@ coupling, and how strongly each row of the map of primary capsules is coupled wi
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ def measure(images: Tensor, labels: Tensor) -> dict[str, Any]:
     figures["bottom row strongest, images"] = bottom_row_wins(network, lengths, coupling)
     turned = images.flip(2, 3)
     figures["the same, images turned by 180°"] = bottom_row_wins(network, *route(network, turned, 3))
-    matrices = network.layers[-1].transform.weight.detach()  # (I, J, D, K)
+    matrices = network.layers[-1].transform.matrices.detach()  # (I, J, D, K)
     figures["matrices of the bottom row longer by, %"] = longer_than_others(
         row_means(network, matrices.flatten(2).norm(dim=2).mean(1))
     )
@@ -79,11 +80,11 @@ def measure(images: Tensor, labels: Tensor) -> dict[str, Any]:
     return figures
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print a line a figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=50, help="Test images, from the first on (default 50).")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     test = load_dataset("mnist").test
     images = test.images[: given.images].float() / 255
     for name, figure in measure(images, test.labels[: given.images]).items():

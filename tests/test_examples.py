@@ -133,6 +133,14 @@ def test_own_images_are_drawn_as_a_folder_and_its_rows_can_be_run(tmp_path: Path
     assert [row.config(0).fitted != () for row in own.TABLE.rows] == [True] * 5, "as images of one's own"
 
 
+@pytest.mark.mnist
+def test_what_routing_does_prints_the_numbers_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    example("what_routing_does").main(["--images", "50"])
+    printed = capsys.readouterr().out
+    assert "bottom row strongest, images: 48\n" in printed
+    assert "the same, images turned by 180°: 43\n" in printed
+
+
 @pytest.mark.slow
 @pytest.mark.mnist
 def test_photos_are_right_when_they_are_prepared(monkeypatch: pytest.MonkeyPatch) -> None:

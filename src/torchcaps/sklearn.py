@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Float32, Int64, Shaped, UInt8
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.model_selection import train_test_split
 from sklearn.utils import assert_all_finite, check_random_state
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
     check_array,
@@ -23,8 +27,10 @@ from sklearn.utils.validation import (
 from torchcaps.analysis import predict
 from torchcaps.datasets import ImageSet
 from torchcaps.datasets.batches import WEIGHT
+from torchcaps.datasets.pixels import ROUNDING, channels_first, to_bytes
 from torchcaps.errors import InputError
 from torchcaps.models import Network, create_model
+from torchcaps.tasks import task_of
 from torchcaps.training import Diverged, Progress, Recipe, fit
 
 if TYPE_CHECKING:
@@ -33,28 +39,30 @@ if TYPE_CHECKING:
 
 __all__ = ["CapsNetClassifier"]
 
-MOST_CHANNELS = 4
-"""An image of at most so many channels may have them last."""
-#: What arrays are left as; others, integers above all, become the first.
+#: Dtypes that arrays keep; others, such as integers, are converted to the first.
 DTYPES = (np.float64, np.float32, np.uint8)
 
 PixelRange = tuple[float, float] | tuple[np.ndarray, np.ndarray]
 BYTES, UNIT = (0.0, 255.0), (0.0, 1.0)
-ROUNDING = 1e-6  # how far it may bring pixels out of 0..1
+MAX_SCORE_SCALE = 100.0
+"""Largest factor of scores before the softmax of `predict_proba`."""
 
 
 class CapsNetClassifier(ClassifierMixin, BaseEstimator):
     """A network from :func:`torchcaps.create_model`, trained with Adam on a one-cycle schedule.
 
-    Images are an array (N, H, W), (N, C, H, W), (N, H, W, C) with at most four channels, or, with ``image_shape``, flat
-    rows of any of these; uint8 of 0..255, or numbers of 0..1, which are rounded to 256 levels. Other numbers are scaled
-    to 0..1 by the least and the largest that ``fit`` saw, as by ``MinMaxScaler(clip=True)``; all pixels have one scale,
-    but in flat rows with negative numbers, as a ``StandardScaler`` leaves them, each pixel has its own. Labels are of
-    any kind, strings too.
+    Images are an array (N, H, W), (N, C, H, W) or (N, H, W, C), or, with ``image_shape``, flat rows of any of these.
+    Pixels are uint8 of 0..255, or numbers of 0..1, which are rounded to 256 levels. Other numbers are scaled to 0..1
+    by the smallest and the largest that ``fit`` saw, as by ``MinMaxScaler(clip=True)``. All pixels have one scale,
+    except in flat rows with negative numbers, as a ``StandardScaler`` gives them, and in rows of features,
+    ``image_shape=(1, -1)``: there each column has its own. Labels are of any kind, strings too.
 
-    The scores of the classes are the lengths of their capsules, or their activations where the routing gives them, and
-    no probabilities: there is :meth:`decision_function` and no ``predict_proba``, which
-    :class:`sklearn.calibration.CalibratedClassifierCV` makes of the scores.
+    :meth:`decision_function` gives the scores of the classes: the lengths of their capsules, or their activations
+    where the routing gives them. :meth:`predict_proba` makes probabilities of them by a softmax of t · scores, whose
+    factor t has the smallest cross-entropy on the held-out images of ``early_stopping``, or on the training images
+    without it. Training images make probabilities too certain:
+    :class:`sklearn.calibration.CalibratedClassifierCV` is the alternative. The scores of CNN presets are the
+    probabilities of a softmax already, and are given as they are.
 
     Args:
         preset: A name from :func:`torchcaps.list_presets`.
@@ -62,11 +70,20 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         num_iterations: Routing iterations; the preset's if None.
         softmax_over: ``"outputs"`` or ``"inputs"``; the preset's if None.
         image_shape: (H, W), (C, H, W) or (H, W, C) of images that are rows of a flat array; None for arrays of images.
-        epochs: Passes over the training images.
+            One of these numbers may be -1 and follows from the array: (1, -1) takes rows of any number of features, of
+            which a network with ``conv_kernel`` and ``primary_kernel`` 1 makes capsules one by one.
+        channels: ``"first"`` or ``"last"``, the axis of the channels; None: the axis of 1 to 4, if one is so short.
+        epochs: Largest number of passes over the training images.
         batch_size: Images a step; fewer where there are fewer images.
         learning_rate: The peak of the one-cycle schedule.
         max_shift: Training images are shifted by at most this many pixels in each direction.
-        device: Where to compute, e.g. ``"cuda"``.
+        class_weight: How much an image of each class counts in the gradient, beside its ``sample_weight``: a number for
+            each class by its label, ``"balanced"`` for N / (J · images of the class), or None for 1.
+        early_stopping: Hold out images of each class, stop when their accuracy no longer improves, and keep the best
+            epoch.
+        validation_fraction: The share of the images that are held out.
+        n_iter_no_change: Stop after this many epochs without a better one.
+        device: Where to train and predict, e.g. ``"cuda"`` or ``"cuda:1"``.
         precision: Of training: ``"32"`` is float32, ``"bf16"`` bfloat16 convolutions and dense layers, and ``"auto"``
             the second on CUDA GPUs of compute capability 8 or more, the first elsewhere. Scores are float32.
         random_state: An int, a RandomState or None, which decides the initial weights, the order of the images and how
@@ -77,8 +94,11 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         classes_: The labels, sorted.
         network_: The trained network, in evaluation mode, on the CPU.
         loss_curve_: Mean loss of each epoch.
-        pixel_range_: The numbers that stand for 0 and 1 in the images: (0, 255) of uint8, (0, 1), or the least and the
-            largest that ``fit`` saw, numbers or arrays (C, H, W).
+        validation_scores_: Accuracy on the held-out images after each epoch; None without ``early_stopping``.
+        n_iter_: Number of epochs that were trained.
+        score_scale_: The factor t of :meth:`predict_proba`; None where scores are probabilities.
+        pixel_range_: The numbers that stand for 0 and 1 in the images: (0, 255) of uint8, (0, 1), or the smallest and
+            the largest that ``fit`` saw, numbers or arrays of the shape of an image.
         n_features_in_: Numbers a row; only where the images were given flat.
 
     Examples:
@@ -101,17 +121,24 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         num_iterations: int | None = None,
         softmax_over: str | None = None,
         image_shape: Sequence[int] | None = None,
+        channels: Literal["first", "last"] | None = None,
         epochs: int = 10,
         batch_size: int = 64,
         learning_rate: float = 2e-3,
         max_shift: int = 0,
+        class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
         device: str = "cpu",
         precision: str = "auto",
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
-        self.preset, self.options, self.image_shape = preset, options, image_shape
+        self.preset, self.options, self.image_shape, self.channels = preset, options, image_shape, channels
         self.num_iterations, self.softmax_over = num_iterations, softmax_over
         self.epochs, self.batch_size, self.learning_rate, self.max_shift = epochs, batch_size, learning_rate, max_shift
+        self.class_weight, self.early_stopping = class_weight, early_stopping
+        self.validation_fraction, self.n_iter_no_change = validation_fraction, n_iter_no_change
         self.device, self.precision, self.random_state = device, precision, random_state
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
@@ -124,39 +151,47 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
 
         Raises:
             InputError: An image shape, pixels or an option that do not fit; a ValueError, as scikit-learn expects.
-            ValueError: What scikit-learn says of arrays: NaN, lengths that differ, a continuous target.
+            ValueError: Errors of scikit-learn about arrays: NaN, lengths that differ, a continuous target.
         """
-        images, pixel_range = self._to_images(X)
+        array = self._read(X, reset=True)
+        by_pixel = self._takes_rows() or (self.image_shape is not None and bool(array.min() < 0))
+        pixel_range = _range_of(array, by_pixel=by_pixel)
+        images = self._scaled(array, pixel_range)
         labels = column_or_1d(y, warn=True)
         assert_all_finite(labels, input_name="y")
         check_consistent_length(images, labels)
         check_classification_targets(labels)
-        weights = {}
-        if sample_weight is not None:
-            counts = column_or_1d(check_array(sample_weight, ensure_2d=False, dtype=np.float32))
-            check_consistent_length(images, counts)
-            if counts.min() < 0 or counts.max() == 0:
-                raise InputError("sample_weight must not be negative, nor zero for all images")
-            weights[WEIGHT] = torch.from_numpy(counts / counts.mean())
         classes, codes = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
             raise InputError(f"there must be at least two classes to tell apart, got one class: {classes[0]!r}")
+        weights = self._weights(labels, sample_weight)
         seed = check_random_state(self.random_state).randint(2**31)
+        train, held_out = self._split(codes, seed)
+        data = _image_set(images, codes, weights, train)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             network = self._build(images.shape[1:], len(classes))
-            sizes: dict[str, Any] = {"epochs": self.epochs, "batch_size": min(self.batch_size, len(images))}
-            recipe = Recipe(learning_rate=self.learning_rate, max_shift=self.max_shift, schedule="one-cycle", **sizes)
-            where: dict[str, Any] = {"accelerator": torch.device(self.device).type, "precision": self.precision}
-            data = ImageSet(images, torch.from_numpy(codes), factors=weights)
+            sizes: dict[str, Any] = {"epochs": self.epochs, "batch_size": min(self.batch_size, len(data))}
+            recipe = Recipe(
+                learning_rate=self.learning_rate,
+                max_shift=self.max_shift,
+                schedule="one-cycle",
+                patience=None if held_out is None else self.n_iter_no_change,
+                **sizes,
+            )
+            how: dict[str, Any] = {"accelerator": str(self.device), "precision": self.precision, "progress": Progress()}
+            how |= {} if held_out is None else {"validation": _image_set(images, codes, weights, held_out)}
             try:
-                rows = fit(network, data, recipe, seed=seed, progress=Progress(), **where)
+                rows = fit(network, data, recipe, seed=seed, **how)
             except Diverged:
                 said = "the loss became NaN or infinite; learning_rate must be below"
                 raise InputError(f"{said} {self.learning_rate}") from None
-        # together, so that a fit that fails leaves what an earlier one made
+        measured = train if held_out is None else held_out
+        scale = _score_scale(network, images[measured], codes[measured], weights[measured])
+        # together, so that a fit that fails leaves the results of an earlier one
         self.classes_, self.network_, self.loss_curve_ = classes, network.cpu(), [row["train_loss"] for row in rows]
-        self.pixel_range_ = pixel_range
+        self.validation_scores_ = None if held_out is None else [row["validation_accuracy"] for row in rows]
+        self.n_iter_, self.pixel_range_, self.score_scale_ = len(rows), pixel_range, scale
         return self
 
     def capsule_scores(self, X: ArrayLike) -> Float[np.ndarray, "N J"]:
@@ -167,12 +202,13 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
             InputError: Images of another shape than those of ``fit``.
         """
         check_is_fitted(self, "network_")
-        images, _ = self._to_images(X, self.pixel_range_)
-        if tuple(images.shape[1:]) != self.network_.in_shape:
+        array = self._read(X, reset=False)
+        if tuple(array.shape[1:]) != self.network_.in_shape:
             raise InputError(
-                f"the images are {tuple(images.shape[1:])}, but fit saw {self.network_.in_shape} "
+                f"the images are {tuple(array.shape[1:])}, but fit saw {self.network_.in_shape} "
                 "(channels, height, width)"
             )
+        images = self._scaled(array, self.pixel_range_)
         scores = predict(self.network_.to(self.device), images).scores
         self.network_.cpu()
         return scores
@@ -182,6 +218,17 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         scores = self.capsule_scores(X)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
+    def predict_proba(self, X: ArrayLike) -> Float[np.ndarray, "N J"]:
+        """Probabilities of the classes, in the order of ``classes_``: softmax(t · scores), t being ``score_scale_``.
+
+        Scores of a CNN are probabilities already. See the class for how t is chosen. Errors: see
+        :meth:`capsule_scores`.
+        """
+        scores = self.capsule_scores(X).astype(np.float64)
+        if self.score_scale_ is None:
+            return scores / scores.sum(1, keepdims=True)
+        return softmax(self.score_scale_ * scores, axis=1)
+
     def predict(self, X: ArrayLike) -> np.ndarray:
         """The class with the highest score for each image. Errors: see :meth:`capsule_scores`."""
         scores = self.capsule_scores(X)
@@ -189,13 +236,19 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.three_d_array = True
+        tags.input_tags.two_d_array = self._takes_rows()  # of any width, which an image_shape without -1 is not
+        tags.input_tags.three_d_array = self.image_shape is None
         return tags
+
+    def _takes_rows(self) -> bool:
+        """Whether images are rows of any number of features."""
+        return self.image_shape is not None and -1 in tuple(self.image_shape)
 
     def _build(self, in_shape: Sequence[int], num_classes: int) -> Network:
         named = {"num_iterations": self.num_iterations, "softmax_over": self.softmax_over}
         options = {**(self.options or {}), **{name: value for name, value in named.items() if value is not None}}
         network = create_model(self.preset, in_shape, num_classes, **options)
+        task_of(network).require("classifier", "a classifier")
         if network.objects > 1:
             raise InputError(
                 f"{self.preset} is for images with {network.objects} objects, but here each has one label; "
@@ -203,55 +256,98 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
             )
         return network
 
-    def _to_images(
-        self, X: ArrayLike, pixel_range: PixelRange | None = None
-    ) -> tuple[UInt8[torch.Tensor, "N C H W"], PixelRange]:
-        """Any array that the class takes, as the network's pixels, and the range that they were scaled by.
+    def _weights(self, labels: np.ndarray, sample_weight: ArrayLike | None) -> Float32[np.ndarray, "N"]:
+        """How much each image counts."""
+        weights = np.asarray(compute_sample_weight(self.class_weight, labels), np.float32)
+        if sample_weight is not None:
+            counts = column_or_1d(check_array(sample_weight, ensure_2d=False, dtype=np.float32))
+            check_consistent_length(labels, counts)
+            weights *= counts
+        if weights.min() < 0 or weights.max() == 0:
+            raise InputError("sample_weight and class_weight must not be negative, nor zero for all images")
+        return weights
 
-        Without a range, in ``fit``, it is the array's own.
-        """
+    def _split(self, codes: Int64[np.ndarray, "N"], seed: int) -> tuple[Any, Any]:
+        """Indices of the images to train on and of those held out, None without early stopping."""
+        if not self.early_stopping:
+            return slice(None), None
+        parts = train_test_split(
+            np.arange(len(codes)), test_size=self.validation_fraction, stratify=codes, random_state=seed
+        )
+        return parts[0], parts[1]
+
+    def _read(self, X: ArrayLike, *, reset: bool) -> Shaped[torch.Tensor, "N C H W"]:
+        """An array of any form that the class takes, channels first, its numbers as they are."""
         if self.image_shape is None:
             array = check_array(X, ensure_2d=False, allow_nd=True, dtype=DTYPES)
+            if array.ndim not in (3, 4):
+                raise InputError(
+                    f"images have the shape {array.shape}; give (N, H, W), (N, C, H, W), (N, H, W, C), or "
+                    "flat rows with image_shape"
+                )
         else:
-            array, shape = validate_data(self, X, reset=pixel_range is None, dtype=DTYPES), tuple(self.image_shape)
-            if len(shape) not in (2, 3) or min(shape) < 1:
-                raise InputError(f"image_shape must be (H, W), (C, H, W) or (H, W, C), got {self.image_shape!r}")
-            if math.prod(shape) != array.shape[1]:
-                numbers = f"{math.prod(shape)} numbers an image, but X has {array.shape[1]} features"
+            array, shape = validate_data(self, X, reset=reset, dtype=DTYPES), tuple(self.image_shape)
+            known = math.prod(size for size in shape if size != -1)
+            if len(shape) not in (2, 3) or known < 1 or min(shape) < -1 or shape.count(-1) > 1:
+                raise InputError(
+                    f"image_shape must be (H, W), (C, H, W) or (H, W, C), of which one may be -1, got {shape!r}"
+                )
+            if array.shape[1] != known if -1 not in shape else array.shape[1] % known:
+                multiple = "a multiple of " if -1 in shape else ""
+                numbers = f"{multiple}{known} numbers an image, but X has {array.shape[1]} features"
                 raise InputError(f"image_shape {shape} has {numbers}")
             array = array.reshape(len(array), *shape)
-        if array.ndim == 3:
-            array = array[:, None]
-        if array.ndim != 4:
-            raise InputError(
-                f"images have the shape {array.shape}; give (N, H, W), (N, C, H, W), (N, H, W, C), or "
-                "flat rows with image_shape"
-            )
-        if array.shape[1] > MOST_CHANNELS >= array.shape[3]:
-            array = np.moveaxis(array, 3, 1)
-        if pixel_range is None:
-            pixel_range = _range_of(array, by_pixel=self.image_shape is not None)
-        return torch.from_numpy(np.ascontiguousarray(_to_bytes(array, pixel_range))), pixel_range
+        array = np.ascontiguousarray(array)
+        return channels_first(torch.from_numpy(array if array.flags.writeable else array.copy()), "X", self.channels)
+
+    def _scaled(
+        self, array: Shaped[torch.Tensor, "N C H W"], pixel_range: PixelRange
+    ) -> UInt8[torch.Tensor, "N C H W"]:
+        """Pixels of 0..255: the ends of the range become 0 and 255, and numbers beyond it are clipped.
+
+        Bytes and numbers of 0..1 stand for the same pixels: a network that was fitted to the one takes the other.
+        """
+        if np.ndim(pixel_range[0]) == 0:
+            own: Any = _range_of(array)
+            if {own, pixel_range} == {BYTES, UNIT}:
+                pixel_range = own
+            if pixel_range == BYTES and array.dtype == torch.uint8:
+                return array.contiguous()
+        low, high = pixel_range
+        width = np.subtract(high, low)
+        return to_bytes(torch.from_numpy(((array.numpy() - low) / np.where(width == 0, 1, width)).clip(0, 1)))
 
 
-def _range_of(array: np.ndarray, *, by_pixel: bool = False) -> PixelRange:
-    """What stands for 0 and 1 in images; with ``by_pixel`` each pixel has its own, where there are negative numbers."""
-    if array.dtype == np.uint8:
+def _image_set(images: torch.Tensor, codes: np.ndarray, weights: np.ndarray, part: Any) -> ImageSet:
+    """Some of the images with their classes, and how much each counts beside the mean."""
+    own = weights[part]
+    if own.max() == 0:
+        raise InputError("sample_weight is zero for all images that are not held out")
+    counts = torch.from_numpy(own / own.mean())
+    factors = {} if (own == own[0]).all() else {WEIGHT: counts}
+    return ImageSet(images[part], torch.from_numpy(codes[part]), factors=factors)
+
+
+def _score_scale(network: Network, images: torch.Tensor, codes: np.ndarray, weights: np.ndarray) -> float | None:
+    """The factor t that gives softmax(t · scores) the smallest cross-entropy; None where scores are probabilities."""
+    said = predict(network, images)
+    if said.score_name == "probability":
+        return None
+    scores = said.scores.astype(np.float64)
+    weights = weights if weights.any() else np.ones_like(weights)
+
+    def cross_entropy(scale: float) -> float:
+        chosen = np.take_along_axis(log_softmax(scale * scores, axis=1), codes[:, None], 1)[:, 0]
+        return float(-np.average(chosen, weights=weights))
+
+    return float(minimize_scalar(cross_entropy, bounds=(1e-3, MAX_SCORE_SCALE), method="bounded").x)
+
+
+def _range_of(array: Shaped[torch.Tensor, "N C H W"], *, by_pixel: bool = False) -> PixelRange:
+    """The numbers that stand for 0 and 1 where pixels are neither bytes nor in 0..1; each pixel's own ``by_pixel``."""
+    if array.dtype == torch.uint8:
         return BYTES
     low, high = float(array.min()), float(array.max())
     if low >= -ROUNDING and high <= 1 + ROUNDING:
         return UNIT
-    return (array.min(0), array.max(0)) if by_pixel and low < 0 else (low, high)
-
-
-def _to_bytes(array: np.ndarray, pixel_range: PixelRange) -> UInt8[np.ndarray, "N C H W"]:
-    """Pixels as 0..255: the ends of the range become 0 and 255, and what lies beyond is clipped.
-
-    Bytes, and numbers of 0..1, stand for the same pixels: a network that was fitted to the one takes the other.
-    """
-    own: Any = _range_of(array)
-    if np.ndim(pixel_range[0]) == 0 and {own, pixel_range} == {BYTES, UNIT}:
-        pixel_range = own
-    low, high = pixel_range
-    width = np.subtract(high, low)
-    return (((array - low) / np.where(width == 0, 1, width)).clip(0, 1) * 255).round().astype(np.uint8)
+    return (array.amin(0).numpy(), array.amax(0).numpy()) if by_pixel else (low, high)

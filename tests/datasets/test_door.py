@@ -5,7 +5,9 @@ The plain form is uint8 tensors (N, C, H, W) and int64 labels. A cell never ends
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,12 +31,13 @@ from torch.utils.data import (
 )
 
 from support import assert_raises
-from tiny_runs import NARROW, Heard
+from tiny_runs import NARROW, Heard, StopAt, rows, same_weights
 from torchcaps import create_model, fit
 from torchcaps.analysis import predict
 from torchcaps.datasets import ImageSet, load_dataset
 from torchcaps.errors import InputError, WrongType
-from torchcaps.training import Progress, Recipe
+from torchcaps.training import Interrupted, Progress, Recipe
+from torchcaps.training.folder import read_checkpoint
 
 N, J = 48, 3
 PIXELS = torch.zeros(N, 1, 18, 18, dtype=torch.uint8)
@@ -77,6 +80,9 @@ TARGETS: dict[str, tuple[Any, str]] = {
     "one-hot int": (torch.eye(J, dtype=torch.int64)[LABELS].numpy(), EQUAL),
     "one-hot bool": (torch.eye(J).bool()[LABELS].numpy(), EQUAL),
     "texts": (NAMES[LABELS.numpy()], EQUAL),
+    "objects that are numbers": (LABELS.numpy().astype(object), EQUAL),
+    "objects that are texts": (NAMES[LABELS.numpy()].astype(object), EQUAL),
+    "objects that are missing": (np.array([None, 1, 2] * (N // 3), dtype=object), REFUSED),
     "from 1": (LABELS + 1, REFUSED),
     "negative": (LABELS - 1, REFUSED),
     "fractions": (LABELS + 0.5, REFUSED),
@@ -179,8 +185,10 @@ def test_labels_of_any_form(form: str, door: str, plain: dict[str, list[float]],
     labels, expected = TARGETS[form]
     if door in ("items", "loader") and form in ("None", "too few"):
         return  # an error of the test's own items
-    if door in ("items", "loader") and form == "texts":
+    if door in ("items", "loader") and form in ("texts", "objects that are texts"):
         expected = REFUSED  # a batch does not have all names
+    if door == "npz" and "objects" in form:
+        expected = REFUSED  # objects are pickled, and nothing in a file is executed
     hold(door, expected, PIXELS, labels, plain, tmp_path)
 
 
@@ -206,6 +214,8 @@ CONTAINERS: dict[str, tuple[Any, str]] = {
     "a list of pairs": ([(PIXELS[n], int(LABELS[n])) for n in range(N)], EQUAL),
     "a list of dicts": (ITEMS, EQUAL),
     "a dict of arrays": ({"image": PIXELS, "label": LABELS}, EQUAL),
+    "a dict with capital letters": ({"X": PIXELS, "y": LABELS}, EQUAL),
+    "a dict with both letters": ({"X": PIXELS, "x": PIXELS, "y": LABELS}, REFUSED),
     "images only": (PIXELS, REFUSED),
     "three tensors": ((PIXELS, LABELS, LABELS), REFUSED),
     "a text": ("mnist", REFUSED),
@@ -435,3 +445,111 @@ def test_one_hot_rows_have_the_accuracy_of_their_classes(classes: int) -> None:
         )
         made.append(rows[-1]["validation_accuracy"])
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("form", ["float64", "float32", "uint8"])
+def test_a_module_of_ones_own_gets_its_own_dtype(form: str, dtype: torch.dtype) -> None:
+    """Numbers of NumPy are float64 as a rule, and weights float32."""
+    images = PIXELS.numpy() if form == "uint8" else (PIXELS.numpy() / 255).astype(form)
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(324, J)).to(dtype)
+    rows = fit(module, (images, LABELS), Recipe(epochs=1, batch_size=16), accelerator="cpu", progress=Progress())
+    assert rows[0]["train_loss"] < 3
+    assert {each.dtype for each in module.parameters()} == {dtype}
+
+
+def test_errors_of_validation_data_name_it() -> None:
+    for data in ((PIXELS[..., :17], LABELS), (PIXELS, LABELS + 5), DataLoader(TensorDataset(PIXELS[..., :17], LABELS))):
+        with pytest.raises(InputError, match=r"^validation: (images|labels) must "):
+            train_tiny((PIXELS, LABELS), validation=data)
+
+
+# ---- what a run does with any form
+
+
+UNEVEN = torch.cat([torch.zeros(30), torch.ones(12), torch.full((6,), 2.0)]).long()
+
+
+def learn(data: Any, labels: str = "classes", **options: Any) -> dict[str, Any]:
+    """The row of an epoch of a tiny network that is validated on its training data."""
+    torch.manual_seed(0)
+    network = create_model("sabour2017", (1, 18, 18), 1 if labels == "regression" else J, task=labels, **NARROW)
+    recipe = Recipe(epochs=1, batch_size=16, learning_rate=1e-2, **options)
+    (row,) = fit(network, data, recipe, validation=data, accelerator="cpu", progress=Progress())
+    return {name: each for name, each in row.items() if name.startswith(("train", "validation"))}
+
+
+@pytest.mark.parametrize("form", ["items", "loader", "dicts", "one-hot", "one-hot items"])
+def test_class_weights_and_balanced_accuracy_are_of_any_form(form: str) -> None:
+    """Labels that are not known beforehand are read once."""
+    rows = torch.eye(J)[UNEVEN]
+    data = {
+        "items": Made(lambda n: (PIXELS[n], UNEVEN[n])),
+        "loader": DataLoader(TensorDataset(PIXELS, UNEVEN), batch_size=16),
+        "dicts": Made(lambda n: {"image": PIXELS[n], "label": int(UNEVEN[n])}),
+        "one-hot": (PIXELS, rows),
+        "one-hot items": Made(lambda n: (PIXELS[n], rows[n])),
+    }[form]
+    for weights in (None, "balanced", (1.0, 2.0, 3.0)):
+        plain = learn((PIXELS, UNEVEN), class_weights=weights)
+        assert plain["validation_balanced_accuracy"] != plain["validation_accuracy"]
+        assert learn(data, class_weights=weights) == pytest.approx(plain, rel=1e-4)
+    assert learn(data, class_weights="balanced") != pytest.approx(learn(data), rel=1e-4)
+
+
+def test_the_targets_of_a_regression_are_read_from_any_form() -> None:
+    numbers = 1000 + 50 * LABELS
+    plain = learn((PIXELS, numbers.float()), "regression")
+    for data in (Made(lambda n: (PIXELS[n], float(numbers[n]))), Made(lambda n: (PIXELS[n], numbers[n : n + 1]))):
+        assert learn(data, "regression") == pytest.approx(plain, rel=1e-4)
+
+
+def test_class_weights_that_cannot_be() -> None:
+    labels = torch.eye(J)[LABELS]
+    for task in ("labels", "regression"):
+        targets = labels if task == "labels" else LABELS.float()
+        for weights in ("balanced", (1.0, 2.0, 3.0)):
+            said = f"images of one class each, but this network was made for the task {task}"
+            assert_raises(InputError, learn, (PIXELS, targets), task, class_weights=weights, say=said)
+    shares = torch.full((N, J), 1 / J)
+    said = 'class_weights="balanced" needs one class for each image'
+    assert_raises(InputError, learn, (PIXELS, shares), class_weights="balanced", say=said)
+    assert learn((PIXELS, shares), class_weights=(2.0, 2.0, 2.0))["train_loss"] > 0
+    assert_raises(InputError, learn, (PIXELS, LABELS), class_weights=(1.0, 2.0), say="class_weights must be 3 numbers")
+
+
+class Noisy(Dataset[Any]):
+    """Images with noise that is drawn by NumPy, Python and torch when an item is taken."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> Any:
+        shift = int(np.random.randint(3)) + random.randrange(3) + int(torch.randint(3, ()))
+        return {"image": PIXELS[index].roll(shift, -1), "label": int(LABELS[index])}
+
+
+@pytest.mark.parametrize("kind", ["sampler", "batch sampler", "workers"])
+def test_a_run_that_was_stopped_goes_on_exactly(kind: str, tmp_path: Path) -> None:
+    def loader() -> DataLoader[Any]:
+        if kind == "batch sampler":
+            return DataLoader(Noisy(), batch_sampler=ByClass())
+        if kind == "sampler":
+            return DataLoader(Noisy(), batch_size=16, sampler=WeightedRandomSampler(torch.ones(N).tolist(), N))
+        return DataLoader(Noisy(), batch_size=16, num_workers=2)
+
+    found = []
+    for stops in ((), (2, 5)):
+        out = tmp_path / str(len(stops))
+        for at in (*stops, None):
+            torch.manual_seed(0)
+            network = create_model("sabour2017", (1, 18, 18), J, **NARROW)
+            recipe = Recipe(epochs=2, batch_size=16, learning_rate=1e-2)
+            progress = Progress() if at is None else StopAt(at)
+            with nullcontext() if at is None else pytest.raises(Interrupted):
+                fit(network, loader(), recipe, out, accelerator="cpu", progress=progress)
+            np.random.seed()  # a new process would have other generators
+            random.seed()
+        found.append((rows(out), read_checkpoint(out / "last.ckpt")["model"]))
+    assert found[0][0] == found[1][0]
+    assert same_weights(found[0][1], found[1][1])

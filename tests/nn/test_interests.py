@@ -1,10 +1,14 @@
 """Interests of users: B2I routing against ComiRec's equations, and what recommenders do with interests."""
 
+import copy
+
+import pytest
 import torch
 from torch import Tensor
 
 from routing_cases import random
-from support import assert_close
+from support import assert_close, assert_finite, assert_raises, with_gradients
+from torchcaps.errors import InputError
 from torchcaps.nn import (
     B2IRouting,
     Capsules,
@@ -13,6 +17,7 @@ from torchcaps.nn import (
     interests_of_history,
     label_aware_attention,
 )
+from torchcaps.nn.routing.b2i import NOISE_ITEMS
 from torchcaps.testing import check_routing
 
 HISTORIES = torch.tensor([[1] * 9, [1, 1, 1, 0, 0, 0, 0, 0, 0], [0] * 9, [1] * 6 + [0] * 3], dtype=torch.bool)
@@ -57,6 +62,23 @@ def test_interests_differ_and_noise_is_drawn_anew_in_training() -> None:
         assert first.equal(second) == (start == "queries")
 
 
+def test_the_noise_of_evaluation_is_the_same_everywhere() -> None:
+    layer = DenseCapsules(None, 5, 4, 5, transform="common", routing="b2i").eval()
+    few, many = torch.randn(2, 7, 5), torch.randn(1, NOISE_ITEMS + 1, 5)
+    eager = layer(few).poses
+    drawn = layer.routing._noise
+    longer = layer.routing.prior(layer.votes(many)[0])
+    assert longer[0, :NOISE_ITEMS].equal(drawn)
+    assert layer(few).poses.equal(eager)
+    assert layer.routing.prior(layer.votes(few.double())[0]).equal(drawn[:7].double().expand(2, -1, -1))
+    assert copy.deepcopy(layer).to("meta")(few.to("meta")).poses.shape == eager.shape
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(few).poses, eager)
+    exported = torch.export.export(layer, (few,)).module()
+    torch.testing.assert_close(exported(few).poses, eager)
+    fresh = DenseCapsules(None, 5, 4, 5, transform="common", routing="b2i").eval()
+    assert_raises(InputError, torch.export.export, fresh, (many,), say="at most 4096 items")
+
+
 def test_b2i_has_the_properties_of_a_routing() -> None:
     by_place = ("input order", "output order")  # noise belongs to places
     check_routing(B2IRouting().eval(), skip=(*by_place, "gradients"))
@@ -79,6 +101,17 @@ def test_a_label_chooses_among_the_interests() -> None:
             hardest = torch.nn.functional.one_hot(fits.argmax(), len(own)).double()
             weights = hardest if power is None else (fits**power).softmax(0)
             assert_close(got[row], weights @ own)
+
+
+@pytest.mark.parametrize("power", [None, 0.0, 0.5, 1.0, 2.0, 30.0])
+def test_attention_is_finite_for_interests_of_zero_and_for_long_ones(power: float | None) -> None:
+    interests, items = torch.zeros(3, 4, 5), torch.ones(3, 5)
+    interests[1, 0], interests[2] = 1.0, 1e4
+    leaves = {"interests": interests.requires_grad_(), "items": items.requires_grad_()}
+    user = label_aware_attention(interests, items, power)
+    assert_finite(with_gradients({"user": user}, leaves).values())
+    assert_close(user[2], torch.full((5,), 1e4))
+    assert not user[0].any()
 
 
 def test_an_item_is_as_good_as_the_interest_that_fits_it_best() -> None:

@@ -50,7 +50,7 @@ def test_devices_that_are_not_there_are_refused_first(monkeypatch: pytest.Monkey
     many, words = usable_cores() + 1, f"devices must be at most {usable_cores()}, the processor cores that this process"
     assert_raises(InputError, go_on, out, devices=many, say=words)
     if not torch.cuda.is_available():
-        assert_raises(InputError, launch, "cuda", say="this machine has no cuda device that PyTorch can use; --accel")
+        assert_raises(InputError, launch, "cuda", say="this machine has no cuda device that PyTorch can use; it has ")
 
 
 def test_the_summary_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

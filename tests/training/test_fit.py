@@ -105,7 +105,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         ({"out": tmp_path / "run", "seed": 1}, "has seed = 0; it cannot go on with 1"),
         ({"recipe": {"batch_size": 101}}, "the batch size is 101, but there are only 100 images"),
         ({"recipe": {"max_shift": 1}}, "changed at random; leave that to your own data"),
-        ({"recipe": {"class_weights": "balanced"}, "data": Points()}, "needs a label for each training image"),
         ({"recipe": {"patience": 1}, "validation": None}, "validation images, of which there are none"),
     ):
         recipe = RECIPE.replace(options.pop("recipe", {}))

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from torchcaps.checks import checked
+from torchcaps.ops.precision import computed_in_full_precision, full_dtype
 from torchcaps.ranges import Factor, Width
 
 
@@ -25,47 +26,74 @@ def interests_of_history(mask: Bool[Tensor, "B I"], most: Width) -> Bool[Tensor,
 
 
 @checked
+@computed_in_full_precision
 def label_aware_attention(
     interests: Float[Tensor, "B J D"],
     items: Float[Tensor, "B D"],
     power: Factor | None = None,
     mask: Bool[Tensor, "B J"] | None = None,
 ) -> Float[Tensor, "B D"]:
-    """A user as one item sees them: the interests, weighted by how well they fit it.
+    """Return the interests of each user, weighted by how well they fit one item.
 
-        v = Σ_j softmax_j(⟨v_j, e⟩^power) v_j
+        v = Σ_j softmax_j(max(0, ⟨v_j, e⟩)^power) v_j
 
     Args:
         interests: v_j.
-        items: e, the item that each user is to be told.
-        power: Of the products that are positive, the others count as zero; None takes the interest with the largest
-            product alone, 0 the mean of all.
-        mask: Which interests a user has; all if None.
+        items: e, one item for each user.
+        power: Exponent of the products; 0 gives the mean of all interests, None the interest with the largest product
+            alone. The gradient of a product that is not positive is zero.
+        mask: True for each interest that a user has; all if None. What is written at the others, NaN too, is never
+            read. A user without any interest gets zeros.
+
+    Returns:
+        v, in the higher precision of interests and items (half precision is computed in float32).
 
     Source: Li et al. 2019, equation 10 (arXiv:1904.08030); Cen et al. 2020, equation 6 (arXiv:2005.09347), which takes
     the largest.
     """
+    dtype, interests, items = _in_full_precision(interests, items, mask)
     products = torch.einsum("bjd,bd->bj", interests, items)
     if power is None:
         chosen = products if mask is None else products.where(mask, -torch.inf)
-        return interests.take_along_dim(chosen.argmax(1)[:, None, None], 1).squeeze(1)
-    fits = products.clamp_min(0).pow(power)
-    weights = (fits if mask is None else fits.where(mask, -torch.inf)).softmax(1)
-    return torch.einsum("bj,bjd->bd", weights, interests)
+        return interests.take_along_dim(chosen.argmax(1)[:, None, None], 1).squeeze(1).to(dtype)
+    fits = _power(products, power)
+    # a row without any interest would be NaN by -∞; its interests are zeros
+    weights = (fits if mask is None else fits.where(mask, torch.finfo(fits.dtype).min)).softmax(1)
+    return torch.einsum("bj,bjd->bd", weights, interests).to(dtype)
+
+
+def _in_full_precision(
+    interests: Float[Tensor, "B J D"], items: Tensor, mask: Bool[Tensor, "B J"] | None
+) -> tuple[torch.dtype, Float[Tensor, "B J D"], Tensor]:
+    """Return the dtype of the result, and both tensors in full precision, with zeros for interests a user lacks."""
+    dtype = torch.promote_types(interests.dtype, items.dtype)
+    interests, items = (each.to(full_dtype(dtype)) for each in (interests, items))
+    return dtype, interests if mask is None else interests.where(mask.unsqueeze(2), 0), items
+
+
+def _power(products: Float[Tensor, "B J"], power: float) -> Float[Tensor, "B J"]:
+    """max(0, product)^power, with a gradient of zero at zero, and no larger than the largest number of the dtype."""
+    if power == 0:
+        return torch.ones_like(products)
+    largest = torch.finfo(products.dtype).max ** (1 / max(power, 1.0)) / 2
+    return products.where(products > 0, 1.0).clamp_max(largest).pow(power).where(products > 0, 0.0)
 
 
 @checked
+@computed_in_full_precision
 def interest_scores(
     interests: Float[Tensor, "B J D"], items: Float[Tensor, "N D"], mask: Bool[Tensor, "B J"] | None = None
 ) -> Float[Tensor, "B N"]:
-    """How well each item fits a user: the largest of its products with the interests, max_j ⟨v_j, e_n⟩.
+    """Return how well each item fits a user: the largest of its products with the interests, max_j ⟨v_j, e_n⟩.
 
     Args:
         interests: v_j.
         items: e_n.
-        mask: Which interests a user has, at least one; all if None.
+        mask: True for each interest that a user has; all if None. What is written at the others, NaN too, is never
+            read. A user without any interest gets -∞.
 
     Source: Cen et al. 2020, section 3.3 (arXiv:2005.09347).
     """
+    dtype, interests, items = _in_full_precision(interests, items, mask)
     products = torch.einsum("bjd,nd->bjn", interests, items)
-    return (products if mask is None else products.where(mask.unsqueeze(2), -torch.inf)).amax(1)
+    return (products if mask is None else products.where(mask.unsqueeze(2), -torch.inf)).amax(1).to(dtype)

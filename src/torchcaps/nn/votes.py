@@ -44,6 +44,11 @@ class Votes(ABC):
         self.dtype = poses.dtype if dtype is None else dtype
         self.poses, self.size = poses.to(full_dtype(self.dtype)), size
 
+    @property
+    def data(self) -> Float[Tensor, "B I K"]:
+        """The poses; torchinfo reads the shape of a module's input from an attribute of this name."""
+        return self.poses
+
     @abstractmethod
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
         """Σ_i c_ij û_j|i; without coupling, the plain sum."""
@@ -134,10 +139,8 @@ class Votes(ABC):
 
     def finish(self, routed: Routed, *, coupling: bool) -> Routed:
         """What a routing returns: ``routed`` in :attr:`dtype`, zero where no capsule is present; coupling if asked."""
-        kept = routed if coupling else routed._replace(coupling=None)
-        poses, *others = (None if each is None else each.to(self.dtype) for each in kept)
-        assert poses is not None
-        return Routed(poses, *others).within(self.mask)
+        kept = routed if coupling else Routed(routed.poses, routed.activations)
+        return (kept if kept.poses.dtype == self.dtype else kept.to(self.dtype)).within(self.mask)
 
 
 class BuiltVotes(Votes):
@@ -211,7 +214,7 @@ class DenseVotes(VotesOfPoses):
     def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"]) -> None:
         size = LayerSize(weight.shape[0], poses.shape[2], *weight.shape[1:3])
         super().__init__(poses, size, torch.promote_types(poses.dtype, weight.dtype))
-        self.weight = weight
+        self.weight = weight.to(self.poses.dtype)  # once, so that the gradients of its uses are summed in this dtype
 
     def _of(self, poses: Float[Tensor, "B I K"]) -> Votes:
         return DenseVotes(poses, self.weight)
@@ -230,7 +233,7 @@ class DenseVotes(VotesOfPoses):
     @functools.cached_property
     def columns(self) -> Float[Tensor, "I K JD"]:
         """The matrices laid out so that each capsule's votes are one product."""
-        return self.weight.to(self.poses.dtype).permute(0, 3, 1, 2).flatten(2).contiguous()
+        return self.weight.permute(0, 3, 1, 2).flatten(2).contiguous()
 
     def _of_images(self, images: slice) -> Votes:
         some = DenseVotes(self.poses[images], self.weight)
@@ -282,16 +285,16 @@ class SharedVotes(IdentityVotes):
     def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "J D K"]) -> None:
         J, D, _ = weight.shape
         super().__init__(poses, J, D, torch.promote_types(poses.dtype, weight.dtype))
-        self.weight = weight
+        self.weight = weight.to(self.poses.dtype)
 
     def _of(self, poses: Float[Tensor, "B I K"]) -> Votes:
         return SharedVotes(poses, self.weight)
 
     def _transform(self, poses: Float[Tensor, "*B N K"]) -> Float[Tensor, "*B J D"]:
-        return torch.einsum("jdk,...jk->...jd", self.weight.to(poses), poses)
+        return torch.einsum("jdk,...jk->...jd", self.weight, poses)
 
     def _transpose(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B J K"]:
-        return torch.einsum("jdk,bjd->bjk", self.weight.to(parents), parents)
+        return torch.einsum("jdk,bjd->bjk", self.weight, parents)
 
 
 class CommonVotes(IdentityVotes):
@@ -299,16 +302,16 @@ class CommonVotes(IdentityVotes):
 
     def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "D K"], out_capsules: int) -> None:
         super().__init__(poses, out_capsules, len(weight), torch.promote_types(poses.dtype, weight.dtype))
-        self.weight = weight
+        self.weight = weight.to(self.poses.dtype)
 
     def _of(self, poses: Float[Tensor, "B I K"]) -> Votes:
         return CommonVotes(poses, self.weight, self.size.out_capsules)
 
     def _transform(self, poses: Float[Tensor, "*B N K"]) -> Float[Tensor, "*B J D"]:
-        return super()._transform(poses @ self.weight.to(poses).mT)
+        return super()._transform(poses @ self.weight.mT)
 
     def _transpose(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B J K"]:
-        return parents @ self.weight.to(parents)
+        return parents @ self.weight
 
 
 class FactoredVotes(CommonVotes):
@@ -318,16 +321,16 @@ class FactoredVotes(CommonVotes):
         self, poses: Float[Tensor, "B I K"], scale: Float[Tensor, "J K"], weight: Float[Tensor, "D K"]
     ) -> None:
         super().__init__(poses, weight, len(scale))
-        self.scale = scale
+        self.scale = scale.to(self.poses.dtype)
 
     def _of(self, poses: Float[Tensor, "B I K"]) -> Votes:
         return FactoredVotes(poses, self.scale, self.weight)
 
     def _transform(self, poses: Float[Tensor, "*B N K"]) -> Float[Tensor, "*B J D"]:
-        return super()._transform(poses * self.scale.to(poses))
+        return super()._transform(poses * self.scale)
 
     def _transpose(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B J K"]:
-        return super()._transpose(parents) * self.scale.to(parents)
+        return super()._transpose(parents) * self.scale
 
 
 class MatrixVotes(VotesOfPoses):
@@ -339,7 +342,7 @@ class MatrixVotes(VotesOfPoses):
     def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J P P"]) -> None:
         I, J, P, _ = weight.shape
         super().__init__(poses, LayerSize(I, P * P, J, P * P), torch.promote_types(poses.dtype, weight.dtype))
-        self.weight, self.side = weight, P
+        self.weight, self.side = weight.to(self.poses.dtype), P
 
     def _of(self, poses: Float[Tensor, "B I K"]) -> Votes:
         return MatrixVotes(poses, self.weight)
@@ -359,7 +362,7 @@ class MatrixVotes(VotesOfPoses):
     def build(self) -> Float[Tensor, "B I J D"]:
         if is_graph_capture():
             return self._joined(self.rows.build())
-        return matrix_votes(self.poses.unflatten(2, (self.side, self.side)), self.weight.to(self.poses))
+        return matrix_votes(self.poses.unflatten(2, (self.side, self.side)), self.weight)
 
     def _rows_of(self, poses: Float[Tensor, "B N D"]) -> Float[Tensor, "BP N P"]:
         return poses.unflatten(2, (self.side, self.side)).movedim(2, 1).flatten(0, 1)

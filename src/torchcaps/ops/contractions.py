@@ -31,11 +31,12 @@ from torchcaps.checks import checked
 from torchcaps.machine import MIB
 from torchcaps.ops.memory import BLOCK, MAX_BATCH_SLICE, get_working_memory, slices
 from torchcaps.ops.operation import operation
-from torchcaps.ops.precision import full_dtype, full_precision
+from torchcaps.ops.precision import computed_in_full_precision, full_dtype, full_precision
 from torchcaps.tracing import needs_torch_operations
 
 
 @checked
+@computed_in_full_precision
 def compute_votes(poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"]) -> Float[Tensor, "B I J D"]:
     """Votes û_j|i = W_ij u_i: what input capsule i predicts for output capsule j.
 
@@ -49,12 +50,12 @@ def compute_votes(poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"
 
     Source: Sabour, Frosst, Hinton 2017, equation 2 (arXiv:1710.09829).
     """
-    dtype = torch.promote_types(poses.dtype, weight.dtype)
-    with full_precision(poses.device):
-        return torch.einsum("ijdk,bik->bijd", weight.to(dtype), poses.to(dtype))
+    dtype, u, W, _ = _in_full_precision(poses, weight, None)
+    return torch.einsum("ijdk,bik->bijd", W, u).to(dtype)
 
 
 @checked
+@computed_in_full_precision
 def weighted_sum(
     poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"], coupling: Float[Tensor, "B I J"] | None = None
 ) -> Float[Tensor, "B J D"]:
@@ -72,17 +73,17 @@ def weighted_sum(
     Source: Sabour, Frosst, Hinton 2017, equation 2 (arXiv:1710.09829).
     """
     dtype, u, W, c = _in_full_precision(poses, weight, coupling)
-    with full_precision(u.device):
-        if c is None:
-            sums = torch.tensordot(u.transpose(1, 2), W.movedim(0, -1), ([1, 2], [2, 3]))
-        elif needs_torch_operations():
-            sums = torch.einsum("bijd,bij->bjd", compute_votes(u, W), c)
-        else:
-            sums = _contraction(_PARENTS, c.permute(2, 0, 1), None, u.transpose(1, 2), W.movedim(0, -1))
+    if c is None:
+        sums = torch.tensordot(u.transpose(1, 2), W.movedim(0, -1), ([1, 2], [2, 3]))
+    elif needs_torch_operations():
+        sums = torch.einsum("bijd,bij->bjd", compute_votes(u, W), c)
+    else:
+        sums = _contraction(_PARENTS, c.permute(2, 0, 1), None, u.transpose(1, 2), W.movedim(0, -1))
     return sums.to(dtype)
 
 
 @checked
+@computed_in_full_precision
 def agreement(
     poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"], parents: Float[Tensor, "B J D"]
 ) -> Float[Tensor, "B I J"]:
@@ -100,11 +101,10 @@ def agreement(
     Source: Sabour, Frosst, Hinton 2017, section 2 (arXiv:1710.09829).
     """
     dtype, u, W, x = _in_full_precision(poses, weight, parents)
-    with full_precision(u.device):
-        if needs_torch_operations():
-            pairs = torch.einsum("bijd,bjd->bij", compute_votes(u, W), x)
-        else:
-            pairs = _contraction(_COUPLING, None, x, u.transpose(1, 2), W.movedim(0, -1)).permute(1, 2, 0)
+    if needs_torch_operations():
+        pairs = torch.einsum("bijd,bjd->bij", compute_votes(u, W), x)
+    else:
+        pairs = _contraction(_COUPLING, None, x, u.transpose(1, 2), W.movedim(0, -1)).permute(1, 2, 0)
     return pairs.to(dtype)
 
 
@@ -129,20 +129,21 @@ def _contract(left_out: int, c: Any, x: Any, u: Any, W: Any) -> Tensor:
     """
     u, W = (None if each is None else each.contiguous() for each in (u, W))
     found = _new_result(left_out, c, x, u, W)
-    for j, b, block in _blocks(found if u is None else u, x.shape[1] if W is None else len(W)):
-        parents: Any = None if x is None else x[b, j].transpose(0, 1)
-        if left_out in (_PARENTS, _WEIGHT):
-            torch.mul(c[j, b, None], u[b], out=block)
-        else:
-            torch.bmm(parents, W[j].flatten(2), out=block.flatten(2))
-        if left_out == _COUPLING:
-            torch.sum(block.mul_(u[b]), 2, out=found[j, b])
-        elif left_out == _POSES:
-            found[b] += block.mul_(c[j, b, None]).sum(0)
-        elif left_out == _PARENTS:
-            found[b, j] = (block.flatten(2) @ W[j].flatten(2).mT).transpose(0, 1)
-        else:
-            found[j].flatten(2).baddbmm_(parents.mT, block.flatten(2))
+    with full_precision(found.device):  # a compiled graph calls this inside the caller's autocast
+        for j, b, block in _blocks(found if u is None else u, x.shape[1] if W is None else len(W)):
+            parents: Any = None if x is None else x[b, j].transpose(0, 1)
+            if left_out in (_PARENTS, _WEIGHT):
+                torch.mul(c[j, b, None], u[b], out=block)
+            else:
+                torch.bmm(parents, W[j].flatten(2), out=block.flatten(2))
+            if left_out == _COUPLING:
+                torch.sum(block.mul_(u[b]), 2, out=found[j, b])
+            elif left_out == _POSES:
+                found[b] += block.mul_(c[j, b, None]).sum(0)
+            elif left_out == _PARENTS:
+                found[b, j] = (block.flatten(2) @ W[j].flatten(2).mT).transpose(0, 1)
+            else:
+                found[j].flatten(2).baddbmm_(parents.mT, block.flatten(2))
     return found
 
 

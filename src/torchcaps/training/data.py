@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from torchcaps.datasets import Augmentation, BatchLoader, Dataset, ImageSet, PairSet, center_crop, load_dataset
-from torchcaps.datasets.door import Form, Opened
+from torchcaps.datasets.door import Form, Opened, open_data
+from torchcaps.datasets.items import Keys
 from torchcaps.datasets.pixels import Scale
 from torchcaps.datasets.samplers import SampledBatches
 from torchcaps.errors import InputError
@@ -39,11 +42,9 @@ class RunData(NamedTuple):
     train: BatchLoader
     validation: BatchLoader | None
     labels: Tensor | None
-    """The labels of the training images, where they are known beforehand."""
+    """The labels of the training images of an epoch; None if they would have to be read and nothing needs them."""
     fingerprint: list[int]
     """The size of each part, and a checksum of all tensors; they change when the data do."""
-    judged_labels: Tensor | None = None
-    """Those of the validation images."""
     plain: BatchLoader | None = None
     """Training images as they are, on the CPU, the same in all processes; None where the recipe needs none."""
 
@@ -57,10 +58,12 @@ def run_data(
     *,
     drop_last: bool = True,
     workers: int = 0,
+    needs_labels: bool = False,
 ) -> RunData:
     """Return the batches of a data set, its images whole; training images are augmented as the recipe says.
 
-    The other arguments are those of :func:`torchcaps.fit` and :class:`torchcaps.datasets.BatchLoader`.
+    With ``needs_labels``, training labels that are not in memory are read once. The other arguments are those of
+    :func:`torchcaps.fit` and :class:`torchcaps.datasets.BatchLoader`.
     """
     opened = data if isinstance(data, Opened) else Opened(data)
     check = validation or Opened(None)
@@ -83,22 +86,47 @@ def run_data(
     plain = None
     if recipe.precise_norm and isinstance(train, ImageSet):
         plain = BatchLoader(_middle(train, recipe), recipe.batch_size, shuffle=True, seed=seed)
+    loader = batches(train, opened, opened.batch_size or recipe.batch_size, shuffle=True)
+    labels = _labels(train)
+    if labels is not None and opened.sampler is not None:
+        labels = labels[torch.cat(opened.sampler.draw(seed, 0))]
     return RunData(
-        train=batches(train, opened, opened.batch_size or recipe.batch_size, shuffle=True),
+        train=loader,
         validation=None if judged is None else batches(judged, check, evaluated, shuffle=False),
-        labels=_labels(train),
+        labels=_read_labels(loader) if labels is None and needs_labels and not isinstance(train, PairSet) else labels,
         fingerprint=_fingerprint(parts, opened.sampler, check.sampler),
-        judged_labels=_labels(judged),
         plain=plain,
     )
 
 
-def form_of(network: nn.Module, recipe: Recipe, loss: object, scale: Scale) -> Form:
-    """Return the form of images and labels that a network takes; a loss of the user's own takes any labels."""
+def fit_data(
+    network: nn.Module,
+    dataset: OwnData,
+    validation: OwnData | None,
+    recipe: Recipe,
+    fabric: Fabric,
+    *,
+    loss: object,
+    scale: Scale,
+    keys: Keys | None,
+    seed: int,
+    workers: int,
+) -> tuple[Opened, RunData]:
+    """Return the data that :func:`torchcaps.fit` is given: opened, and in batches.
+
+    Arguments are those of ``fit``; the batch size of a ``DataLoader`` comes before that of the recipe. A network of
+    torchcaps says which form images and labels have. A loss of the user's own takes any labels.
+    """
+    form = Form(task_of(network) if loss is None or isinstance(network, Network) else None, scale=scale)
     if isinstance(network, Network):
-        has_crop = recipe.crop is not None
-        return Form(task_of(network), network.num_classes, network.in_shape, scale, cropped=has_crop)
-    return Form(task_of(network) if loss is None else None, scale=scale)
+        sizes: dict[str, Any] = {"num_outputs": network.num_classes, "in_shape": network.in_shape}
+        form = dataclasses.replace(form, cropped=recipe.crop is not None, **sizes)
+    opened = open_data(dataset, form, keys)
+    form = dataclasses.replace(form, class_names=opened.class_names)
+    check = None if validation is None else open_data(validation, form, keys, "validation")
+    needs_labels = recipe.class_weights == "balanced" or (form.task is not None and bool(form.task.buffers(1)))
+    how: dict[str, Any] = {"drop_last": fabric.world_size > 1, "workers": workers, "needs_labels": needs_labels}
+    return opened, run_data(opened, recipe, fabric, seed, check, **how)
 
 
 def _middle(part: Any, recipe: Recipe) -> Any:
@@ -108,6 +136,13 @@ def _middle(part: Any, recipe: Recipe) -> Any:
 
 def _labels(part: Any) -> Tensor | None:
     return part.labels if isinstance(part, ImageSet) else part.tensors[1] if isinstance(part, TensorDataset) else None
+
+
+def _read_labels(loader: BatchLoader) -> Tensor:
+    """Read the labels of an epoch, all of them in each process."""
+    whole = copy.copy(loader)
+    whole.rank, whole.world_size = 0, 1
+    return torch.cat([batch.labels.cpu() for batch in whole.batches(0)])
 
 
 def _fingerprint(parts: Sequence[Any], *samplers: SampledBatches | None) -> list[int]:

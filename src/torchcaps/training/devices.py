@@ -33,17 +33,17 @@ PARENT = "TORCHCAPS_PARENT"
 
 
 def pick_device(accelerator: str) -> torch.device:
-    """The device called ``cpu``, ``cuda`` or ``mps``; ``auto`` is the fastest one of this machine.
+    """The device called ``cpu``, ``cuda``, ``cuda:1`` or ``mps``; ``auto`` is the fastest one of this machine.
 
     Raises:
         InputError: This machine has no such device.
     """
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     usable = [name for name in there if there[name]]
-    if accelerator not in ("auto", *usable):
-        raise InputError(
-            f"this machine has no {accelerator} device that PyTorch can use; --accelerator may be {', '.join(usable)}"
-        )
+    kind, colon, number = accelerator.partition(":")
+    known = torch.cuda.device_count() if kind == "cuda" else 1
+    if kind not in ("auto", *usable) or (colon and not (number.isdecimal() and int(number) < known)):
+        raise InputError(f"this machine has no {accelerator} device that PyTorch can use; it has {', '.join(usable)}")
     return torch.device(usable[0] if accelerator == "auto" else accelerator)
 
 
@@ -65,6 +65,12 @@ def pick_precision(precision: str, device: torch.device) -> Literal["32", "bf16"
 def launch(accelerator: str = "auto", devices: int = 1, num_nodes: int = 1, precision: str = "auto") -> Fabric:
     """Start the processes, unless they have been started already, and wait for all of them.
 
+    Args:
+        accelerator: A device, as for :func:`pick_device`. One with a number, such as ``cuda:1``, is for one process.
+        devices: Processes on this machine.
+        num_nodes: Machines.
+        precision: As for :func:`pick_precision`.
+
     Raises:
         InputError: The devices that are asked for are not there, or the processes did not meet in time.
     """
@@ -73,12 +79,15 @@ def launch(accelerator: str = "auto", devices: int = 1, num_nodes: int = 1, prec
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         num_nodes = int(os.environ["WORLD_SIZE"]) // devices
     total = devices * num_nodes
+    kind, _, number = accelerator.partition(":")
+    if number and total > 1:
+        raise InputError(f"{accelerator} is one device, but there are {total} processes; take {kind}")
     # it greets its own users; of several machines it says which ones it waits for
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING if num_nodes == 1 else logging.INFO)
     try:
         fabric = Fabric(
-            accelerator=accelerator,
-            devices=devices,
+            accelerator=kind,
+            devices=[int(number)] if number and kind == "cuda" else devices,
             num_nodes=num_nodes,
             strategy=DDPStrategy(timeout=PATIENCE) if total > 1 else "auto",
             precision="bf16-mixed" if is_half else "32-true",

@@ -22,17 +22,16 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from torchcaps.datasets import Batch, BatchLoader
-from torchcaps.datasets.door import open_data
 from torchcaps.datasets.items import Keys
 from torchcaps.datasets.pixels import Scale
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, reading
 from torchcaps.models import Network
 from torchcaps.models.older_files import CURRENT_FORMAT, FORMAT, to_current_moments, to_current_weights
-from torchcaps.models.output import is_correct
 from torchcaps.models.pretrained import WEIGHTS, read_weights, weights_file
 from torchcaps.parts import build, flat
-from torchcaps.training.data import RunData, form_of, run_data
+from torchcaps.tasks import task_of
+from torchcaps.training.data import RunData, fit_data
 from torchcaps.training.devices import launch, over_processes, peak_memory_mib
 from torchcaps.training.folder import (
     BEST,
@@ -49,7 +48,7 @@ from torchcaps.training.folder import (
 from torchcaps.training.progress import Progress, choose_progress, log_row, make_logger, noted_signals
 from torchcaps.training.recipe import Recipe, learning_rate
 from torchcaps.training.state import JUDGED, ProgressState
-from torchcaps.training.step import SUMS, EpochSums, Loss, are_classes, balanced_weights, class_weights, forward
+from torchcaps.training.step import SUMS, EpochSums, Loss, Recalls, class_weights, forward, weights_of_images
 from torchcaps.training.stops import Diverged, Interrupted
 
 if TYPE_CHECKING:
@@ -96,27 +95,24 @@ def fit(
             chose, of the last one without any, and is in evaluation mode.
         dataset: A :class:`torchcaps.datasets.Dataset` or ``ImageSet``; images (N, ...) and labels, as two tensors,
             arrays or lists, or in a dict; or a torch ``Dataset`` with a length, of pairs (image, label) or dicts; or a
-            ``DataLoader`` of one of these, whose batch size, workers, ``drop_last``, ``collate_fn`` and sampler or
-            batch sampler are used. A loader without a sampler of its own, shuffled or not, is shuffled by ``seed``. A
-            network of torchcaps takes labels of any form of its task, and pixels as
-            :func:`~torchcaps.datasets.pixels.scale_pixels` says; a module of the user's own gets floats unchanged, and
-            integers as pixels. A recipe augments only uint8 images (N, C, H, W) in memory.
+            ``DataLoader`` of one, whose batch size, workers, ``drop_last``, ``collate_fn``, sampler and batch sampler
+            are used; without a sampler of its own, ``seed`` shuffles. Labels may have any form. Pixels are read as by
+            :func:`~torchcaps.datasets.pixels.scale_pixels`; a module of the user's own gets floats unchanged. A recipe
+            augments only uint8 images (N, C, H, W) in memory.
         recipe: How to train; its ``limit_…`` and ``validation…`` fields are those of loading, and change nothing here.
         out: The run folder; None writes nothing.
-        validation: Images that choose the best epoch, in any of these forms, if ``dataset`` is no ``Dataset`` with
-            validation images.
+        validation: Images that choose the best epoch, in any of these forms, if ``dataset`` has none.
         loss: The mean loss of a module of one's own, of its output, or the scores of its capsules, and the labels; the
             cross-entropy of the scores if None. A network of torchcaps has its own.
         seed: Seed of the order of the images, their changes, and dropout.
-        accelerator: ``"cpu"``, ``"cuda"``, ``"mps"``, or ``"auto"``.
+        accelerator: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` for one of several GPUs, ``"mps"``, or ``"auto"``.
         devices: Processes on this machine, one for each device.
         precision: ``"32"``, ``"bf16"`` or ``"auto"``, as in :class:`TrainConfig`.
         workers: Processes that read a torch ``Dataset`` ahead; with any number of them the run has the same bits.
         progress: Shows the progress; a live display or plain lines if None.
         scale: How pixels become 0..1: ``"auto"`` by their dtype, (low, high) so that these numbers become 0 and 1, or
             ``"none"`` for images that are normalised already.
-        keys: Where an item holds image and label, such as ``("image", "label")`` or ``(0, 1)``; None for pairs, and
-            for dicts with usual names.
+        keys: Where an item holds image and label, such as ``("image", "label")`` or ``(0, 1)``, if not as usual.
 
     Returns:
         A row for each epoch, as in ``metrics.csv``.
@@ -137,13 +133,10 @@ def fit(
         1
     """
     recipe = recipe or Recipe()
-    form = form_of(network, recipe, loss, scale)
-    given = open_data(dataset, form, keys)
-    form = dataclasses.replace(form, class_names=given.class_names)
-    check = None if validation is None else open_data(validation, form, keys, "validation")
-    recipe = recipe if given.batch_size is None else recipe.replace({"batch_size": given.batch_size})
     fabric = launch(accelerator, devices, precision=precision)
-    data = run_data(given, recipe, fabric, seed, check, drop_last=fabric.world_size > 1, workers=workers)
+    form: dict[str, Any] = {"loss": loss, "scale": scale, "keys": keys}
+    given, data = fit_data(network, dataset, validation, recipe, fabric, seed=seed, workers=workers, **form)
+    recipe = recipe.replace({"batch_size": data.train.batch_size})
     save_files = partial(_save_files, network, given.class_names or getattr(dataset, "class_names", None))
     with on_main_process(fabric, nullcontext() if out is None else lock_folder(Path(out))) as folder:
         shown: dict[str, Any] = {"progress": progress or choose_progress(), "again": "the same call of fit"}
@@ -194,7 +187,7 @@ class Trainer:
     """What goes on with the run when it was stopped; ``torchcaps train --resume`` if None."""
 
     def __post_init__(self) -> None:
-        fabric, recipe, device = self.fabric, self.recipe, self.fabric.device
+        fabric, recipe, device, task = self.fabric, self.recipe, self.fabric.device, task_of(self.network)
         if self.data.validation is None and (recipe.stop_at, recipe.patience) != (None, None):
             raise InputError("stop_at and patience look at the accuracy of validation images, of which there are none")
         if not fabric.is_global_zero:
@@ -206,15 +199,11 @@ class Trainer:
         """Steps between two checks of losses and signals, the same in all processes: 1 where a check takes no time."""
         self.sums = EpochSums(device)
         self._weights = class_weights(recipe, self.network, self.data.labels, device)
-        known = self.data.judged_labels
-        self._judged = balanced_weights(known).to(self.sums.values) if are_classes(known) else None
-        """How much an image of each class counts in the balanced accuracy."""
         # on CPU and CUDA no other generator than the device's is seeded, to save time
         seeders = {"cpu": torch.default_generator.manual_seed, "cuda": torch.cuda.manual_seed}
         self._seed_device: Callable[[int], object] = seeders.get(device.type, torch.manual_seed)
-        self._right = self.network.right if isinstance(self.network, Network) else is_correct
-        if getattr(self.network, "task", "classes") == "regression" and self.data.labels is not None:
-            self.network.fit_targets(self.data.labels)  # type: ignore[operator]
+        self._score = partial(task.score, network=self.network)
+        task.fit_targets(self.network, self.data.labels)
         self.network.to(device)  # before the optimizer looks where its parameters are
         model: Any = torch.compile(self.network) if recipe.compile else self.network
         rate: float = recipe.learning_rate
@@ -257,7 +246,7 @@ class Trainer:
             group["lr"] = learning_rate(recipe, state.step, self.steps)
         # all randomness is a function of the step, so that a checkpoint need not hold any
         self._seed_device((self.seed * 1_000_003 + state.step) * 1_009 + self.fabric.global_rank)
-        weights = None if self._weights is None else self._weights[batch.labels]
+        weights = None if self._weights is None else weights_of_images(self._weights, batch.labels)
         if batch.weights is not None:
             weights = batch.weights if weights is None else weights * batch.weights
         scores, losses = forward(self.network, self.model, batch, self.loss, weights)
@@ -267,7 +256,7 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         state.step, state.batch = state.step + 1, state.batch + 1
-        self.sums.add(losses, self._right(scores.detach(), batch.labels))
+        self.sums.add(losses, self._score(scores.detach(), batch.labels))
 
     def _end_epoch(self) -> None:
         """Validate, and write checkpoint, best weights and metrics.
@@ -313,20 +302,23 @@ class Trainer:
         Raises:
             Diverged: The loss is NaN or infinite.
         """
-        sums = torch.zeros(5, dtype=self.sums.values.dtype, device=self.fabric.device)
+        sums = torch.zeros(3, dtype=self.sums.values.dtype, device=self.fabric.device)
+        recalls = Recalls(sums)
         self.network.eval()
         with torch.no_grad():
             for batch in batches.batches(0):
                 if images := len(batch.labels):  # none in a share of a small last batch
                     scores, losses = forward(self.network, self.network, batch, self.loss)
-                    right = self._right(scores, batch.labels).to(sums)
-                    weights = torch.ones_like(right) if self._judged is None else self._judged[batch.labels]
+                    right = self._score(scores, batch.labels).to(sums)
                     loss, count = losses.total * images, right.new_tensor(images)
-                    sums += torch.stack([loss, right.sum(), count, right @ weights, weights.sum()])
-        total, correct, images, balanced, weight = over_processes(self.fabric, sums, "sum").tolist()
+                    sums += torch.stack([loss, right.sum(), count])
+                    recalls.add(batch.labels, right, scores.shape[1])
+        total, correct, images = over_processes(self.fabric, sums, "sum").tolist()
         if not math.isfinite(total):
             raise self._diverged("the loss of the validation images is NaN or infinite after")
-        return dict(zip(JUDGED, (total / images, correct / images, balanced / weight), strict=True))
+        balanced = recalls.mean(self.fabric)
+        accuracy = correct / images
+        return dict(zip(JUDGED, (total / images, accuracy, accuracy if balanced is None else balanced), strict=True))
 
     @property
     def is_done(self) -> bool:

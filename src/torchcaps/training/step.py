@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from torchcaps.datasets import Batch
 from torchcaps.errors import InputError
 from torchcaps.models.output import Losses
 from torchcaps.nn import Capsules
+from torchcaps.tasks import task_of
+from torchcaps.training.devices import over_processes
 
 if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
     from torchcaps.training.recipe import Recipe
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -32,6 +36,8 @@ def forward(
     Each image counts in the gradient by its weight; the losses themselves stay those of the batch.
     """
     images, labels, parts = batch[:3]
+    # such as NumPy's float64, which float32 weights do not take
+    images = images.to(next((each.dtype for each in network.parameters() if each.is_floating_point()), images.dtype))
     is_ours = hasattr(network, "decoder_targets")
     output: Any = model(images, network.decoder_targets(labels)) if is_ours else model(images)  # type: ignore[operator]
     output = output.scores() if isinstance(output, Capsules) else output
@@ -57,34 +63,58 @@ def _weighted(output: Any, weights: Float[Tensor, "B"]) -> Any:
 def class_weights(
     recipe: Recipe, network: nn.Module, labels: Tensor | None, device: torch.device
 ) -> Float[Tensor, "J"] | None:
-    """How much each class counts in the gradient."""
+    """Return how much each class counts in the gradient; None if all count the same.
+
+    Raises:
+        InputError: The images do not have one class each, or there is not a weight for each class.
+    """
     weights: Any = recipe.class_weights
     if weights is None:
         return None
+    task = task_of(network)
+    if task.objects > 1 or task.class_weights(torch.zeros(1, dtype=torch.int64)) is None:
+        words = f"{task.objects} objects in an image" if task.objects > 1 else f"the task {task.name}"
+        raise InputError(f"class_weights is for images of one class each, but this network was made for {words}")
     if weights == "balanced":
-        if not are_classes(labels):
-            raise InputError('class_weights="balanced" needs a label for each training image; give numbers instead')
-        return balanced_weights(labels).to(device)
+        balanced = task.class_weights(labels)
+        if balanced is None:
+            raise InputError('class_weights="balanced" needs one class for each image; give a number for each class')
+        return balanced.to(device)
     classes = getattr(network, "num_classes", len(weights))
-    if len(weights) != classes or getattr(network, "objects", 1) > 1:
-        raise InputError(
-            f"class_weights must be {classes} numbers, one for each class, of images of one object, got {len(weights)}"
-        )
+    if len(weights) != classes:
+        raise InputError(f"class_weights must be {classes} numbers, one for each class, got {len(weights)}")
     return torch.tensor(weights, device=device)
 
 
-def are_classes(labels: Tensor | None) -> TypeGuard[Tensor]:
-    """Whether labels are known, one class for each image."""
-    return labels is not None and labels.ndim == 1 and not labels.is_floating_point()
+def weights_of_images(weights: Float[Tensor, "J"], labels: Tensor) -> Float[Tensor, "B"]:
+    """Return the weight of each image's class; of rows of classes, the sum of their weights times their shares."""
+    return labels.to(weights) @ weights if labels.ndim == 2 else weights[labels]
 
 
-def balanced_weights(labels: Int64[Tensor, "N"]) -> Float[Tensor, "J"]:
-    """Weights N / (J · N_j), by which all classes count the same; a class without images has 1.
+class Recalls:
+    """The recall of each class: images of the class that are right, divided by all images of the class.
 
-    Source: King, Zeng 2001, "Logistic regression in rare events data", and scikit-learn's ``class_weight``.
+    Args:
+        like: A tensor of the dtype and device to count with.
     """
-    counts = labels.bincount()
-    return torch.where(counts > 0, len(labels) / (len(counts) * counts.clamp_min(1)), 1.0)
+
+    def __init__(self, like: Tensor) -> None:
+        self.counts: Float[Tensor, "2 J"] = like.new_zeros(2, 0)
+        """Images that are right, and all images, of each class."""
+
+    def add(self, labels: Tensor, right: Float[Tensor, "B"], num_classes: int) -> None:
+        """Add a batch; labels that are not one class for each image are ignored."""
+        if labels.ndim == 1 and not labels.is_floating_point():
+            self.counts = F.pad(self.counts, (0, num_classes - self.counts.shape[1]))
+            self.counts.index_add_(1, labels.long(), torch.stack([right, torch.ones_like(right)]))
+
+    def mean(self, fabric: Fabric) -> float | None:
+        """Return the mean over the classes that have images, of all processes; None without such classes."""
+        width = torch.tensor(self.counts.shape[1], device=self.counts.device)
+        widest = int(over_processes(fabric, width, "max"))
+        counts = over_processes(fabric, F.pad(self.counts, (0, widest - self.counts.shape[1])), "sum")
+        present = counts[:, counts[1] > 0]
+        return float((present[0] / present[1]).mean()) if present.numel() else None
 
 
 class EpochSums:

@@ -13,7 +13,7 @@ from torchcaps.errors import InputError
 from torchcaps.nn.capsules import Activations, LayerSize, Routed, RoutingRound
 from torchcaps.nn.competition import SoftmaxOver
 from torchcaps.nn.votes import Votes
-from torchcaps.ops.precision import computed_in_full_precision, in_full_precision
+from torchcaps.ops.precision import computed_in_full_precision
 from torchcaps.ops.squash import safe_norm
 
 
@@ -99,8 +99,6 @@ class ScoredRouting(Routing):
         self.score = nn.Parameter(torch.empty(D).uniform_(-1, 1) / math.sqrt(D))
         self.score_bias = nn.Parameter(torch.zeros(()))
 
-    def scored(self, routed: Routed, votes: Votes) -> Routed:
-        """What was routed, with activations."""
-        poses = in_full_precision(routed.poses)
-        active = (poses @ self.score.to(poses.dtype) + self.score_bias.to(poses.dtype)).sigmoid()
-        return routed._replace(activations=active.to(routed.poses.dtype)).within(votes.mask)
+    def scored(self, poses: Float[Tensor, "B J D"]) -> Float[Tensor, "B J"]:
+        """Return the activations of output capsules, whose poses are still in full precision."""
+        return (poses @ self.score.to(poses.dtype) + self.score_bias.to(poses.dtype)).sigmoid()

@@ -90,9 +90,10 @@ def dynamic_routing(
 
     def weighted_sum(coupling: Tensor | None) -> Tensor:
         s = given.weighted_sum(coupling)  # s_j = Σ_i c_ij û_j|i
-        return s if bias is None else s + bias.to(s.dtype)
+        return s if bias is None else s + bias
 
     logits = given.zeros()  # b_ij
+    bias = None if bias is None else bias.to(logits.dtype)
     logits = logits if prior is None else given.present(logits + prior.to(logits.dtype))
     if num_iterations == 0:
         routed = Routed(weighted_sum(None), coupling=torch.ones_like(logits))
@@ -112,6 +113,7 @@ def dynamic_routing(
     return given.finish(routed, coupling=return_coupling)
 
 
+@computed_in_full_precision
 def routing_rounds(
     votes: Votes | Float[Tensor, "B I J D"], num_iterations: Iterations = 3, **options: Any
 ) -> list[RoutingRound]:
@@ -187,7 +189,7 @@ def route(  # noqa: D417  the other arguments are dynamic_routing's
     if backend == "reference" or by_loop or needs_torch_operations():
         votes = DenseVotes(poses, weight)
         return dynamic_routing(
-            BuiltVotes(compute_votes(votes.poses, weight), dtype=votes.dtype),
+            BuiltVotes(compute_votes(votes.poses, votes.weight), dtype=votes.dtype),
             num_iterations,
             softmax_over=softmax_over,
             stop_gradient=stop_gradient,

@@ -82,7 +82,7 @@ class HeinsenVectorRouting(ScoredRouting):
             if iteration < self.num_iterations:
                 predicted = total @ own["predict"] * own["predict_scale"] + own["predict_bias"]  # (B, J, K)
                 logits = F.logsigmoid(poses @ predicted.mT * own["match_scale"] + own["match_bias"])
-        return self.scored(votes.finish(Routed(total, coupling=coupling), coupling=return_coupling), votes)
+        return votes.finish(Routed(total, self.scored(total), coupling), coupling=return_coupling)
 
 
 def _normalised(poses: Float[Tensor, "B J D"]) -> Float[Tensor, "B J D"]:

@@ -54,17 +54,27 @@ def inverted_attention_routing(
     (arXiv:2002.04764), procedure 1 for a layer by itself.
     """
     given = BuiltVotes.of(votes, mask)
-    J, D = given.size.out_capsules, given.size.out_dim
+    routed = _route(given, num_iterations, norm_weight, norm_bias, eps)
+    return given.finish(routed, coupling=return_coupling)
+
+
+def _route(
+    votes: Votes,
+    num_iterations: int,
+    norm_weight: Float[Tensor, "D"] | None,
+    norm_bias: Float[Tensor, "D"] | None,
+    eps: float = 1e-5,
+) -> Routed:
+    """The equations of :func:`inverted_attention_routing`."""
+    J, D = votes.size.out_capsules, votes.size.out_dim
     coupling = None
-    total = given.weighted_sum(None) / J
+    total = votes.weighted_sum(None) / J
     weight, bias = (None if each is None else each.to(total.dtype) for each in (norm_weight, norm_bias))
     poses = F.layer_norm(total, (D,), weight, bias, eps)
     for _ in range(num_iterations - 1):
-        coupling = given.compete(given.agreement(poses) / math.sqrt(D))
-        poses = F.layer_norm(given.weighted_sum(coupling), (D,), weight, bias, eps)
-    if return_coupling and coupling is None:
-        coupling = given.zeros() + 1 / J
-    return given.finish(Routed(poses, coupling=coupling), coupling=return_coupling)
+        coupling = votes.compete(votes.agreement(poses) / math.sqrt(D))
+        poses = F.layer_norm(votes.weighted_sum(coupling), (D,), weight, bias, eps)
+    return Routed(poses, coupling=votes.zeros() + 1 / J if coupling is None else coupling)
 
 
 @register("routing", "inverted-attention")
@@ -92,11 +102,5 @@ class InvertedAttentionRouting(ScoredRouting):
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Activations of the input capsules are not used."""
-        routed = inverted_attention_routing(
-            votes,
-            self.num_iterations,
-            norm_weight=self.norm_weight,
-            norm_bias=self.norm_bias,
-            return_coupling=return_coupling,
-        )
-        return self.scored(routed, votes)
+        routed = _route(votes, self.num_iterations, self.norm_weight, self.norm_bias)
+        return votes.finish(routed._replace(activations=self.scored(routed.poses)), coupling=return_coupling)
