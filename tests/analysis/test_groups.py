@@ -47,6 +47,9 @@ def test_every_task_has_an_answer_for_a_group(task: Any, classes: Any, given: li
     assert [found.given(n) for n in range(2)] == given
     np.testing.assert_allclose(found.prediction.scores, [SCORES[[0, 2]].mean(0), SCORES[1]])
     assert [each["group"] for each in found.to_dict()] == ["b", "a"]
+    if task == "classes":
+        several = np.ndim(classes) == 2
+        assert [each["classes"] if several else [each["class"]] for each in found.to_dict()] == given
     assert [each["prepared"] for each in found.to_dict()] == [("cut", "turned light"), ()]
     assert found.to_csv().splitlines()[1].startswith("b,2,")
     assert [each.title.partition("  (")[2] for each in found.tables()] == ["mean of 2 images)", "1 image)"]

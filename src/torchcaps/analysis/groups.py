@@ -18,7 +18,7 @@ from torchcaps.analysis.photos import PhotoAnswers
 from torchcaps.analysis.results import Table
 from torchcaps.datasets.preparation import Prepared
 from torchcaps.errors import InputError, shown
-from torchcaps.tasks import find_task
+from torchcaps.tasks import task_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ def average_answers(
     scores = np.stack([said.scores[each].mean(0) for each in members])
     order = (-scores).argsort(axis=1, kind="stable")
     classes = order[:, 0] if said.classes.ndim == 1 else order[:, : said.classes.shape[1]]
-    if find_task(answers.task).supports("calibrate"):
+    if task_of(answers).supports("calibrate"):
         given: Any = scores  # only reconstructions are compared with images
         prediction = Prediction.of(given, classes, scores, None, calibration, score_name=said.score_name)
     else:
