@@ -6,7 +6,7 @@ Every question to a private part of torch stands here, so that a new version of 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake as is_fake
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -58,7 +58,7 @@ def is_float32_on_cpu(*tensors: Tensor | None) -> bool:
     None among the tensors is passed over, as for a layer without a bias.
     """
     return (is_eager() and not torch.is_autocast_enabled("cpu")) and all(
-        type(t) in (Tensor, torch.nn.Parameter)
+        type(t) in (Tensor, nn.Parameter)
         and (t.device.type, t.dtype, t.layout) == ("cpu", torch.float32, torch.strided)
         for t in tensors
         if t is not None
@@ -71,3 +71,9 @@ def can_look(tensor: Tensor) -> bool:
     A tensor has none on the ``meta`` device, in a graph that is compiled or exported, and under ``torch.vmap``.
     """
     return tensor.device.type == "cpu" and tensor.numel() > 0 and is_eager() and not is_fake(tensor)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return True if a call of a module also runs hooks: its own, or those of all modules."""
+    own = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(own) or torch.nn.modules.module._has_any_global_hook()

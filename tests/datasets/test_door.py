@@ -83,9 +83,11 @@ TARGETS: dict[str, tuple[Any, str]] = {
     "one-hot float": (torch.eye(J)[LABELS], EQUAL),
     "one-hot int": (torch.eye(J, dtype=torch.int64)[LABELS].numpy(), EQUAL),
     "one-hot bool": (torch.eye(J).bool()[LABELS].numpy(), EQUAL),
-    "objects": (np.array(LABELS.tolist(), dtype=object), EQUAL),
     "texts": (NAMES[LABELS.numpy()], EQUAL),
     "bytes": (np.array([b"cat", b"dog", b"eel"])[LABELS.numpy()], EQUAL),
+    "objects that are numbers": (LABELS.numpy().astype(object), EQUAL),
+    "objects that are texts": (NAMES[LABELS.numpy()].astype(object), EQUAL),
+    "objects that are missing": (np.array([None, 1, 2] * (N // 3), dtype=object), REFUSED),
     "from 1": (LABELS + 1, REFUSED),
     "negative": (LABELS - 1, REFUSED),
     "fractions": (LABELS + 0.5, REFUSED),
@@ -155,7 +157,9 @@ DOORS: dict[str, Callable[[Any, Any, Path], list[float]]] = {
 }
 OWN_RANGE = ("float 0..255", "Hounsfield", "12 bit", "another size")  # scikit-learn's class scales by what it sees
 OTHER_LABELS = dict.fromkeys(("from 1", "negative"), EQUAL)  # in scikit-learn, any labels are classes
-OTHER_LABELS |= dict.fromkeys(("one-hot float", "one-hot int", "one-hot bool", "objects", "bytes"), REFUSED)
+OTHER_LABELS |= dict.fromkeys(
+    ("one-hot float", "one-hot int", "one-hot bool", "bytes", "objects that are numbers"), REFUSED
+)
 
 
 @pytest.fixture(scope="module")
@@ -199,12 +203,12 @@ def test_labels_of_any_form(form: str, door: str, plain: dict[str, list[float]],
     labels, expected = TARGETS[form]
     if door in ("items", "loader") and form in ("None", "too few"):
         return  # an error of the test's own items
-    if door in ("items", "loader") and form in ("texts", "bytes"):
+    if door in ("items", "loader") and form in ("texts", "bytes", "objects that are texts"):
         expected = REFUSED  # a batch does not have all names
     if door == "sklearn":
         expected = OTHER_LABELS.get(form, expected)
-    if (door, form) == ("npz", "objects"):
-        expected = REFUSED  # they would be pickled
+    if door == "npz" and "objects" in form:
+        expected = REFUSED  # objects are pickled, and nothing in a file is executed
     hold(door, expected, PIXELS, labels, plain, tmp_path)
 
 
@@ -249,6 +253,8 @@ CONTAINERS: dict[str, tuple[Any, str]] = {
     "paths": (Made(lambda n: (f"{n}.png", LABELS[n])), REFUSED),
     "a class": (TensorDataset, REFUSED),
     "a dict of arrays": ({"image": PIXELS, "label": LABELS}, EQUAL),
+    "a dict with capital letters": ({"X": PIXELS, "y": LABELS}, EQUAL),
+    "a dict with both letters": ({"X": PIXELS, "x": PIXELS, "y": LABELS}, REFUSED),
     "images only": (PIXELS, REFUSED),
     "three tensors": ((PIXELS, LABELS, LABELS), REFUSED),
     "a text": ("mnist", REFUSED),
@@ -478,6 +484,23 @@ def test_one_hot_rows_have_the_accuracy_of_their_classes(classes: int) -> None:
         )
         made.append(rows[-1]["validation_accuracy"])
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("form", ["float64", "float32", "uint8"])
+def test_a_module_of_ones_own_gets_its_own_dtype(form: str, dtype: torch.dtype) -> None:
+    """Numbers of NumPy are float64 as a rule, and weights float32."""
+    images = PIXELS.numpy() if form == "uint8" else (PIXELS.numpy() / 255).astype(form)
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(324, J)).to(dtype)
+    rows = fit(module, (images, LABELS), Recipe(epochs=1, batch_size=16), accelerator="cpu", progress=Progress())
+    assert rows[0]["train_loss"] < 3
+    assert {each.dtype for each in module.parameters()} == {dtype}
+
+
+def test_errors_of_validation_data_name_it() -> None:
+    for data in ((PIXELS[..., :17], LABELS), (PIXELS, LABELS + 5), DataLoader(TensorDataset(PIXELS[..., :17], LABELS))):
+        with pytest.raises(InputError, match=r"^validation: (images|labels) must "):
+            train_tiny((PIXELS, LABELS), validation=data)
 
 
 # ---- what a run does with any form

@@ -44,6 +44,11 @@ class Votes(ABC):
         self.dtype = poses.dtype if dtype is None else dtype
         self.poses, self.size = poses.to(full_dtype(self.dtype)), size
 
+    @property
+    def data(self) -> Float[Tensor, "B I K"]:
+        """The poses; torchinfo reads the shape of a module's input from an attribute of this name."""
+        return self.poses
+
     @abstractmethod
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
         """Σ_i c_ij û_j|i; without coupling, the plain sum."""
