@@ -139,10 +139,8 @@ class Votes(ABC):
 
     def finish(self, routed: Routed, *, coupling: bool) -> Routed:
         """What a routing returns: ``routed`` in :attr:`dtype`, zero where no capsule is present; coupling if asked."""
-        kept = routed if coupling else routed._replace(coupling=None)
-        poses, *others = (None if each is None else each.to(self.dtype) for each in kept)
-        assert poses is not None
-        return Routed(poses, *others).within(self.mask)
+        kept = routed if coupling else Routed(routed.poses, routed.activations)
+        return (kept if kept.poses.dtype == self.dtype else kept.to(self.dtype)).within(self.mask)
 
 
 class BuiltVotes(Votes):

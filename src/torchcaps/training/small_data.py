@@ -116,7 +116,7 @@ def chance_warning(value: float, labels: Tensor, config: TrainConfig, steps: int
     chance = task.chance(labels, balanced=is_balanced)
     if chance is None or value > sum(chance):
         return None
-    result = "balanced " * is_balanced + task.metric.name_and_value(value, ".1%")
+    result = "balanced " * is_balanced + task.metric.say(value, f"{task.metric.name} ")
     is_class = task.images_per_class(1, 1) is not None
     another = f"the network {PRESET_FOR_FEW_IMAGES}, which learns from few images, " * (
         is_class and config.preset != PRESET_FOR_FEW_IMAGES
