@@ -47,9 +47,7 @@ TRANSFORMS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "common": lambda t, u: torch.einsum("dk,bik->bid", t.weight.to(u), u)[:, :, None].expand(-1, -1, J, -1),
     "factored": lambda t, u: torch.einsum("dk,jk,bik->bijd", t.weight.to(u), t.scale.to(u), u),
     "elementwise": lambda t, u: torch.einsum("ijd,bid->bijd", t.matrices.to(u), u),
-    "matrix": lambda t, u: torch.einsum(
-        "ijrq,bipr->bijpq", t.matrices.to(u), u.unflatten(2, (2, 2))
-    ).flatten(3),
+    "matrix": lambda t, u: torch.einsum("ijrq,bipr->bijpq", t.matrices.to(u), u.unflatten(2, (2, 2))).flatten(3),
     "identity": lambda t, u: u[:, :, None].expand(-1, -1, J, -1),
 }
 """Every transform, with its votes in plain PyTorch."""
