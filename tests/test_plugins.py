@@ -42,7 +42,10 @@ class OneMatrix(Transform):
 
     def forward(self, poses):
         I, _, J, _ = self.size
-        return DenseVotes(poses, self.weight.expand(I, J, *self.weight.shape))
+        return poses, self.weight.expand(I, J, *self.weight.shape)
+
+    def votes(self, poses, matrices):
+        return DenseVotes(poses, matrices)
 
 @register("backbone", "wide")
 class Wide(nn.Sequential):

@@ -11,6 +11,7 @@ from torchcaps.analysis.calibration import Calibration
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError, shown
 from torchcaps.ranges import COUNT, image_shape
+from torchcaps.tasks import TASKS, TaskName
 
 LARGEST_IMAGE = 2**22
 """Values C·H·W of an image at most."""
@@ -36,23 +37,25 @@ class ImageSpec:
     """How photos of drawings are prepared; None where images are of something else."""
     calibration: Calibration | None = None
     """What is usual for the network; None where it was not measured."""
-    task: Literal["classes", "labels", "regression"] = "classes"
-    """What is asked of an image: its class, which labels it has, or numbers; ``class_names`` are the names of these."""
+    task: TaskName = "classes"
+    """What is predicted: the class of an image, its labels, or numbers; ``class_names`` are the names of these."""
 
     def __post_init__(self) -> None:
         names = self.class_names if isinstance(self.class_names, tuple) else ()
         fits = {
             "in_shape": math.prod(image_shape(self.in_shape)) <= LARGEST_IMAGE,
-            "class_names": len(names) > (self.task == "classes") and all(isinstance(each, str) for each in names),
+            "class_names": bool(names) and all(isinstance(each, str) for each in names),
             "objects": self.objects in COUNT and self.objects <= len(names),
             "fit": self.fit in ("pad", "stretch"),
             "preparation": isinstance(self.preparation, Preparation | None),
             "calibration": isinstance(self.calibration, Calibration | None),
-            "task": self.task in ("classes", "labels", "regression"),
+            "task": isinstance(self.task, str) and self.task in TASKS,
         }
         for name, fitting in fits.items():
             if not fitting:
                 raise InputError(f"{name} cannot be {shown(getattr(self, name))}")
+        if len(names) < TASKS[self.task].min_outputs:
+            raise InputError(f"class_names cannot be {shown(names)}")
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON takes it."""

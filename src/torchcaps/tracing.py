@@ -9,7 +9,7 @@ import contextlib
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake as is_fake
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -55,13 +55,18 @@ def is_eager() -> bool:
     return not (is_graph_capture() or torch._C._len_torch_dispatch_stack())
 
 
+def is_in_autocast() -> bool:
+    """Return True inside autocast of any device; much faster than to ask for one device."""
+    return bool(torch._C._is_any_autocast_enabled())
+
+
 def is_float32_on_cpu(*tensors: Tensor | None) -> bool:
     """Return True in plain eager mode without autocast if all tensors are ordinary float32 tensors on the CPU.
 
     None among the tensors is passed over, as for a layer without a bias.
     """
     return (is_eager() and not torch.is_autocast_enabled("cpu")) and all(
-        type(t) in (Tensor, torch.nn.Parameter)
+        type(t) in (Tensor, nn.Parameter)
         and (t.device.type, t.dtype, t.layout) == ("cpu", torch.float32, torch.strided)
         for t in tensors
         if t is not None
@@ -87,3 +92,9 @@ def autograd_in_operation() -> contextlib.AbstractContextManager[Any]:
     for key in (keys.AutogradFunctionality, keys.AutogradOther, keys.AutogradNestedTensor):
         excluded = excluded.remove(key)
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return True if a call of a module also runs hooks: its own, or those of all modules."""
+    own = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(own) or torch.nn.modules.module._has_any_global_hook()

@@ -80,6 +80,9 @@ TARGETS: dict[str, tuple[Any, str]] = {
     "one-hot int": (torch.eye(J, dtype=torch.int64)[LABELS].numpy(), EQUAL),
     "one-hot bool": (torch.eye(J).bool()[LABELS].numpy(), EQUAL),
     "texts": (NAMES[LABELS.numpy()], EQUAL),
+    "objects that are numbers": (LABELS.numpy().astype(object), EQUAL),
+    "objects that are texts": (NAMES[LABELS.numpy()].astype(object), EQUAL),
+    "objects that are missing": (np.array([None, 1, 2] * (N // 3), dtype=object), REFUSED),
     "from 1": (LABELS + 1, REFUSED),
     "negative": (LABELS - 1, REFUSED),
     "fractions": (LABELS + 0.5, REFUSED),
@@ -182,8 +185,10 @@ def test_labels_of_any_form(form: str, door: str, plain: dict[str, list[float]],
     labels, expected = TARGETS[form]
     if door in ("items", "loader") and form in ("None", "too few"):
         return  # an error of the test's own items
-    if door in ("items", "loader") and form == "texts":
+    if door in ("items", "loader") and form in ("texts", "objects that are texts"):
         expected = REFUSED  # a batch does not have all names
+    if door == "npz" and "objects" in form:
+        expected = REFUSED  # objects are pickled, and nothing in a file is executed
     hold(door, expected, PIXELS, labels, plain, tmp_path)
 
 
@@ -209,6 +214,8 @@ CONTAINERS: dict[str, tuple[Any, str]] = {
     "a list of pairs": ([(PIXELS[n], int(LABELS[n])) for n in range(N)], EQUAL),
     "a list of dicts": (ITEMS, EQUAL),
     "a dict of arrays": ({"image": PIXELS, "label": LABELS}, EQUAL),
+    "a dict with capital letters": ({"X": PIXELS, "y": LABELS}, EQUAL),
+    "a dict with both letters": ({"X": PIXELS, "x": PIXELS, "y": LABELS}, REFUSED),
     "images only": (PIXELS, REFUSED),
     "three tensors": ((PIXELS, LABELS, LABELS), REFUSED),
     "a text": ("mnist", REFUSED),
@@ -438,6 +445,23 @@ def test_one_hot_rows_have_the_accuracy_of_their_classes(classes: int) -> None:
         )
         made.append(rows[-1]["validation_accuracy"])
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("form", ["float64", "float32", "uint8"])
+def test_a_module_of_ones_own_gets_its_own_dtype(form: str, dtype: torch.dtype) -> None:
+    """Numbers of NumPy are float64 as a rule, and weights float32."""
+    images = PIXELS.numpy() if form == "uint8" else (PIXELS.numpy() / 255).astype(form)
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(324, J)).to(dtype)
+    rows = fit(module, (images, LABELS), Recipe(epochs=1, batch_size=16), accelerator="cpu", progress=Progress())
+    assert rows[0]["train_loss"] < 3
+    assert {each.dtype for each in module.parameters()} == {dtype}
+
+
+def test_errors_of_validation_data_name_it() -> None:
+    for data in ((PIXELS[..., :17], LABELS), (PIXELS, LABELS + 5), DataLoader(TensorDataset(PIXELS[..., :17], LABELS))):
+        with pytest.raises(InputError, match=r"^validation: (images|labels) must "):
+            train_tiny((PIXELS, LABELS), validation=data)
 
 
 # ---- what a run does with any form

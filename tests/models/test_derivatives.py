@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, vmap
 
 import torchcaps
@@ -81,6 +82,37 @@ def test_a_gradient_penalty_and_forward_mode(preset: str) -> None:
     value, by_forward = torch.func.jvp(lambda parameters: penalty(parameters, images), (parameters,), (along,))
     assert_close(slope.square().sum(), value, 1e-9)
     assert_close(by_backward / by_forward, 1.0, 1e-7)
+
+
+@every_preset
+def test_hooks_see_the_gradient_of_every_module(preset: str) -> None:
+    network = Learning(preset)
+    images, targets = network.batch()
+    loss = loss_of(network)
+    wanted = grad(loss)(dict(network.named_parameters()), images, targets)
+    seen: list[str] = []
+    for name, module in network.named_modules():
+        module.register_full_backward_hook(lambda *_, name=name: seen.append(name))
+    loss(dict(network.named_parameters()), images, targets).backward()
+    assert_same({name: each.grad for name, each in network.named_parameters()}, wanted, 1e-9)
+    for name, module in network.named_modules():
+        assert name in seen or isinstance(module, nn.ModuleList) or not list(module.parameters()), name
+
+
+@every_preset
+def test_networks_without_numbers(preset: str) -> None:
+    with FakeTensorMode():
+        fake = torchcaps.create_model(preset, **small(preset))
+        images = torch.rand(2, *fake.in_shape)
+        scores = fake(images).scores
+    with torch.device("meta"):
+        planned = torchcaps.create_model(preset, **small(preset))
+    real = torchcaps.create_model(preset, **small(preset))
+    fakes, plans, reals = (
+        {name: each.shape for name, each in net.state_dict().items()} for net in (fake, planned, real)
+    )
+    assert fakes == plans == reals
+    assert scores.shape == (2, fake.num_classes)
 
 
 def test_the_margin_of_the_spread_loss_grows_with_steps_of_training_alone() -> None:

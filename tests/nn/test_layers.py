@@ -97,7 +97,7 @@ def test_weights_shared_by_positions_and_places_in_the_votes() -> None:
             place = torch.zeros(9).double()
             for component, value in places[coordinates](y, x).items():
                 place[component] = value
-            built[:, :, y, x] = own.transform(poses.unflatten(1, MAP)[:, :, y, x]).build() + place
+            built[:, :, y, x] = own.transform.votes(*own.transform(poses.unflatten(1, MAP)[:, :, y, x])).build() + place
         wanted = DynamicRouting()(BuiltVotes(built.flatten(1, 3)), return_coupling=True)
         got = layer.route(poses, return_coupling=True)
         assert_same(with_gradients(got, {"poses": poses}), with_gradients(wanted, {"poses": poses}), 1e-7)
@@ -258,6 +258,15 @@ def test_sizes_parts_and_options_that_do_not_fit() -> None:
         (1, "hundredths", "coordinates need at least 2 comp"),
     ):
         assert_raises(InputError, DenseCapsules, MAP, 4, 2, dim, coordinates=coordinates, say=said)
+
+
+def test_a_transform_that_does_not_return_tensors() -> None:
+    class Whole(Dense):
+        def forward(self, poses: Any) -> Any:
+            return self.votes(*super().forward(poses))
+
+    said = "Whole.forward must return a tuple of tensors, of which Whole.votes makes votes, got DenseVotes"
+    assert_raises(InputError, DenseCapsules(3, 4, 2, 4, transform=Whole()), torch.rand(2, 3, 4), say=said)
 
 
 def test_capsules_that_do_not_fit() -> None:

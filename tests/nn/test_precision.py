@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import torchcaps
-from support import assert_as_exact
+from support import assert_as_exact, assert_same
 from torchcaps.nn import BuiltVotes, Capsules, DenseCapsules, Routed, interest_scores, label_aware_attention
 from torchcaps.ops.precision import full_dtype
 from torchcaps.parts import PARTS
@@ -231,3 +231,16 @@ def test_a_loss_after_the_layer_keeps_its_autocast() -> None:
         assert torch.is_autocast_enabled("cpu")
     assert seen == [True, True]
     assert before.weight.grad is not None
+
+
+@pytest.mark.parametrize("routing", ["dynamic", "em", "heinsen-vector"])
+def test_a_compiled_layer_is_exact_if_torch_leaves_autocast_out_of_gradients(routing: str) -> None:
+    layer, found = make_layer("dense", routing).float(), []
+    with torch._functorch.config.patch(backward_pass_autocast="off"):
+        for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+            poses = torch.randn(B, I, 4, generator=torch.Generator().manual_seed(4)).requires_grad_()
+            leaves = {"poses": poses} | dict(layer.named_parameters())
+            with torch.autocast("cpu", torch.bfloat16):
+                capsules = function(poses)
+            found.append(gradients({"poses": capsules.poses, "active": capsules.activations}, leaves, nullcontext))
+    assert_same(found[1], found[0])

@@ -374,7 +374,7 @@ def test_heinsens_routings_are_those_of_his_equations(routing: str, in_capsules:
             factors = layer.transform.scale.numpy(force=True), layer.transform.weight.mT.numpy(force=True)
             wanted = oracle.heinsen_vector(poses[row, there].numpy(), cut, *factors, iterations)
         else:
-            V = layer.transform(poses).build()[row, there].numpy(force=True) + cut["bias"]
+            V = layer.transform.votes(*layer.transform(poses)).build()[row, there].numpy(force=True) + cut["bias"]
             given = V, activations[row, there].numpy(), cut["beta_use"], cut["beta_ignore"]
             wanted = oracle.heinsen_matrix(*given, iterations, 1e-5)
         for got, number in zip((routed.poses, routed.activations, routed.coupling[:, there]), wanted, strict=True):
@@ -398,7 +398,7 @@ def test_groups_are_routed_by_themselves_and_summed(routing: str, transform: str
     mask[1, :3] = False  # a group and a half
     capsules = Capsules(torch.randn(3, 8, 5).double(), torch.rand(3, 8).double(), mask=mask)
     routed = layer.route(capsules, return_coupling=True)
-    votes, found = layer.transform(capsules.poses).build(), []
+    votes, found = layer.transform.votes(*layer.transform(capsules.poses)).build(), []
     for n, group in enumerate(layer.routing.groups):
         part = slice(2 * n, 2 * n + 2)
         own = BuiltVotes(votes[:, part], capsules.poses[:, part]).masked(mask[:, part])

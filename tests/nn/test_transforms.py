@@ -65,15 +65,15 @@ def make_votes(kind: str, dtype: torch.dtype = torch.float64, I: int = 63, J: in
         transform, _ = bound("dense", types, J, dtype)
         by_position = poses.unflatten(1, (types, 4)).transpose(1, 2).flatten(0, 1)
         wanted = torch.einsum("ijdk,bipk->bipjd", transform.matrices.double(), poses.double().unflatten(1, (types, 4)))
-        return MapVotes(transform(by_position), poses, 4), wanted.flatten(1, 2)
+        return MapVotes(transform.votes(*transform(by_position)), poses, 4), wanted.flatten(1, 2)
     if kind == "placed":
         (votes, wanted), places = make_votes("shared", dtype, I, J), torch.randn(I, 5, dtype=dtype)
         return PlacedVotes(votes, places), wanted + places.double()[:, None]
     transform, poses = bound(kind, I, J, dtype)
     if kind == "identity":
-        return transform(poses), poses.double()[:, :, None].expand(-1, -1, J, -1)
+        return transform.votes(*transform(poses)), poses.double()[:, :, None].expand(-1, -1, J, -1)
     wanted = KINDS[kind][0](poses.double(), transform.matrices.double())[:, :, :J]
-    return transform(poses), wanted.expand(-1, -1, J, -1)
+    return transform.votes(*transform(poses)), wanted.expand(-1, -1, J, -1)
 
 
 def test_votes_are_those_of_einsum() -> None:
@@ -108,7 +108,7 @@ def test_built_votes_have_the_derivatives_of_finite_differences(kind: str) -> No
     transform.bind(LayerSize(3, 4, 2, 4), 1.0)
 
     def votes(poses: Tensor, weight: Tensor) -> Tensor:
-        return torch.func.functional_call(transform, {"weight": weight}, (poses,)).build()
+        return transform.votes(*torch.func.functional_call(transform, {"weight": weight}, (poses,))).build()
 
     leaves = torch.randn(2, 3, 4).double().requires_grad_(), transform.weight.detach().double().requires_grad_()
     assert torch.autograd.gradcheck(votes, leaves)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from support import assert_raises
 from torchcaps.errors import InputError
 from torchcaps.ops.labels import is_correct
 from torchcaps.tasks import TASKS, find_task, guess_task, task_of_targets
@@ -33,6 +34,7 @@ CLASS_FORMS: dict[str, Any] = {
     "bytes": TEXTS.astype("S"),
     "list of texts": TEXTS.tolist(),
     "objects that are texts": TEXTS.astype(object),
+    "objects that are numbers": CLASSES.astype(object),
 }
 
 
@@ -111,6 +113,15 @@ def test_objects_are_classes_of_one_image() -> None:
             objects.bring(wrong, 3)
     with pytest.raises(InputError, match="objects must be 1 for the task labels, got 2"):
         find_task("labels", 2)
+
+
+def test_rows_of_zeros_and_ones_are_the_classes_of_several_objects() -> None:
+    objects, pairs = TASKS["classes"].with_objects(2), [[0, 2], [1, 2], [0, 1]]
+    rows = np.array([np.eye(3)[pair].sum(0) for pair in pairs])
+    for form in (rows, rows.astype(bool), rows.astype(int).tolist()):
+        assert objects.bring(form, 3).tolist() == pairs
+    for wrong in (np.eye(3), rows / 2, np.ones((3, 3))):
+        assert_raises(InputError, objects.bring, wrong, 3, say="labels in rows must have 2 ones for each image")
 
 
 def test_each_form_is_of_one_task() -> None:

@@ -179,14 +179,13 @@ def test_chance_is_the_share_of_the_most_frequent_class_and_an_error_of_counting
     config = make_config("compact", epochs=10, learning_rate=3e-3)
     for counts, chance in (((12, 12, 12), 1 / 3 + (2 / 9 / 36) ** 0.5), ((90, 10), 0.93), ((5000, 5000), 0.505)):
         labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-        images = ImageSet(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels)
-        assert warning_of_chance(chance + 1e-6, images, config, 100) is None
-        assert "the network has learned nothing: " in str(warning_of_chance(chance - 1e-6, images, config, 100))
+        assert warning_of_chance(chance + 1e-6, labels, config, 100) is None
+        assert "the network has learned nothing: " in str(warning_of_chance(chance - 1e-6, labels, config, 100))
     for preset, steps, advice in (
         ("compact", 100, "Try the network compact-shared"),
         ("compact-shared", 20, "Try more steps (--epochs 100)"),  # 2,000 steps
     ):
-        assert advice in str(warning_of_chance(0.0, images, make_config(preset, epochs=10), steps))
+        assert advice in str(warning_of_chance(0.0, labels, make_config(preset, epochs=10), steps))
 
 
 def test_uneven_classes_are_said_and_balanced_accuracy_chooses(bars: Path, tmp_path: Path) -> None:
@@ -211,11 +210,11 @@ def test_uneven_classes_are_said_and_balanced_accuracy_chooses(bars: Path, tmp_p
 
 def test_classes_that_are_never_predicted_are_named() -> None:
     labels, names = np.array([0] * 9 + [1] * 2), ("good", "hole", "none")
-    said = small_data.warning_of_unpredicted(Evaluation(labels, np.eye(3)[labels * 0], 1.0, names))
+    said = Evaluation(labels, np.eye(3)[labels * 0], 1.0, names).warning
     assert said == (
         "of 11 test images none was given hole; try --class-weights balanced, more steps, or more images of them"
     )
-    assert small_data.warning_of_unpredicted(Evaluation(labels, np.eye(3)[labels], 1.0, names)) is None
+    assert Evaluation(labels, np.eye(3)[labels], 1.0, names).warning is None
 
 
 def test_a_long_run_says_its_time_and_that_of_smaller_images(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,28 +47,32 @@ class Form:
     scale: Scale = "auto"
     cropped: bool = False
     class_names: tuple[str, ...] | None = None
+    where: str = ""
+    """Begins errors, such as "validation: "."""
 
     def images(self, values: Any) -> Tensor:
         """Bring images to form."""
         if self.in_shape is not None:
-            return prepare_images(values, self.in_shape, self.scale, cropped=self.cropped)
-        numbers = as_numbers(values, "images")
+            return prepare_images(values, self.in_shape, self.scale, f"{self.where}images", cropped=self.cropped)
+        numbers = as_numbers(values, f"{self.where}images")
         keeps = self.scale == "auto" and numbers.is_floating_point()
-        return numbers if keeps else scale_pixels(numbers, self.scale)
+        return numbers if keeps else scale_pixels(numbers, self.scale, f"{self.where}images")
 
     def labels(self, values: Any) -> Tensor:
         """Bring labels to form."""
+        where = f"{self.where}labels"
         if isinstance(values, list) and values and isinstance(values[0], Tensor):
-            values = as_numbers(values, "labels")
+            values = as_numbers(values, where)
         if self.task is None:
-            return as_numbers(values, "labels")
+            return as_numbers(values, where)
         if self.num_outputs is not None or _are_texts(values):
-            return self.task.bring(values, self.num_outputs, class_names=self.class_names)
-        numbers = as_numbers(values, "labels")
+            return self.task.bring(values, self.num_outputs, where, self.class_names)
+        values = as_array(values, where)
+        numbers = as_numbers(values, where)
         if numbers.ndim == 2 and numbers.shape[1] > 1:  # one-hot rows, or shares of classes
-            return self.task.bring(values, numbers.shape[1])
+            return self.task.bring(values, numbers.shape[1], where)
         highest = int(numbers.max()) if len(numbers) and numbers.isfinite().all() else 0
-        return self.task.bring(values, max(highest + 1, self.task.min_outputs))
+        return self.task.bring(values, max(highest + 1, self.task.min_outputs), where)
 
     def labels_of_batch(self, values: Any) -> Tensor:
         """Bring the labels of a batch to form; texts need class names, as a batch does not have all of them."""
@@ -117,6 +121,7 @@ def open_data(data: Any, form: Form, keys: Keys | None = None, where: str = "dat
         InputError: Pixels or labels that do not fit the network.
     """
     check_scale(form.scale)
+    form = form if where == "dataset" else replace(form, where=f"{where}: ")
     if keys is not None and (not isinstance(keys, tuple | list) or len(keys) != 2):
         raise InputError(f"keys must be two names or positions, of image and label, got {keys!r}")
     keys = None if keys is None else (keys[0], keys[1])

@@ -13,7 +13,7 @@ from torchcaps.datasets.rng import seeded
 from torchcaps.errors import InputError, WrongType, reason_of, shown
 
 IMAGE_KEYS = ("image", "images", "img", "pixel_values", "x", "input", "inputs")
-"""Names under which a dict usually holds an image."""
+"""Names under which a dict usually holds an image, in small or capital letters."""
 LABEL_KEYS = ("label", "labels", "target", "targets", "y", "fine_label")
 """Names under which a dict usually holds a label."""
 
@@ -92,14 +92,14 @@ def find_keys(item: Any, keys: Keys | None, where: str) -> Keys:
     """
     if isinstance(item, Mapping):
         if keys is None:
-            found = [[key for key in usual if key in item] for usual in (IMAGE_KEYS, LABEL_KEYS)]
+            found = [[key for key in item if str(key).lower() in usual] for usual in (IMAGE_KEYS, LABEL_KEYS)]
             if all(len(each) == 1 for each in found):
                 return found[0][0], found[1][0]
         elif all(key in item for key in keys):
             return keys
         raise InputError(
-            f"{where} have the entries {shown(', '.join(map(str, item)))}; say which are the image and the label by "
-            "keys, such as keys=('image', 'label')"
+            f"{where} must have an entry such as image and one such as label, but have the entries "
+            f"{shown(', '.join(map(str, item)))}; say which ones by keys, such as keys=('image', 'label')"
         )
     if not isinstance(item, list | tuple):
         got = f"a {type(item).__name__}" if not isinstance(item, Tensor) else f"a tensor {tuple(item.shape)}"

@@ -16,6 +16,7 @@ from torchcaps.errors import InputError
 from torchcaps.ops.convolution import compute
 from torchcaps.ops.precision import check_one_dtype
 from torchcaps.ranges import Padding, Pixels, Size
+from torchcaps.tracing import is_fake
 
 ConvInit = Literal["torch", "glorot", "truncated-normal"]
 """How weights start; see :func:`draw_layers`."""
@@ -147,6 +148,12 @@ def draw_layers(module: nn.Module, init: ConvInit, std: float, bias: float = 0.1
             if init == "glorot":
                 nn.init.xavier_uniform_(layer.weight)
             else:
-                nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
+                draw_truncated(layer.weight, std)
             if layer.bias is not None:
                 layer.bias.fill_(0.0 if init == "glorot" else bias)
+
+
+def draw_truncated(tensor: Tensor, std: float) -> None:
+    """Fill a tensor with normal numbers that are cut at two deviations; a fake tensor has no numbers to fill."""
+    if not is_fake(tensor):  # torch reads the numbers in order to draw some of them again
+        nn.init.trunc_normal_(tensor, std=std, a=-2 * std, b=2 * std)

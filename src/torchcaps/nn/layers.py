@@ -96,6 +96,17 @@ class CapsuleLayer(nn.Module, ABC):
             raise InputError(f"{name} returned what does not fit the layer: {error}") from None
         return routed.within(votes.mask)
 
+    def _transformed(self, poses: Float[Tensor, "B I K"]) -> Votes:
+        """Return the votes that the transform makes of poses."""
+        tensors = self.transform(poses)
+        if not isinstance(tensors, tuple) or not all(isinstance(each, Tensor) for each in tensors):
+            name = type(self.transform).__name__
+            raise InputError(
+                f"{name}.forward must return a tuple of tensors, of which {name}.votes makes votes, got "
+                f"{type(tensors).__name__}"
+            )
+        return self.transform.votes(*tensors)
+
     @checked
     def _look_at(
         self,
@@ -182,10 +193,10 @@ class DenseCapsules(CapsuleLayer):
     ) -> Votes:
         poses = poses if mask is None else poses.where(mask.unsqueeze(2), 0)  # a transform may use them at once
         if not self.share_positions or self.grid is None:
-            return self.transform(poses)
+            return self._transformed(poses)
         positions = math.prod(self.grid[1:])
         by_position = poses.unflatten(1, (-1, positions)).transpose(1, 2)  # (B, L, T, K)
-        return MapVotes(self.transform(by_position.flatten(0, 1)), poses, positions)
+        return MapVotes(self._transformed(by_position.flatten(0, 1)), poses, positions)
 
     def _places(self, device: torch.device) -> Float[Tensor, "I D"] | None:
         """What is added to the votes of each capsule of a map: its row and its column; None where nothing is."""
@@ -291,7 +302,7 @@ class ConvCapsules(CapsuleLayer):
         windows = self._windows(poses.movedim(-1, 2).flatten(1, 2))  # (B, T·K, k², L)
         B, _, area, positions = windows.shape
         windows = windows.unflatten(1, (self.in_types, self.in_dim)).permute(0, 4, 2, 1, 3)  # (B, L, K, T, k²)
-        votes: Votes = self.transform(windows.reshape(B * positions, self.in_dim, self.in_types * area).transpose(1, 2))
+        votes = self._transformed(windows.reshape(B * positions, self.in_dim, self.in_types * area).transpose(1, 2))
         if self.compete_over == "types-and-positions":
             votes.competition = MapCompetition(self.window_capsules(grid, poses.device), math.prod(grid) + 1)
         if mask is not None:

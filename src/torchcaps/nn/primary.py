@@ -17,6 +17,7 @@ from torchcaps.ops.precision import in_full_precision
 from torchcaps.ops.squash import exponential_squash, safe_norm, squash
 from torchcaps.parts import register
 from torchcaps.ranges import Epsilon, Padding, Pixels, Size, Width
+from torchcaps.tracing import has_hooks
 
 
 @register("primary", "conv")
@@ -165,7 +166,7 @@ class PrimaryCapsules(nn.Module):
         convs = [cast(Convolution, conv) for conv in self.convs]
         if len(convs) == 1:
             return convs[0](features)
-        if any(conv._forward_hooks or conv._forward_pre_hooks for conv in convs):  # who listens, hears each
+        if any(type(conv) is not Convolution or has_hooks(conv) for conv in convs):  # which expect a call of each
             return torch.cat([conv(features) for conv in convs], 1)
         weight = torch.cat([conv.weight for conv in convs])
         bias = None if convs[0].bias is None else torch.cat([cast(Tensor, conv.bias) for conv in convs])

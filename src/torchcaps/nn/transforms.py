@@ -1,10 +1,10 @@
-"""Transforms: modules from capsules to the votes that they give for output capsules."""
+"""Transforms: modules that turn capsules into the tensors that their votes are made of, and into the votes."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import LayerSize
+from torchcaps.nn.convolutions import draw_truncated
 from torchcaps.nn.votes import CommonVotes, DenseVotes, FactoredVotes, IdentityVotes, MatrixVotes, SharedVotes, Votes
 from torchcaps.parts import register
 from torchcaps.ranges import PositiveFactor
@@ -23,8 +24,11 @@ WeightInit = Literal["balanced", "normal", "truncated-normal", "fan-in"]
 class Transform(nn.Module, ABC):
     """From capsules to votes. A layer tells it its sizes once, by :meth:`bind`, where it makes its parameters.
 
-    Subclass it with :meth:`bind` and :meth:`forward`, and register it by ``@register("transform", "mine")``, to put a
-    transform of your own into a capsule layer.
+    :meth:`forward` returns tensors, so that hooks and the tools built on them see tensors; :meth:`votes` makes votes of
+    them, which a routing asks for sums. A layer calls ``transform.votes(*transform(poses))``.
+
+    Subclass it with these three methods, and register it by ``@register("transform", "mine")``, to put a transform of
+    your own into a capsule layer.
     """
 
     @abstractmethod
@@ -36,8 +40,12 @@ class Transform(nn.Module, ABC):
         """
 
     @abstractmethod
-    def forward(self, poses: Float[Tensor, "B I K"]) -> Votes:
-        """The votes of input capsules u_i."""
+    def forward(self, poses: Float[Tensor, "B I K"]) -> tuple[Tensor, ...]:
+        """Return the tensors that the votes of input capsules u_i are made of: as a rule poses and matrices."""
+
+    @abstractmethod
+    def votes(self, *tensors: Any, **_named: Any) -> Votes:  # of any signature, so that a subclass names its tensors
+        """Make votes of the tensors that :meth:`forward` returned. Parameters are used there, not here."""
 
 
 class WeightTransform(Transform):
@@ -57,7 +65,6 @@ class WeightTransform(Transform):
     size: LayerSize | None = None
     axes: ClassVar[tuple[int, ...] | None] = None
     """Axes of ``weight`` in the order of the equation; None: ``weight`` already has that order."""
-    _votes: type[DenseVotes | SharedVotes | MatrixVotes] = DenseVotes
 
     def __init__(self, weight_init: WeightInit = "balanced", weight_std: PositiveFactor = 0.1) -> None:
         super().__init__()
@@ -90,16 +97,15 @@ class WeightTransform(Transform):
         """Draw the weights anew from torch's random generator."""
         assert self.size is not None
         if self.weight_init == "truncated-normal":
-            std = self.weight_std
-            nn.init.trunc_normal_(self.matrices, std=std, a=-2 * std, b=2 * std)
+            draw_truncated(self.matrices, self.weight_std)
             return
         fan_in = math.sqrt(2 / (max(self.size.in_capsules, 1) * self.size.in_dim))
         stds = {"balanced": self.balanced_std, "normal": self.weight_std, "fan-in": fan_in}
         nn.init.normal_(self.matrices, std=stds[self.weight_init])
 
     @checked
-    def forward(self, poses: Float[Tensor, "B {self.size.in_capsules} {self.size.in_dim}"]) -> Votes:
-        return self._votes(poses, self.matrices)
+    def forward(self, poses: Float[Tensor, "B {self.size.in_capsules} {self.size.in_dim}"]) -> tuple[Tensor, ...]:
+        return poses, self.matrices
 
 
 @register("transform", "dense")
@@ -118,6 +124,9 @@ class Dense(WeightTransform):
         _, K, J, D = size
         return torch.empty(J, D, K, size.inputs(self))
 
+    def votes(self, poses: Float[Tensor, "B I K"], matrices: Float[Tensor, "I J D K"]) -> Votes:
+        return DenseVotes(poses, matrices)
+
 
 @register("transform", "shared")
 class Shared(WeightTransform):
@@ -127,11 +136,12 @@ class Shared(WeightTransform):
     (arXiv:1911.07968).
     """
 
-    _votes = SharedVotes
-
     def _empty(self, size: LayerSize) -> Float[Tensor, "J D K"]:
         _, K, J, D = size
         return torch.empty(J, D, K)
+
+    def votes(self, poses: Float[Tensor, "B I K"], matrices: Float[Tensor, "J D K"]) -> Votes:
+        return SharedVotes(poses, matrices)
 
 
 @register("transform", "common")
@@ -148,9 +158,8 @@ class Common(WeightTransform):
         self.out_capsules = size.out_capsules
         return torch.empty(size.out_dim, size.in_dim)
 
-    @checked
-    def forward(self, poses: Float[Tensor, "B {self.size.in_capsules} {self.size.in_dim}"]) -> Votes:
-        return CommonVotes(poses, self.weight, self.out_capsules)
+    def votes(self, poses: Float[Tensor, "B I K"], matrix: Float[Tensor, "D K"]) -> Votes:
+        return CommonVotes(poses, matrix, self.out_capsules)
 
 
 @register("transform", "factored")
@@ -171,8 +180,11 @@ class Factored(WeightTransform):
         return torch.empty(size.out_dim, size.in_dim)
 
     @checked
-    def forward(self, poses: Float[Tensor, "B {self.size.in_capsules} {self.size.in_dim}"]) -> Votes:
-        return FactoredVotes(poses, self.scale, self.weight)
+    def forward(self, poses: Float[Tensor, "B {self.size.in_capsules} {self.size.in_dim}"]) -> tuple[Tensor, ...]:
+        return poses, self.scale, self.weight
+
+    def votes(self, poses: Float[Tensor, "B I K"], scale: Float[Tensor, "J K"], matrix: Float[Tensor, "D K"]) -> Votes:
+        return FactoredVotes(poses, scale, matrix)
 
 
 @register("transform", "elementwise")
@@ -195,9 +207,12 @@ class Elementwise(WeightTransform):
         return 1
 
     @checked
-    def forward(self, poses: Float[Tensor, "B {self.size.in_capsules} {self.size.in_dim}"]) -> Votes:
+    def forward(self, poses: Float[Tensor, "B {self.size.in_capsules} {self.size.in_dim}"]) -> tuple[Tensor, ...]:
         matrices = torch.diag_embed(self.weight.transpose(1, 2), dim1=1, dim2=2)  # (J, D, K, I)
-        return DenseVotes(poses, matrices.permute(3, 0, 1, 2))
+        return poses, matrices.permute(3, 0, 1, 2)
+
+    def votes(self, poses: Float[Tensor, "B I K"], matrices: Float[Tensor, "I J D K"]) -> Votes:
+        return DenseVotes(poses, matrices)
 
 
 @register("transform", "matrix")
@@ -210,7 +225,6 @@ class Matrix(WeightTransform):
     Source: Hinton, Sabour, Frosst 2018, "Matrix capsules with EM routing" (ICLR).
     """
 
-    _votes = MatrixVotes
     axes = (3, 0, 2, 1)
 
     def _empty(self, size: LayerSize) -> Float[Tensor, "J P P I"]:
@@ -226,6 +240,9 @@ class Matrix(WeightTransform):
     def _products(self, size: LayerSize) -> int:
         return math.isqrt(size.in_dim)
 
+    def votes(self, poses: Float[Tensor, "B I K"], matrices: Float[Tensor, "I J P P"]) -> Votes:
+        return MatrixVotes(poses, matrices)
+
 
 @register("transform", "identity")
 class Identity(Transform):
@@ -235,7 +252,10 @@ class Identity(Transform):
         _require_equal("Identity", size)
         self.out_capsules = size.out_capsules
 
-    def forward(self, poses: Float[Tensor, "B I K"]) -> Votes:
+    def forward(self, poses: Float[Tensor, "B I K"]) -> tuple[Tensor, ...]:
+        return (poses,)
+
+    def votes(self, poses: Float[Tensor, "B I K"]) -> Votes:
         return IdentityVotes(poses, self.out_capsules)
 
 

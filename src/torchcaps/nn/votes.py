@@ -42,6 +42,11 @@ class Votes(ABC):
         self.dtype = poses.dtype if dtype is None else dtype
         self.poses, self.size = poses.to(full_dtype(self.dtype)), size
 
+    @property
+    def data(self) -> Float[Tensor, "B I K"]:
+        """The poses; torchinfo reads the shape of a module's input from an attribute of this name."""
+        return self.poses
+
     @abstractmethod
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
         """Σ_i c_ij û_j|i; without coupling, the plain sum."""
@@ -139,10 +144,8 @@ class Votes(ABC):
 
     def finish(self, routed: Routed, *, coupling: bool) -> Routed:
         """What a routing returns: ``routed`` in :attr:`dtype`, zero where no capsule is present; coupling if asked."""
-        kept = routed if coupling else routed._replace(coupling=None)
-        poses, *others = (None if each is None else each.to(self.dtype) for each in kept)
-        assert poses is not None
-        return Routed(poses, *others).within(self.mask)
+        kept = routed if coupling else Routed(routed.poses, routed.activations)
+        return (kept if kept.poses.dtype == self.dtype else kept.to(self.dtype)).within(self.mask)
 
 
 class BuiltVotes(Votes):

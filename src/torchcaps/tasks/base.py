@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 TaskName = Literal["classes", "labels", "regression"]
 """What a network is trained for: the class of an image, or the classes of its objects; several labels, each of which
 an image has or has not, (B, L); or numbers, (B, T)."""
-ALWAYS = frozenset({"train", "evaluate", "predict", "curves", "datasets", "export", "folder"})
+ALWAYS = frozenset({"train", "evaluate", "predict", "curves", "datasets", "export", "share", "folder"})
 """Commands, and formats of ``torchcaps export``, that take a network of any task."""
 
 
@@ -47,19 +49,34 @@ class Metric:
         """Return a value as a cell of a table: ``97.20 %``, or the error, ``0.0312``; a dash for None."""
         if value is None:
             return "–"
-        return f"{100 * value:.2f} %" if self.is_share else f"{1 - value:.4g}"
+        return f"{100 * value:.2f} %" if self.is_share else self.show_error(1 - value)
+
+    def short(self, value: float) -> str:
+        """Return a value for a line of progress: ``97.20%``, or the error with its name."""
+        return f"{value:.2%}" if self.is_share else f"{self.error} {1 - value:.4g}"
 
     def name_and_value(self, value: float, form: str = ".2%") -> str:
         """Return the metric and its value for a sentence or a line of progress: ``accuracy 97.20%``."""
         return f"{self.name} {value:{form}}" if self.is_share else f"{self.error} {1 - value:.4g}"
 
-    def columns(self) -> tuple[str, ...]:
-        """Return the headings of :meth:`cells`."""
-        return (self.name, self.error) if self.is_share else (self.error,)
+    def cells(self, value: float) -> dict[str, str]:
+        """Return the cells of a table for one value by their headings: the share and its error, or the error only."""
+        shown = {self.error: self.show_error(1 - value)}
+        return {self.name: self.show(value)} | shown if self.is_share else shown
 
-    def cells(self, value: float) -> tuple[str, ...]:
-        """Return the cells of a table for one value: the share and its error, or the error only."""
-        return (self.show(value), self.show(1 - value)) if self.is_share else (self.show(value),)
+    def row(self, value: float) -> tuple[str, str]:
+        """Return name and value as a row of a table."""
+        name, unit = (self.name, "") if self.is_share else (self.error, f"  ({self.unit})")
+        return name.capitalize(), f"{self.show(value)}{unit}"
+
+    def show_error(self, error: float) -> str:
+        """Return an error as a cell of a table: ``2.80 %``, or ``0.0312``."""
+        return f"{100 * error:.2f} %" if self.is_share else f"{error:.4g}"
+
+    def spread(self, errors: Sequence[float]) -> str:
+        """Return the mean and the sample standard deviation of the errors of several seeds."""
+        factor, unit = (100, " %") if self.is_share else (1, "")
+        return f"{factor * statistics.mean(errors):.3f} ± {factor * statistics.stdev(errors):.3f}{unit}"
 
     def hub_value(self, error: float) -> float:
         """Return the value that the Hugging Face hub expects, from an error."""
@@ -206,6 +223,18 @@ class Task(ABC):
     def describe(self, names: Sequence[str], target: Any) -> str:
         """Return the target of one image in words."""
 
+    def count(self, num_outputs: int) -> str:
+        """Return a number of outputs in words: ``3 labels``, ``1 number``."""
+        return f"{num_outputs} {self.output if num_outputs == 1 else self.outputs}"
+
+    def count_words(self, num_outputs: int) -> str:
+        """Return what a network predicts, as a sentence of its model card goes on after its images."""
+        return f"with {self.count(num_outputs)}"
+
+    @abstractmethod
+    def limits(self, num_outputs: int) -> str:
+        """Return what a model card says of images that the network was not made for."""
+
     # ---- training
 
     def buffers(self, num_outputs: int) -> dict[str, Tensor]:  # noqa: ARG002  what a subclass needs
@@ -244,9 +273,21 @@ class Task(ABC):
         """
         return None
 
-    def class_weights(self, targets: Tensor | None) -> Float[Tensor, "J"] | None:  # noqa: ARG002
-        """Return weights by which all classes count the same; None if images have no class each."""
+    def class_counts(self, targets: Tensor | None) -> Int64[Tensor, "J"] | None:  # noqa: ARG002
+        """Return the number of images of each class; None if images have no class each, or targets are not known."""
         return None
+
+    def class_weights(self, targets: Tensor | None) -> Float[Tensor, "J"] | None:
+        """Return N / (J · N_j), by which all classes count the same; a class without images has 1.
+
+        None if images have no class each, or targets are not known.
+
+        Source: King, Zeng 2001, "Logistic regression in rare events data", and scikit-learn's ``class_weight``.
+        """
+        counts = self.class_counts(targets)
+        if counts is None:
+            return None
+        return (counts.sum() / (len(counts) * counts.clamp_min(1))).masked_fill(counts == 0, 1.0)
 
     def images_per_class(self, num_images: int, num_outputs: int) -> float | None:  # noqa: ARG002
         """Return how many images a class has on average; None if images have no class each."""
@@ -262,6 +303,10 @@ class Task(ABC):
     def score_name(self, output: Any) -> Any:
         """Return what the scores of a ``ModelOutput`` are: lengths, activations, probabilities or values."""
         return output.score_name
+
+    def score_text(self, score: float) -> str:
+        """Return a score of 0..1 for a table: a number and a bar."""
+        return f"{score:.3f}  {bar(score)}"
 
     @abstractmethod
     def answer(self, names: Sequence[str], scores: Sequence[float], classes: Sequence[int]) -> list[str]:
@@ -342,6 +387,12 @@ class ColumnTask(Task):
         """Draw one output into the axes of an evaluation's figure."""
 
 
+def bar(share: float, width: int = 30) -> str:
+    """A horizontal bar: ``share`` 0..1 of ``width`` characters, to an eighth of one."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
 def as_array(values: Any, where: str) -> np.ndarray:
     """Return a list, an array or a tensor as an array of numbers, booleans or texts.
 
@@ -355,8 +406,11 @@ def as_array(values: Any, where: str) -> np.ndarray:
         array = np.asarray(values)
     except ValueError:
         raise InputError(f"{where} must be one array, got rows of different lengths") from None
-    if array.dtype.kind == "O" and array.ndim and all(isinstance(each, str) for each in array.flat):
-        array = array.astype(np.str_)
+    if array.dtype.kind == "O" and array.ndim:  # such as a column of pandas
+        for kind in (str, Integral, Real):
+            if all(isinstance(each, kind) for each in array.flat):
+                array = np.array(array.tolist())
+                break
     if array.dtype.kind not in "biufcUS" or array.ndim == 0:
         got = type(values).__name__ if array.ndim == 0 else f"an array of {array.dtype}"
         raise WrongType(f"{where} must be a tensor, an array or a list of numbers, got {got}")

@@ -32,7 +32,7 @@ class Classes(Task):
     analyses = frozenset(
         {
             *("routing", "perturb", "reconstruct", "robustness", "probe", "detect", "explore"),
-            *("onnx", "program", "calibrate"),
+            *(".onnx", ".pt2", "calibrate", "classifier"),
         }
     )
 
@@ -149,6 +149,16 @@ class Classes(Task):
     def describe(self, names: Sequence[str], target: Any) -> str:
         return " + ".join(names[int(j)] for j in target.reshape(-1))
 
+    def count_words(self, num_outputs: int) -> str:
+        several = f", {self.objects} of them in an image" if self.objects > 1 else ""
+        return f"in {num_outputs} classes{several}"
+
+    def limits(self, num_outputs: int) -> str:
+        return (
+            f"It knows its {num_outputs} classes only: an image of anything else is given one of them too. Lengths are "
+            "scores, not calibrated probabilities."
+        )
+
     def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:  # noqa: ARG002
         return logits.softmax(-1)
 
@@ -200,15 +210,9 @@ class Classes(Task):
             share, scale = 1 / len(counts), float((1 / counts).sum()) / len(counts) ** 2
         return share, math.sqrt(share * (1 - share) * scale)
 
-    def class_weights(self, targets: Tensor | None) -> Float[Tensor, "J"] | None:
-        """Return N / (J · N_j); a class without images has 1.
-
-        Source: King, Zeng 2001, "Logistic regression in rare events data", and scikit-learn's ``class_weight``.
-        """
-        if targets is None or not Classes.has_form(self, targets):
-            return None
-        counts = targets.bincount()
-        return (len(targets) / (len(counts) * counts.clamp_min(1))).masked_fill(counts == 0, 1.0)
+    def class_counts(self, targets: Tensor | None) -> Int64[Tensor, "J"] | None:
+        # images of several objects are made of images of one, whose classes count
+        return None if targets is None or not Classes.has_form(self, targets) else targets.bincount()
 
     def images_per_class(self, num_images: int, num_outputs: int) -> float | None:
         return num_images / num_outputs
@@ -222,7 +226,7 @@ class Classes(Task):
         return [names[j] for j in classes]
 
     def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
-        return {"class": answer[0]}
+        return {"classes": answer} if len(answer) > 1 else {"class": "".join(answer)}
 
 
 class Objects(Classes):
@@ -251,6 +255,20 @@ class Objects(Classes):
             raise InputError(f"the labels of one image must be of two objects or more, and all differ, got {got}")
         super().check_form(targets, has_parts=has_parts)
 
+    def bring(
+        self,
+        targets: Any,
+        num_outputs: int | None = None,
+        where: str = "labels",
+        class_names: Sequence[str] | None = None,
+    ) -> Tensor:
+        array = as_array(targets, where)
+        if array.ndim == 2 and array.shape[1] == num_outputs and array.dtype.kind in "iufb":
+            if not ((array == 0) | (array == 1)).all() or (array.sum(1) != self.objects).any():
+                raise InputError(f"{where} in rows must have {self.objects} ones for each image, and zeros, got others")
+            targets = array.nonzero()[1].reshape(len(array), self.objects)
+        return super().bring(targets, num_outputs, where, class_names)
+
     def _has_objects(self, array: np.ndarray) -> bool:
         return array.ndim == 2 and not (np.diff(np.sort(array, 1), axis=1) == 0).any()
 
@@ -274,9 +292,6 @@ class Objects(Classes):
 
     def chance(self, targets: Tensor, *, balanced: bool = False) -> tuple[float, float] | None:  # noqa: ARG002
         return None
-
-    def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
-        return {"classes": answer}
 
 
 def is_one_hot(array: np.ndarray) -> bool:

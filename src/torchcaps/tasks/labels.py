@@ -47,6 +47,12 @@ class Labels(ColumnTask):
     def describe(self, names: Sequence[str], target: Any) -> str:
         return " + ".join(name for name, has in zip(names, target.tolist(), strict=True) if has > PRESENT) or "none"
 
+    def limits(self, num_outputs: int) -> str:
+        return (
+            f"It knows its {self.count(num_outputs)} only and says nothing of what else an image shows. Scores are not "
+            "calibrated probabilities."
+        )
+
     def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:  # noqa: ARG002
         return logits.sigmoid()
 

@@ -31,7 +31,7 @@ class Regression(ColumnTask):
     needs = "finite numbers, (N,) or (N, T)"
     metric = Metric("1 − squared error", "squared error", "variances of the training targets", False, "mse")
     statistics_names = ("min", "mean", "max")
-    means = ("mae", "rmse", "r2")
+    means = ("mae", "rmse")
     axes = ("true", "predicted")
     figure_name = "numbers"
 
@@ -46,6 +46,9 @@ class Regression(ColumnTask):
 
     def describe(self, names: Sequence[str], target: Any) -> str:
         return ", ".join(f"{name} {value:.4g}" for name, value in zip(names, target.tolist(), strict=True))
+
+    def limits(self, num_outputs: int) -> str:
+        return f"It gives {self.count(num_outputs)} for any image, also for one of anything else."
 
     def buffers(self, num_outputs: int) -> dict[str, Tensor]:
         import torch
@@ -83,6 +86,9 @@ class Regression(ColumnTask):
 
     def decoded_capsules(self, scores: Float[Tensor, "B J"], targets: Tensor | None) -> Tensor | None:  # noqa: ARG002
         return None
+
+    def score_text(self, score: float) -> str:
+        return f"{score:.4g}"
 
     def score_name(self, output: Any) -> Any:  # noqa: ARG002
         return "value"

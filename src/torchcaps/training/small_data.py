@@ -13,12 +13,11 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from torchcaps.analysis import Evaluation
-from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import build_network
 from torchcaps.models.presets import fit_to_images, get_preset
 from torchcaps.parts import build
+from torchcaps.tasks import Task, find_task
 from torchcaps.training.config import FITTED, TrainConfig, override
 from torchcaps.training.progress import duration
 from torchcaps.training.recipe import Recipe
@@ -33,6 +32,7 @@ LONG, TOO_LONG = 60, 180
 """Seconds of a run whose time is said, and beyond which that of smaller images is said too."""
 FEW, FOR_FEW = 50, "compact-shared"
 """With fewer training images of a class, this preset learns better than others."""
+CLASSES = find_task("classes")
 
 
 def fit_network(config: TrainConfig, in_shape: tuple[int, int, int]) -> TrainConfig:
@@ -41,8 +41,8 @@ def fit_network(config: TrainConfig, in_shape: tuple[int, int, int]) -> TrainCon
     return override(config, fit_to_images(get_preset(config.preset), config.model, in_shape, given))
 
 
-def fit_recipe(config: TrainConfig, labels: Int64[Tensor, "N"]) -> TrainConfig:
-    """The configuration with a recipe that suits the training images, as far as ``config.fitted`` leaves it open.
+def fit_recipe(config: TrainConfig, labels: Tensor, task: Task = CLASSES) -> TrainConfig:
+    """Return the configuration with a recipe that suits the training images, as far as ``config.fitted`` allows.
 
     A network learns by steps. The batch is halved, down to `LEAST_BATCH` images, until an epoch has `STEPS_AN_EPOCH`,
     and the learning rate goes with the root of the batch; then there are as many epochs as make `LEAST_STEPS`, but a
@@ -61,13 +61,13 @@ def fit_recipe(config: TrainConfig, labels: Int64[Tensor, "N"]) -> TrainConfig:
         epochs = max(epochs, math.ceil(LEAST_STEPS / max(images // batch, 1)))
         if "patience" in config.fitted and images < STEPS_AN_EPOCH * recipe.batch_size:
             patience = max(LEAST_PATIENCE, epochs // 4)
-    if "select" in config.fitted and is_uneven(labels):
+    if "select" in config.fitted and is_uneven(task.class_counts(labels)):
         select = "balanced-accuracy"
     fields = {"batch_size": batch, "epochs": epochs, "learning_rate": rate, "patience": patience, "select": select}
     return dataclasses.replace(config, recipe=recipe.replace(fields), fitted=())
 
 
-def words_of_fitting(config: TrainConfig, asked: Recipe, images: int, classes: int) -> list[str]:
+def words_of_fitting(config: TrainConfig, asked: Recipe, images: int, outputs: int, task: Task = CLASSES) -> list[str]:
     """The lines that say how a recipe was fitted to so many images; none where it is the one that was asked for."""
     recipe = config.recipe
     if recipe.replace({"select": asked.select}) == asked:
@@ -78,24 +78,22 @@ def words_of_fitting(config: TrainConfig, asked: Recipe, images: int, classes: i
         f"{recipe.epochs * (images // recipe.batch_size):,} steps, to a learning rate of {recipe.learning_rate:.2g}; "
         "--epochs, --batch-size and --learning-rate choose others"
     ]
-    if images < FEW * classes and config.preset != FOR_FEW:
+    of_a_class = task.images_per_class(images, outputs)
+    if of_a_class is not None and of_a_class < FEW and config.preset != FOR_FEW:
         words.append(f"With fewer than {FEW} training images of a class {FOR_FEW} learns better")
     return words
 
 
-def is_uneven(labels: Int64[Tensor, "N"]) -> bool:
-    """Whether there are many more images of one class than of another."""
-    if labels.ndim > 1:  # of several objects, several labels, or numbers
-        return False
-    counts = labels.bincount()
-    return bool(counts.max() >= UNEVEN * counts.min())
+def is_uneven(counts: Int64[Tensor, "J"] | None) -> bool:
+    """Return whether there are many more images of one class than of another; None: images have no class each."""
+    return counts is not None and bool(counts.max() >= UNEVEN * counts.min())
 
 
-def words_of_classes(config: TrainConfig, labels: Int64[Tensor, "N"], names: Sequence[str]) -> list[str]:
-    """The line that says that classes are uneven, and what is done about it; none where they are not."""
-    if not is_uneven(labels):
+def words_of_classes(config: TrainConfig, labels: Tensor, names: Sequence[str], task: Task = CLASSES) -> list[str]:
+    """Return the line that says that classes are uneven, and what is done about it; no line if they are not."""
+    counts, recipe = task.class_counts(labels), config.recipe
+    if counts is None or not is_uneven(counts):
         return []
-    counts, recipe = labels.bincount(), config.recipe
     most, least = int(counts.argmax()), int(counts.argmin())
     found = f"{counts[most]:,} training images of {names[most]} and {counts[least]:,} of {names[least]}"
     words = f"Classes: uneven, {found}"
@@ -143,40 +141,31 @@ def seconds_of_step(config: TrainConfig, in_shape: tuple[int, int, int], classes
     return time.perf_counter() - begin
 
 
-def warning_of_unpredicted(evaluation: Evaluation) -> str | None:
-    """A sentence that names the classes that no image was given though some are of them; None where there are none."""
-    given, there = evaluation.confusion.sum(0), evaluation.confusion.sum(1)
-    never = [name for j, name in enumerate(evaluation.class_names) if there[j] and not given[j]]
-    if not never:
-        return None
-    advice = "try --class-weights balanced, more steps, or more images of them"
-    return f"of {evaluation.num_images:,} test images none was given {', '.join(never)}; {advice}"
+def warning_of_chance(
+    value: float, labels: Tensor, config: TrainConfig, steps: int, task: Task = CLASSES
+) -> str | None:
+    """Return a sentence that a network is no better than chance, and what to try; None if it is better.
 
-
-def warning_of_chance(accuracy: float, images: ImageSet, config: TrainConfig, steps: int) -> str | None:
-    """A sentence that a network is no better than chance, and what to try; None where it is better.
-
-    Chance gives every image the most frequent class: with its share p of the N images, it comes to an accuracy of p,
-    with a standard error of √(p·(1 − p) / N). The balanced accuracy is p = 1/J,
-    with an error of √(p·(1 − p)·Σ_j 1/N_j) / J.
+    Chance is the best answer that is the same for all images, as :meth:`torchcaps.tasks.Task.chance` defines it; a
+    network is better if it is by more than the standard error of that.
 
     Args:
-        accuracy: Of the network on validation images; balanced, where that chooses the epoch.
-        images: These.
+        value: The metric of the network on validation images; balanced, if that chooses the epoch.
+        labels: The labels of these images.
         config: The run.
         steps: Steps an epoch.
+        task: The network's task.
     """
-    counts, right = images.labels.bincount().double(), f"{accuracy:.1%} of the validation images are right"
-    share, scale = float(counts.max()) / len(images), 1 / len(images)
-    if config.recipe.select == "balanced-accuracy":
-        share, scale = 1 / len(counts), float((1 / counts).sum()) / len(counts) ** 2
-        right = f"the balanced accuracy of the validation images is {accuracy:.1%}"
-    if accuracy > share + math.sqrt(share * (1 - share) * scale):
+    is_balanced = config.recipe.select == "balanced-accuracy"
+    chance = task.chance(labels, balanced=is_balanced)
+    if chance is None or value > sum(chance):
         return None
-    another = "" if config.preset == FOR_FEW else f"the network {FOR_FEW}, which learns from few images, "
+    result = "balanced " * is_balanced + task.metric.name_and_value(value, ".1%")
+    is_class = task.images_per_class(1, 1) is not None
+    another = f"the network {FOR_FEW}, which learns from few images, " * (is_class and config.preset != FOR_FEW)
     epochs = max(4 * config.recipe.epochs, math.ceil(LEAST_STEPS / steps))
     return (
-        f"the network has learned nothing: {right}, which is no better than "
-        f"chance. Try {another}more steps (--epochs {epochs}), a smaller --learning-rate "
-        f"({config.recipe.learning_rate / 3:.1g}), or more and clearer images of each class"
+        f"the network has learned nothing: {result} on the validation images is no better than chance. Try {another}"
+        f"more steps (--epochs {epochs}), a smaller --learning-rate ({config.recipe.learning_rate / 3:.1g}), or more "
+        f"and clearer images{' of each class' * is_class}"
     )

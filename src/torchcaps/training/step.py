@@ -36,6 +36,8 @@ def forward(
     Each image counts in the gradient by its weight; the losses themselves stay those of the batch.
     """
     images, labels, parts = batch[:3]
+    # such as NumPy's float64, which float32 weights do not take
+    images = images.to(next((each.dtype for each in network.parameters() if each.is_floating_point()), images.dtype))
     is_ours = hasattr(network, "decoder_targets")
     output: Any = model(images, network.decoder_targets(labels)) if is_ours else model(images)  # type: ignore[operator]
     output = output.scores() if isinstance(output, Capsules) else output
