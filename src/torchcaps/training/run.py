@@ -193,7 +193,7 @@ class Start(NamedTuple):
             in_shape=self.network.in_shape,
             class_names=self.data.class_names,
             objects=self.network.objects,
-            fit="stretch" if self.config.data.startswith("folder:") else "pad",
+            fit="stretch" if self.config.data.startswith(("folder:", "csv:")) else "pad",
             preparation=preparation_of(self.config),
             task=self.network.task,
         )
