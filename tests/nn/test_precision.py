@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as compiled_gradients
 
 import torchcaps
 from support import assert_as_exact, assert_same
@@ -236,7 +237,7 @@ def test_a_loss_after_the_layer_keeps_its_autocast() -> None:
 @pytest.mark.parametrize("routing", ["dynamic", "em", "heinsen-vector"])
 def test_a_compiled_layer_is_exact_if_torch_leaves_autocast_out_of_gradients(routing: str) -> None:
     layer, found = make_layer("dense", routing).float(), []
-    with torch._functorch.config.patch(backward_pass_autocast="off"):
+    with compiled_gradients.patch(backward_pass_autocast="off"):
         for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
             poses = torch.randn(B, I, 4, generator=torch.Generator().manual_seed(4)).requires_grad_()
             leaves = {"poses": poses} | dict(layer.named_parameters())
