@@ -169,6 +169,22 @@ def test_a_layer_is_as_exact_as_the_plain_formulation(transform: str, routing: s
     assert_as_exact(got, other, plainly(*given, DOUBLE), ROUNDING[full_dtype(dtype)])
 
 
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("transform", ["dense", "shared"])
+def test_a_routing_is_exact_without_a_layer(transform: str, routing: str) -> None:
+    """Called by itself inside autocast, for its result and for its rounds."""
+    layer = make_layer(transform, routing).float()
+    poses = torch.randn(B, I, 4)
+    layer.eval()
+    plain = layer.routing(*layer.votes(Capsules(poses)), return_coupling=True)
+    rounds = layer.routing.rounds(*layer.votes(Capsules(poses)))[-1]
+    with torch.autocast("cpu", torch.bfloat16):
+        got = layer.routing(*layer.votes(Capsules(poses)), return_coupling=True)
+        seen = layer.routing.rounds(*layer.votes(Capsules(poses)))[-1]
+    for one, other in zip((*got, *seen), (*plain, *rounds), strict=True):
+        assert one is other is None or torch.equal(one, other)
+
+
 MAPS: dict[str, Callable[[Any], CapsuleLayer]] = {
     "shared positions and coordinates": lambda routing: DenseCapsules(
         (2, 3, 2), 4, J, D, transform="matrix", routing=routing, share_positions=True, coordinates="centres"

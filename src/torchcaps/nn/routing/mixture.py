@@ -122,7 +122,6 @@ class MixtureRouting(Routing):
         active = self.activations_of(votes, activations)
         return route_mixture(self.fit, votes, active, None, return_coupling, self.finish)
 
-    @computed_in_full_precision
     def rounds(self, votes: Votes, activations: Activations = None) -> list[RoutingRound]:
         """Every number of each iteration; see :class:`Routing`. Agreement is the logarithm of a vote's density."""
         rounds: list[RoutingRound] = []
