@@ -12,7 +12,8 @@ from torchcaps.cli.options import Figure, ImageFiles, Json, Which, WhichEpoch, c
 from torchcaps.cli.runs import open_run, preparation_for, refuse_options
 from torchcaps.cli.show import say, show
 from torchcaps.errors import InputError
-from torchcaps.files import could_be_repository, write_text
+from torchcaps.files import could_be_repository
+from torchcaps.tasks import task_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,7 +84,7 @@ def predict(
         if out is None:
             show(answers, json=json, figure=figure)
         else:
-            write_text(out, answers.to_csv())
+            task_of(answers).write(out, answers)
             say(f"wrote {out}, a line for each of {len(files_read):,} images")
     if damaged:
         lines = [f"{len(damaged)} of {len(paths)} images cannot be read:", *damaged[:MOST_NAMED]]

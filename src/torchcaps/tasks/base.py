@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from torchcaps.errors import InputError, WrongType, shown
+from torchcaps.files import write_text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from jaxtyping import Float, Int64
     from torch import Tensor
 
@@ -51,13 +54,9 @@ class Metric:
             return "–"
         return f"{100 * value:.2f} %" if self.is_share else self.show_error(1 - value)
 
-    def short(self, value: float) -> str:
-        """Return a value for a line of progress: ``97.20%``, or the error with its name."""
-        return f"{value:.2%}" if self.is_share else f"{self.error} {1 - value:.4g}"
-
-    def name_and_value(self, value: float, form: str = ".2%") -> str:
-        """Return the metric and its value for a sentence or a line of progress: ``accuracy 97.20%``."""
-        return f"{self.name} {value:{form}}" if self.is_share else f"{self.error} {1 - value:.4g}"
+    def say(self, value: float, name: str = "") -> str:
+        """Return a value for a line of progress or a sentence: ``97.20%`` after a name, or the error after its own."""
+        return f"{name}{value:.2%}" if self.is_share else f"{self.error} {1 - value:.4g}"
 
     def cells(self, value: float) -> dict[str, str]:
         """Return the cells of a table for one value by their headings: the share and its error, or the error only."""
@@ -189,7 +188,7 @@ class Task(ABC):
     def check_targets(self, targets: Tensor, num_outputs: int, where: str) -> None:
         """Raise InputError unless targets in form go with so many outputs."""
 
-    def check_form(self, targets: Tensor, *, has_parts: bool = False) -> None:  # noqa: ARG002  what a subclass needs
+    def check_form(self, targets: Tensor, *, has_parts: bool = False) -> None:
         """Raise InputError unless the values of targets in form are possible.
 
         Args:
@@ -237,7 +236,7 @@ class Task(ABC):
 
     # ---- training
 
-    def buffers(self, num_outputs: int) -> dict[str, Tensor]:  # noqa: ARG002  what a subclass needs
+    def buffers(self, num_outputs: int) -> dict[str, Tensor]:
         """Return tensors that a network keeps beside its weights."""
         return {}
 
@@ -266,14 +265,14 @@ class Task(ABC):
     def decoded_capsules(self, scores: Float[Tensor, "B J"], targets: Tensor | None) -> Tensor | None:
         """Return the classes (B,) or rows (B, J) of the capsules that a decoder draws from; None for all capsules."""
 
-    def chance(self, targets: Tensor, *, balanced: bool = False) -> tuple[float, float] | None:  # noqa: ARG002
+    def chance(self, targets: Tensor, *, balanced: bool = False) -> tuple[float, float] | None:
         """Return the metric of the best answer that is the same for all images, and its standard error.
 
         None if there is none to compare with.
         """
         return None
 
-    def class_counts(self, targets: Tensor | None) -> Int64[Tensor, "J"] | None:  # noqa: ARG002
+    def class_counts(self, targets: Tensor | None) -> Int64[Tensor, "J"] | None:
         """Return the number of images of each class; None if images have no class each, or targets are not known."""
         return None
 
@@ -289,7 +288,7 @@ class Task(ABC):
             return None
         return (counts.sum() / (len(counts) * counts.clamp_min(1))).masked_fill(counts == 0, 1.0)
 
-    def images_per_class(self, num_images: int, num_outputs: int) -> float | None:  # noqa: ARG002
+    def images_per_class(self, num_images: int, num_outputs: int) -> float | None:
         """Return how many images a class has on average; None if images have no class each."""
         return None
 
@@ -316,9 +315,9 @@ class Task(ABC):
     def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
         """Return the same for JSON."""
 
-    def row(self, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"]) -> dict[str, Any]:
-        """Return the row of an evaluation's table for one output."""
-        raise NotImplementedError
+    def write(self, path: Path, answers: Any) -> None:
+        """Write the answers for image files (a ``PhotoAnswers``) to a path: as a table, a line for each file."""
+        write_text(path, answers.to_csv())
 
 
 class ColumnTask(Task):
@@ -346,7 +345,7 @@ class ColumnTask(Task):
         targets: Any,
         num_outputs: int | None = None,
         where: str = "labels",
-        class_names: Sequence[str] | None = None,  # noqa: ARG002  for texts
+        class_names: Sequence[str] | None = None,
     ) -> Tensor:
         import torch
 

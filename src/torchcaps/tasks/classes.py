@@ -159,7 +159,7 @@ class Classes(Task):
             "scores, not calibrated probabilities."
         )
 
-    def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:  # noqa: ARG002
+    def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:
         return logits.softmax(-1)
 
     def loss(self, output: Any, targets: Tensor, network: Any) -> Float[Tensor, ""]:
@@ -171,7 +171,7 @@ class Classes(Task):
             return value
         return self._cross_entropy(output.logits, multi_hot(output.scores, rows))
 
-    def _rows(self, scores: Float[Tensor, "B J"], targets: Tensor) -> Tensor:  # noqa: ARG002
+    def _rows(self, scores: Float[Tensor, "B J"], targets: Tensor) -> Tensor:
         return targets
 
     def _cross_entropy(self, logits: Float[Tensor, "B J"], present: Float[Tensor, "B J"]) -> Float[Tensor, ""]:
@@ -180,12 +180,7 @@ class Classes(Task):
 
         return F.cross_entropy(logits, present / present.sum(-1, keepdim=True).clamp_min(1))
 
-    def score(
-        self,
-        scores: Float[Tensor, "B J"],
-        targets: Tensor,
-        network: Any = None,  # noqa: ARG002
-    ) -> Float[Tensor, "B"]:
+    def score(self, scores: Float[Tensor, "B J"], targets: Tensor, network: Any = None) -> Float[Tensor, "B"]:
         """Return 1 for an image whose class has the highest score, otherwise 0."""
         from torchcaps.ops.labels import is_correct
 
@@ -217,12 +212,7 @@ class Classes(Task):
     def images_per_class(self, num_images: int, num_outputs: int) -> float | None:
         return num_images / num_outputs
 
-    def answer(
-        self,
-        names: Sequence[str],
-        scores: Sequence[float],  # noqa: ARG002
-        classes: Sequence[int],
-    ) -> list[str]:
+    def answer(self, names: Sequence[str], scores: Sequence[float], classes: Sequence[int]) -> list[str]:
         return [names[j] for j in classes]
 
     def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
@@ -277,7 +267,7 @@ class Objects(Classes):
         if (targets.sort(1).values.diff(dim=1) == 0).any():
             raise InputError("the objects of an image must be of different classes, got labels with a class twice")
 
-    def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:  # noqa: ARG002
+    def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:
         return logits.sigmoid()
 
     def _rows(self, scores: Float[Tensor, "B J"], targets: Tensor) -> Tensor:
@@ -290,7 +280,7 @@ class Objects(Classes):
 
         return sigmoid_cross_entropy(logits, present)
 
-    def chance(self, targets: Tensor, *, balanced: bool = False) -> tuple[float, float] | None:  # noqa: ARG002
+    def chance(self, targets: Tensor, *, balanced: bool = False) -> tuple[float, float] | None:
         return None
 
 

@@ -41,7 +41,7 @@ class Regression(ColumnTask):
     def guess(self, array: np.ndarray) -> bool:
         return array.dtype.kind == "f" and array.ndim in (1, 2)
 
-    def statistics(self, targets: Tensor, num_outputs: int) -> list[Row]:  # noqa: ARG002  targets have J columns
+    def statistics(self, targets: Tensor, num_outputs: int) -> list[Row]:
         return [tuple(map(float, (column.min(), column.mean(), column.max()))) for column in targets.double().T]
 
     def describe(self, names: Sequence[str], target: Any) -> str:
@@ -84,24 +84,19 @@ class Regression(ColumnTask):
         """Return 1 − the mean squared error of an image's numbers, in variances of the training targets."""
         return 1 - ((scores - targets) / network.target_scale).square().mean(1)
 
-    def decoded_capsules(self, scores: Float[Tensor, "B J"], targets: Tensor | None) -> Tensor | None:  # noqa: ARG002
+    def decoded_capsules(self, scores: Float[Tensor, "B J"], targets: Tensor | None) -> Tensor | None:
         return None
 
     def score_text(self, score: float) -> str:
         return f"{score:.4g}"
 
-    def score_name(self, output: Any) -> Any:  # noqa: ARG002
+    def score_name(self, output: Any) -> Any:
         return "value"
 
-    def answer(
-        self,
-        names: Sequence[str],
-        scores: Sequence[float],
-        classes: Sequence[int],  # noqa: ARG002
-    ) -> list[str]:
+    def answer(self, names: Sequence[str], scores: Sequence[float], classes: Sequence[int]) -> list[str]:
         return [f"{name} {score:.4g}" for name, score in zip(names, scores, strict=True)]
 
-    def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:  # noqa: ARG002  the values say it
+    def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
         return {}
 
     def row(self, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class PlainProgress(Progress):
 
     def epoch(self, row: Mapping[str, Any]) -> None:
         """Print a line."""
-        self._last, judged, show = time.monotonic(), "", self._metric.short
+        self._last, judged, show = time.monotonic(), "", self._metric.say
         if row["validation_loss"] is not None:
             balanced = row["validation_balanced_accuracy"]
             is_even = abs(balanced - row["validation_accuracy"]) < 0.01

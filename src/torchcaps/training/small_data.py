@@ -160,7 +160,7 @@ def warning_of_chance(
     chance = task.chance(labels, balanced=is_balanced)
     if chance is None or value > sum(chance):
         return None
-    result = "balanced " * is_balanced + task.metric.name_and_value(value, ".1%")
+    result = "balanced " * is_balanced + task.metric.say(value, f"{task.metric.name} ")
     is_class = task.images_per_class(1, 1) is not None
     another = f"the network {FOR_FEW}, which learns from few images, " * (is_class and config.preset != FOR_FEW)
     epochs = max(4 * config.recipe.epochs, math.ceil(LEAST_STEPS / steps))
