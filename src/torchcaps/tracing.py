@@ -5,7 +5,9 @@ Every question to a private part of torch stands here, so that a new version of 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +92,19 @@ def can_look(tensor: Tensor) -> bool:
     A tensor has none on the ``meta`` device, in a graph that is compiled or exported, and under ``torch.vmap``.
     """
     return tensor.device.type == "cpu" and tensor.numel() > 0 and is_eager() and not is_fake(tensor)
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Return True if tensors that autograd saves now are replaced, as for activation checkpointing."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def autograd_in_operation() -> contextlib.AbstractContextManager[Any]:
+    """Let autograd record inside an operation of ``torch.library``, where torch leaves autograd out."""
+    keys, excluded = torch._C.DispatchKey, torch._C._dispatch_tls_local_exclude_set()
+    for key in (keys.AutogradFunctionality, keys.AutogradOther, keys.AutogradNestedTensor):
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -180,9 +180,8 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     rows = []
     for which, words in shown.items():
         result = test[which]
-        numbers = {f"Test ({result['images']:,} images)": words} | task.metric.cells(result["accuracy"])
-        if result["balanced_accuracy"] is not None:
-            numbers["balanced"] = task.metric.show(result["balanced_accuracy"])
+        numbers = {f"Test ({result['images']:,} images)": words}
+        numbers |= task.metric.cells(result["accuracy"], result["balanced_accuracy"])
         numbers["loss"] = f"{result['loss']:.4f}"
         rows.append([Styled(cell, "bold" if which == "best" else "") for cell in numbers.values()])
     say("")

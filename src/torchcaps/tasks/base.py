@@ -58,10 +58,12 @@ class Metric:
         """Return a value for a line of progress or a sentence: ``97.20%`` after a name, or the error after its own."""
         return f"{name}{value:.2%}" if self.is_share else f"{self.error} {1 - value:.4g}"
 
-    def cells(self, value: float) -> dict[str, str]:
-        """Return the cells of a table for one value by their headings: the share and its error, or the error only."""
-        shown = {self.error: self.show_error(1 - value)}
-        return {self.name: self.show(value)} | shown if self.is_share else shown
+    def cells(self, value: float, balanced: float | None = None) -> dict[str, str]:
+        """Return the cells of a table by their headings: the share, the balanced one if it is known, and the error."""
+        shown = {self.name: self.show(value)} if self.is_share else {}
+        if balanced is not None:
+            shown["balanced"] = self.show(balanced)
+        return shown | {self.error: self.show_error(1 - value)}
 
     def row(self, value: float) -> tuple[str, str]:
         """Return name and value as a row of a table."""

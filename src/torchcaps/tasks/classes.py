@@ -58,14 +58,15 @@ class Classes(Task):
     ) -> Tensor:
         import torch
 
-        array = as_array(targets, where)
-        if array.dtype.kind in "US":
+        given = array = as_array(targets, where)
+        is_text = array.dtype.kind in "US"
+        if is_text:
             array = _numbered(array, where, class_names)
-        if is_one_hot(array) and num_outputs in (None, array.shape[1]):
+        elif is_one_hot(array) and num_outputs in (None, array.shape[1]):
             array = array.argmax(1)
         if array.ndim == 2 and array.shape[1] == 1:
             array = array[:, 0]
-        if array.ndim == 2 and array.shape[1] == num_outputs and array.dtype.kind in "iufb":
+        if array.ndim == 2 and array.shape[1] == num_outputs and array.dtype.kind in "iufb" and not is_text:
             rows = array.astype(np.float32)  # several classes of an image, or the shares of mixed images
             if not ((rows >= 0) & (rows <= 1)).all():
                 raise InputError(f"{where} in rows must lie in 0..1, got {array.min():g}..{array.max():g}")
@@ -74,7 +75,7 @@ class Classes(Task):
         if array.dtype.kind == "f" and array.size:
             is_whole = bool(np.isfinite(array).all() and (array == np.floor(array)).all())
         if not is_whole or not self._has_objects(array):
-            raise InputError(f"{where} must be {self.needs}, got {found(array)}{advice(array, self)}")
+            raise InputError(f"{where} must be {self.needs}, got {found(given)}{advice(given, self)}")
         if array.size:
             _check_range(array, num_outputs, where)
         return torch.from_numpy(array.astype(np.int64))
