@@ -51,6 +51,11 @@ class PhotoAnswers(Result):
     photos: Sequence[Photo] = ()
     task: TaskName = "classes"
 
+    @property
+    def objects(self) -> int:
+        """Objects in an image: P."""
+        return 1 if self.prediction.classes.ndim == 1 else self.prediction.classes.shape[1]
+
     def given(self, n: int) -> list[str]:
         """The names of the classes that image n was given, the most certain first; its labels; or numbers and names."""
         classes = self.prediction.classes[n].reshape(-1).tolist()

@@ -76,6 +76,8 @@ class Routed(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> Routed:
         """Return the same numbers in a dtype."""
+        if self.poses.dtype == dtype:
+            return self
         poses, *others = (None if each is None else each.to(dtype) for each in self)
         assert poses is not None
         return Routed(poses, *others)

@@ -145,7 +145,7 @@ class Votes(ABC):
     def finish(self, routed: Routed, *, coupling: bool) -> Routed:
         """What a routing returns: ``routed`` in :attr:`dtype`, zero where no capsule is present; coupling if asked."""
         kept = routed if coupling else Routed(routed.poses, routed.activations)
-        return (kept if kept.poses.dtype == self.dtype else kept.to(self.dtype)).within(self.mask)
+        return kept.to(self.dtype).within(self.mask)
 
 
 class BuiltVotes(Votes):

@@ -265,10 +265,8 @@ def _first_lines(
     yield f"Device: {device}, {devices.PRECISION_WORDS[config.precision]}"
     if config.precision == "bf16" and device.type == "cpu":
         yield "Warning: a processor that emulates bfloat16 takes about 12 times as long a step as in float32"
-    yield from small_data.words_of_fitting(config, asked.recipe, len(data.train), data.num_classes, task)
-    yield from small_data.words_of_classes(config, data.train.labels, data.class_names, task)
-    if ":" in config.data and data.num_objects == 1 and device.type == "cpu":
-        yield from small_data.words_of_time(config, asked, network.in_shape, data.num_classes, len(data.train))
+    yield from small_data.fitting_message(config, asked.recipe, len(data.train), data.num_classes, task)
+    yield from small_data.imbalance_message(config, data.train.labels, data.class_names, task)
     if data.skipped:
         named = [*data.skipped[:MOST_NAMED], *["…"] * (len(data.skipped) > MOST_NAMED)]
         yield "\n  ".join([f"Left out {len(data.skipped)} damaged images:", *named])
@@ -288,7 +286,7 @@ def _finish(trainer: Trainer, start: Start, out: Path, figures: bool) -> dict[st
     rows, task = {"best": state.best(config.recipe.select), "last": state.history[-1]}, task_of(network)
     calibration = analysis.calibrate(network, validation.images) if task.supports("calibrate") else None
     measure = "validation_accuracy" if config.recipe.select == "loss" else column_of(config.recipe.select)
-    warning = small_data.warning_of_chance(rows["best"][measure], validation.labels, config, trainer.steps, task)
+    warning = small_data.chance_warning(rows["best"][measure], validation.labels, config, trainer.steps, task)
     warning = warning or best.warning
     trainer.note_peak_memory()
     peak = state.peak_memory_mib

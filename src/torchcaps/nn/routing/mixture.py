@@ -149,7 +149,6 @@ class MixtureRouting(Routing):
             finish=self.finish,
         )
 
-    @computed_in_full_precision
     def rounds(self, votes: Votes, activations: Activations = None) -> list[RoutingRound]:
         """Every number of each iteration; see :class:`Routing`. Agreement is the logarithm of a vote's density."""
         rounds: list[RoutingRound] = []
