@@ -442,7 +442,10 @@ def new_mixture(routing: str, batch: int, layer: Layer, over: str = "") -> tuple
 def mixture_result(module: nn.Module, given: Work) -> tuple[Tensor, Tensor]:
     """Poses and activations of a layer, or the scores of a network, twice."""
     output = module(given())
-    return (output.poses, output.activations) if isinstance(output, Capsules) else (output.scores, output.scores)
+    if not isinstance(output, Capsules):
+        return output.scores, output.scores
+    assert output.activations is not None
+    return output.poses, output.activations
 
 
 def run_mixture(module: nn.Module, given: Work, both: bool) -> None:
