@@ -36,9 +36,9 @@ def set_working_memory(mib: Annotated[float, Range(0, 1e12, above=True)]) -> Non
     block is at least one input capsule with all its outputs (``softmax_over="outputs"``) or one output with all its
     inputs, and up to 16 images. The transform of a convolution takes as many images at a time as fit; where too few do,
     the convolution is computed plainly. EM, variational Bayes and Heinsen's matrix routing make the votes of as many
-    images at a time as fit, and on a CPU at most 4 MiB of votes a core; rows that compete with each other stay together.
-    Networks that learn nothing take as many images through their convolutions at a time as fit, and keep the transformed
-    kernels of up to four convolutions, of this size together.
+    images at a time as fit, and on a CPU at most 4 MiB of votes a core; rows that compete with each other stay
+    together. Networks that learn nothing take as many images through their convolutions at a time as fit, and keep the
+    transformed kernels of up to four convolutions, of this size together.
 
     The output, the gradients and what routing saves for its backward pass come on top. The setting holds for all
     threads, from the next call on, and changes results by rounding only.
