@@ -29,7 +29,7 @@ from torchcaps.ops.convolution.points import Pair, Plan, Shape, best_plan
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.ops.precision import check_one_dtype
 from torchcaps.ranges import Padding, Pixels
-from torchcaps.tracing import is_float32_on_cpu
+from torchcaps.tracing import is_exporting, is_float32_on_cpu
 
 Backend = Literal["auto", "plain", "columns", "transform"]
 """How a convolution is computed; see :func:`convolve`."""
@@ -105,7 +105,7 @@ def compute(
         if ordinary:
             features = features.contiguous(memory_format=plain_layout(weight))
         maps = F.conv2d(features, weight, bias, stride, padding)
-        return F.relu(maps, inplace=not maps.requires_grad) if relu else maps
+        return F.relu(maps, inplace=not (maps.requires_grad or is_exporting())) if relu else maps
     padded = F.pad(features, (q, q, p, p)) if p or q else features
     if learning:
         return _Convolve.apply(padded, weight, bias, shape, relu, way)
