@@ -160,7 +160,11 @@ WRONG: list[tuple[np.ndarray, dict[str, Any], str]] = [
     (np.zeros((6, 64)), {"image_shape": (64,)}, r"must be \(H, W\), .* or \(H, W, C\), of which .*, got \(64,\)"),
     (np.zeros((6, 64)), {"image_shape": (-1, -1)}, r"of which one may be -1, got \(-1, -1\)"),
     (np.zeros((6, 64)), {"image_shape": (5, -1)}, r"\(5, -1\) has a multiple of 5 numbers an image, but X has 64"),
-    (np.zeros((6, 8, 8)), {"options": SMALL | {"task": "labels"}}, "is for the task classes, got options={'task': 'la"),
+    (
+        np.zeros((6, 8, 8)),
+        {"options": SMALL | {"task": "labels"}},
+        "a classifier works for the task classes; this network was made for the task labels",
+    ),
     (np.zeros((6, 8, 8)), {"class_weight": {0: 0, 1: 0, 2: 0}}, "must not be negative, nor zero for all images"),
     (np.zeros((6, 8, 8)), {"device": "cuda:77"}, "this machine has no cuda:77 device that PyTorch can use"),
     (np.zeros((6, 8, 8)), {"preset": "sabour2017-multimnist"}, "is for images with 2 objects, but here each has one"),

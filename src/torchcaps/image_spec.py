@@ -1,4 +1,4 @@
-"""What must be known of a network's images: it lies beside the weights, and in an exported file. No torch here."""
+"""Description of a network's images, stored beside the weights and in exported files. This file imports no torch."""
 
 from __future__ import annotations
 
@@ -11,56 +11,59 @@ from torchcaps.analysis.calibration import Calibration
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError, shown
 from torchcaps.ranges import COUNT, image_shape
+from torchcaps.tasks import TASKS, TaskName
 
-LARGEST_IMAGE = 2**22
-"""Values C·H·W of an image at most."""
+MAX_IMAGE_VALUES = 2**22
+"""Largest C·H·W of an image."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSpec:
-    """What a network takes, and what its answers mean.
+    """Shape and preparation of a network's input images, and the meaning of its outputs.
 
     Raises:
-        InputError: A value does not fit; files from elsewhere may hold anything.
+        InputError: A value is of the wrong type or out of range; files of others may hold anything.
     """
 
     in_shape: tuple[int, int, int]
     """Images (C, H, W)."""
     class_names: tuple[str, ...]
-    """The name of each class."""
+    """Name of each class."""
     objects: int = 1
-    """Objects in an image."""
+    """Number of objects in an image."""
     fit: Literal["pad", "stretch"] = "pad"
-    """How image files are brought to size, as those of the training were."""
+    """How image files are resized: the same way as the training images."""
     preparation: Preparation | None = None
-    """How photos of drawings are prepared; None where images are of something else."""
+    """How photos of drawings are preprocessed; None if the images are no drawings."""
     calibration: Calibration | None = None
-    """What is usual for the network; None where it was not measured."""
-    task: Literal["classes", "labels", "regression"] = "classes"
-    """What is asked of an image: its class, which labels it has, or numbers; ``class_names`` are the names of these."""
+    """Thresholds of unsure answers; None if they were not measured."""
+    task: TaskName = "classes"
+    """Task of the network; ``class_names`` are the names of its classes, labels or numbers."""
 
     def __post_init__(self) -> None:
         names = self.class_names if isinstance(self.class_names, tuple) else ()
         fits = {
-            "in_shape": math.prod(image_shape(self.in_shape)) <= LARGEST_IMAGE,
-            "class_names": len(names) > (self.task == "classes") and all(isinstance(each, str) for each in names),
+            "in_shape": math.prod(image_shape(self.in_shape)) <= MAX_IMAGE_VALUES,
+            "class_names": bool(names) and all(isinstance(each, str) for each in names),
             "objects": self.objects in COUNT and self.objects <= len(names),
             "fit": self.fit in ("pad", "stretch"),
             "preparation": isinstance(self.preparation, Preparation | None),
             "calibration": isinstance(self.calibration, Calibration | None),
-            "task": self.task in ("classes", "labels", "regression"),
+            "task": isinstance(self.task, str) and self.task in TASKS,
         }
         for name, fitting in fits.items():
             if not fitting:
                 raise InputError(f"{name} cannot be {shown(getattr(self, name))}")
+        if len(names) < TASKS[self.task].min_outputs:
+            raise InputError(f"class_names cannot be {shown(names)}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as JSON takes it."""
+        """Return the fields as plain values for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`to_dict`; what has a default may be missing, and other entries are passed over."""
+        """Invert :meth:`to_dict`. Missing entries take their defaults; unknown entries are ignored."""
         given: dict[str, Any] = {"in_shape": None, "class_names": None}
         given |= {name: values[name] for name in cls.__dataclass_fields__ if name in values}
         for name, held in given.items():

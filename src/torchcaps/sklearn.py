@@ -30,6 +30,7 @@ from torchcaps.datasets.batches import WEIGHT
 from torchcaps.datasets.pixels import ROUNDING, channels_first, to_bytes
 from torchcaps.errors import InputError
 from torchcaps.models import Network, create_model
+from torchcaps.tasks import task_of
 from torchcaps.training import Diverged, Progress, Recipe, fit
 
 if TYPE_CHECKING:
@@ -247,8 +248,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         named = {"num_iterations": self.num_iterations, "softmax_over": self.softmax_over}
         options = {**(self.options or {}), **{name: value for name, value in named.items() if value is not None}}
         network = create_model(self.preset, in_shape, num_classes, **options)
-        if network.task != "classes":
-            raise InputError(f"this estimator is for the task classes, got options={{'task': {network.task!r}}}")
+        task_of(network).require("classifier", "a classifier")
         if network.objects > 1:
             raise InputError(
                 f"{self.preset} is for images with {network.objects} objects, but here each has one label; "

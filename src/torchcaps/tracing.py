@@ -5,6 +5,9 @@ Every question to a private part of torch stands here, so that a new version of 
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake as is_fake
@@ -52,6 +55,11 @@ def is_eager() -> bool:
     return not (is_graph_capture() or torch._C._len_torch_dispatch_stack())
 
 
+def is_in_autocast() -> bool:
+    """Return True inside autocast of any device; much faster than to ask for one device."""
+    return bool(torch._C._is_any_autocast_enabled())
+
+
 def is_float32_on_cpu(*tensors: Tensor | None) -> bool:
     """Return True in plain eager mode without autocast if all tensors are ordinary float32 tensors on the CPU.
 
@@ -71,6 +79,19 @@ def can_look(tensor: Tensor) -> bool:
     A tensor has none on the ``meta`` device, in a graph that is compiled or exported, and under ``torch.vmap``.
     """
     return is_eager() and tensor.device.type == "cpu" and tensor.numel() > 0 and not is_fake(tensor)
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Return True if tensors that autograd saves now are replaced, as for activation checkpointing."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def autograd_in_operation() -> contextlib.AbstractContextManager[Any]:
+    """Let autograd record inside an operation of ``torch.library``, where torch leaves autograd out."""
+    keys, excluded = torch._C.DispatchKey, torch._C._dispatch_tls_local_exclude_set()
+    for key in (keys.AutogradFunctionality, keys.AutogradOther, keys.AutogradNestedTensor):
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -88,6 +88,42 @@ def test_a_folder_becomes_a_table_and_a_bad_file_spoils_no_other(
     assert cli("predict", run_folder, "scans").err.startswith("Error: 2 of 4 images cannot be read:\n  ")
 
 
+def test_files_of_a_group_have_one_answer_by_the_mean_of_their_scores(
+    cli: Cli, run_folder: Path, onnx_file: Path, digit_file: Path, wide_file: Path
+) -> None:
+    Path("scans/x").mkdir(parents=True)
+    for name, file in (("x/1_a.png", digit_file), ("x/1_b.png", wide_file), ("x/2_a.png", digit_file)):
+        shutil.copy(file, Path("scans", name))
+    single = cli.json("predict", run_folder, "scans")
+    scores = np.array([list(each["lengths"].values()) for each in single])
+    for network in (run_folder, onnx_file):
+        grouped = cli.json("predict", network, "scans", "--group", r"(\d)_[^/]*$")
+        assert [each["group"] for each in grouped] == ["1", "2"]
+        assert [each["images"] for each in grouped] == [[each["image"] for each in single[:2]], [single[2]["image"]]]
+        mean = np.array([list(each["lengths"].values()) for each in grouped])
+        np.testing.assert_allclose(mean, [scores[:2].mean(0), scores[2]], atol=1e-5)
+        assert [int(each["class"]) for each in grouped] == mean.argmax(1).tolist()
+    said = cli.out("predict", run_folder, "scans", "--group", "x")
+    assert said.startswith(f"x  {scores.mean(0).argmax()}  (mean of 3 images)\n")
+    said = cli("predict", run_folder, "scans", "--group", r"\d_", "--out", "found.csv").out
+    assert said == "wrote found.csv, a line for each of 2 groups of 3 images\n"
+    with Path("found.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [(row["group"], row["images"], row["class"]) for row in table] == [
+        ("1_", "2", grouped[0]["class"]),
+        ("2_", "1", grouped[1]["class"]),
+    ]
+    for pattern, words in (
+        ("(", "--group must be a regular expression, got '(': missing )"),
+        ("2", "--group '2' does not match scans/x/1_a.png; it must match the path of every image"),
+    ):
+        done = cli("predict", run_folder, "scans", "--group", pattern)
+        assert done.code == 2
+        assert words in done.err.replace("\\", "/")
+    done = cli("predict", run_folder, "scans", "--group", "x", "--figure", "a.png")
+    assert (done.code, "--figure draws single images, whose scores --group averages" in done.err) == (2, True)
+
+
 def test_an_onnx_file_says_the_same(
     cli: Cli, run_folder: Path, onnx_file: Path, digit_file: Path, wide_file: Path
 ) -> None:

@@ -238,7 +238,7 @@ def test_specs_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOME", str(tmp_path))
     for spec, words in {
         "mnits": 'there is no data set "mnits"; did you mean "mnist"',
-        "zzz": "known: aeon:PATH, affnist, cifar10, digits, fashion-mnist, folder:PATH, kmnist, ",
+        "zzz": "known: aeon:PATH, affnist, cifar10, csv:PATH, digits, fashion-mnist, folder:PATH, kmnist, ",
         "": "there is no data set",
         "folder": 'needs a path: write "folder:PATH"',
         "npz:": 'needs a path: write "npz:PATH"',

@@ -60,6 +60,8 @@ def test_grey_is_repeated_and_colour_becomes_its_luma() -> None:
     assert with_channels(colour, 3) is colour
     assert np.abs(with_channels(colour, 1)[0] - COLOUR @ [0.299, 0.587, 0.114]).max() <= 1
     assert_raises(InputError, with_channels, grey, 2, say="1 channel or 3, not 2")
+    said = "an image file cannot be read as a sequence, which this network takes (1×1×40)"
+    assert_raises(InputError, read_image, "any.png", (1, 1, 40), say=said)
 
 
 def test_files_are_resized_as_data_sets_are(tmp_path: Path) -> None:

@@ -8,10 +8,20 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as compiled_gradients
 
 import torchcaps
-from support import assert_as_exact
-from torchcaps.nn import BuiltVotes, Capsules, DenseCapsules, Routed, interest_scores, label_aware_attention
+from support import assert_as_exact, assert_same
+from torchcaps.nn import (
+    BuiltVotes,
+    CapsuleLayer,
+    Capsules,
+    ConvCapsules,
+    DenseCapsules,
+    Routed,
+    interest_scores,
+    label_aware_attention,
+)
 from torchcaps.ops.precision import full_dtype
 from torchcaps.parts import PARTS
 
@@ -91,11 +101,13 @@ def autocast(on: bool) -> Callable[[], Any]:
     return (lambda: torch.autocast("cpu", torch.bfloat16)) if on else nullcontext
 
 
-def rounded(mode: Mode, layer: DenseCapsules, dtype: torch.dtype | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def rounded(
+    mode: Mode, layer: CapsuleLayer, dtype: torch.dtype | None, number: int = I
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Inputs and state of the layer, as a mode rounds them, and then in ``dtype``, or as they are."""
     random = torch.Generator().manual_seed(2)
-    poses = torch.randn(B, I, 4, generator=random, dtype=DOUBLE)
-    active = torch.rand(B, I, generator=random, dtype=DOUBLE)
+    poses = torch.randn(B, number, 4, generator=random, dtype=DOUBLE)
+    active = torch.rand(B, number, generator=random, dtype=DOUBLE)
     inputs = {"poses": poses.to(mode.poses), "active": active.to(mode.poses)}
     inputs = {name: each.to(dtype or each.dtype).requires_grad_() for name, each in inputs.items()}
     state = as_of(layer, mode.weights)
@@ -155,6 +167,60 @@ def test_a_layer_is_as_exact_as_the_plain_formulation(transform: str, routing: s
     assert {each.dtype for name, each in got.items() if not name.startswith("d ")} == {dtype}
     other = {name: each.to(got[name].dtype) for name, each in plainly(*given, full_dtype(dtype)).items()}
     assert_as_exact(got, other, plainly(*given, DOUBLE), ROUNDING[full_dtype(dtype)])
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("transform", ["dense", "shared"])
+def test_a_routing_is_exact_without_a_layer(transform: str, routing: str) -> None:
+    """Called by itself inside autocast, for its result and for its rounds."""
+    layer = make_layer(transform, routing).float()
+    poses = torch.randn(B, I, 4)
+    layer.eval()
+    plain = layer.routing(*layer.votes(Capsules(poses)), return_coupling=True)
+    rounds = layer.routing.rounds(*layer.votes(Capsules(poses)))[-1]
+    with torch.autocast("cpu", torch.bfloat16):
+        got = layer.routing(*layer.votes(Capsules(poses)), return_coupling=True)
+        seen = layer.routing.rounds(*layer.votes(Capsules(poses)))[-1]
+    for one, other in zip((*got, *seen), (*plain, *rounds), strict=True):
+        assert one is other is None or torch.equal(one, other)
+
+
+MAPS: dict[str, Callable[[Any], CapsuleLayer]] = {
+    "shared positions and coordinates": lambda routing: DenseCapsules(
+        (2, 3, 2), 4, J, D, transform="matrix", routing=routing, share_positions=True, coordinates="centres"
+    ),
+    "map": lambda routing: ConvCapsules(2, 4, J, D, layer_kernel=2, routing=routing),
+    "positions compete": lambda routing: ConvCapsules(
+        2, 4, J, D, layer_kernel=2, layer_padding=1, compete_over="types-and-positions", routing=routing
+    ),
+    "batch normalisation": lambda routing: ConvCapsules(2, 4, J, D, layer_kernel=2, pose_norm=True, routing=routing),
+}
+
+
+class OnMap(nn.Module):
+    """Capsules of a layer on a map of 2×3×2 capsules."""
+
+    def __init__(self, layer: CapsuleLayer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, poses: Tensor, active: Tensor) -> Routed:
+        found = self.layer(Capsules(poses, active, (2, 3, 2)))
+        return Routed(found.poses, found.activations)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("routing", PARTS["routing"])
+@pytest.mark.parametrize("kind", MAPS)
+def test_a_layer_on_a_map_is_as_exact_as_in_full_precision(kind: str, routing: str, mode: str) -> None:
+    torch.manual_seed(0)
+    how, layer = MODES[mode], MAPS[kind](routing).double()
+    full = full_dtype(torch.promote_types(how.poses, how.weights))
+    got = called(OnMap(layer), *rounded(how, layer, None, 12), how)
+    other, exact = (
+        called(OnMap(layer), *rounded(how, layer, dtype, 12), Mode(dtype, dtype)) for dtype in (full, DOUBLE)
+    )
+    assert_as_exact(got, {name: each.to(got[name].dtype) for name, each in other.items()}, exact, ROUNDING[full])
 
 
 # ---- functions
@@ -231,3 +297,16 @@ def test_a_loss_after_the_layer_keeps_its_autocast() -> None:
         assert torch.is_autocast_enabled("cpu")
     assert seen == [True, True]
     assert before.weight.grad is not None
+
+
+@pytest.mark.parametrize("routing", ["dynamic", "em", "heinsen-vector"])
+def test_a_compiled_layer_is_exact_if_torch_leaves_autocast_out_of_gradients(routing: str) -> None:
+    layer, found = make_layer("dense", routing).float(), []
+    with compiled_gradients.patch(backward_pass_autocast="off"):
+        for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+            poses = torch.randn(B, I, 4, generator=torch.Generator().manual_seed(4)).requires_grad_()
+            leaves = {"poses": poses} | dict(layer.named_parameters())
+            with torch.autocast("cpu", torch.bfloat16):
+                capsules = function(poses)
+            found.append(gradients({"poses": capsules.poses, "active": capsules.activations}, leaves, nullcontext))
+    assert_same(found[1], found[0])

@@ -73,6 +73,7 @@ def test_rows_that_are_not_one_hot_stay_rows() -> None:
 
 
 WRONG: dict[str, tuple[str, Any, int | None, str]] = {
+    "texts in rows": ("classes", [["a", "b"], ["b", "a"]], 2, "must be whole numbers from 0"),
     "several labels": ("classes", [[1, 1, 0], [0, 1, 0]], None, 'set task="labels" (--task labels)'),
     "numbers": ("classes", [0.5, 1.25], None, 'set task="regression" (--task regression)'),
     "from 1": ("classes", [1, 2, 3], 3, "must be in 0..2, got 1..3; classes are counted from 0, so subtract 1"),

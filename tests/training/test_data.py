@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from support import assert_raises
-from tiny_runs import NARROW, Heard, StopAt, go_on, rows, run, save_image, tiny_config, write_bars
-from torchcaps.analysis import Evaluation, evaluate
+from tiny_runs import NARROW, Heard, StopAt, go_on, run, save_image, tiny_config, write_bars
+from torchcaps.analysis import Evaluation
 from torchcaps.datasets import Augmentation, Dataset, ImageSet, PairSet, fixed_pairs, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet
@@ -18,17 +18,14 @@ from torchcaps.parts import describe, flat
 from torchcaps.training import (
     Interrupted,
     Recipe,
-    TrainConfig,
     data,
     learning_rates,
     load_run,
     make_config,
-    small_data,
 )
-from torchcaps.training.config import OWN, override, read_config
+from torchcaps.training.config import override, read_config
 from torchcaps.training.data import augmentation_of, cropped, load_run_data, run_data
 from torchcaps.training.devices import launch
-from torchcaps.training.small_data import fit_recipe, warning_of_chance
 
 
 def test_judged_images_are_cut_in_the_middle_and_batches_anywhere(bars: Path, tmp_path: Path) -> None:
@@ -109,41 +106,6 @@ def test_damaged_images_are_left_out_of_the_whole_run(tmp_path: Path) -> None:
     assert sum(len(part) for part in (found.train, found.validation, found.test)) == sum(summary["images"].values())
 
 
-def test_a_recipe_is_fitted_to_few_images() -> None:
-    given: dict[str, Any]
-    for images, given, batch, epochs, rate in (
-        (324, {}, 16, 100, 3e-3 / 8**0.5),  # 20 steps an epoch
-        (5, {}, 16, 2000, 3e-3 / 8**0.5),  # which is refused later: fewer images than a batch
-        (3_199, {}, 16, 20, 3e-3 / 8**0.5),
-        (3_200, {}, 32, 20, 3e-3 / 4**0.5),
-        (60_000, {}, 128, 20, 3e-3),
-        (324, {"epochs": 10}, 16, 10, 3e-3 / 8**0.5),
-        (324, {"batch_size": 500}, 500, 2000, 3e-3),
-        (324, {"learning_rate": 1e-2}, 16, 100, 1e-2),
-    ):
-        config = fit_recipe(make_config("compact", data="folder:shapes", **given), torch.arange(images) % 2)
-        assert (config.recipe.batch_size, config.recipe.epochs, config.fitted) == (batch, epochs, ())
-        assert config.recipe.learning_rate == pytest.approx(rate)
-        few = images < 60_000 and "epochs" not in given
-        assert config.recipe.patience == (max(epochs // 4, 10) if few else None)
-        rest = {"batch_size": 1, "epochs": 1, "learning_rate": 1.0, "patience": None, **OWN}
-        assert config.recipe.replace(rest) == make_config("compact").recipe.replace(rest)
-    for config in (make_config("compact", data="digits"), TrainConfig.from_dict({"data": "folder:shapes"})):
-        assert fit_recipe(config, torch.arange(100) % 7 // 6) == config, "named data and files stay as they are"
-
-
-def test_a_recipe_that_is_fitted_to_few_images_is_said_and_written(bars: Path, tmp_path: Path) -> None:
-    said = StopAt(1)
-    with pytest.raises(Interrupted):
-        run(make_config("sabour2017", data=f"npz:{bars}", **NARROW), tmp_path / "run", said)
-    (line,) = [line for line in said.said if line.startswith("Recipe: ")]
-    assert line.startswith("Recipe: for 108 training images 334 epochs or 83 without a better one, in batches of 16")
-    assert "With fewer than 50 training images of a class compact-shared learns better" in said.said
-    written = read_config(tmp_path / "run" / "config.json")
-    assert (written.recipe.epochs, written.recipe.batch_size, written.fitted) == (334, 16, ())
-    assert small_data.LEAST_STEPS <= 6 * 334 < small_data.LEAST_STEPS + 6
-
-
 def test_strides_that_grow_with_the_images_are_said_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,63 +137,10 @@ def test_strides_that_grow_with_the_images_are_said_and_written(
     )
 
 
-def test_chance_is_the_share_of_the_most_frequent_class_and_an_error_of_counting() -> None:
-    config = make_config("compact", epochs=10, learning_rate=3e-3)
-    for counts, chance in (((12, 12, 12), 1 / 3 + (2 / 9 / 36) ** 0.5), ((90, 10), 0.93), ((5000, 5000), 0.505)):
-        labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-        images = ImageSet(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels)
-        assert warning_of_chance(chance + 1e-6, images, config, 100) is None
-        assert "the network has learned nothing: " in str(warning_of_chance(chance - 1e-6, images, config, 100))
-    for preset, steps, advice in (
-        ("compact", 100, "Try the network compact-shared"),
-        ("compact-shared", 20, "Try more steps (--epochs 100)"),  # 2,000 steps
-    ):
-        assert advice in str(warning_of_chance(0.0, images, make_config(preset, epochs=10), steps))
-
-
-def test_uneven_classes_are_said_and_balanced_accuracy_chooses(bars: Path, tmp_path: Path) -> None:
-    with np.load(bars) as held:
-        kept = (held["y"] == 0) | (np.arange(150) % 5 < 2)
-        np.savez(tmp_path / "uneven.npz", x=held["x"][kept], y=held["y"][kept])
-    file, heard = tmp_path / "uneven.npz", Heard()
-    config = tiny_config(file, epochs=1, learning_rate=1e-9)
-    assert run(config, tmp_path / "run", heard)["select"] == "balanced-accuracy"
-    (line,) = [line for line in heard.said if line.startswith("Classes: ")]
-    assert line.startswith("Classes: uneven, 33 training images of 0 and 13 of 1; ")
-    assert "balanced accuracy chooses the epoch; --class-weights balanced makes" in line
-    config = tiny_config(file, select="accuracy", class_weights="balanced", epochs=8, learning_rate=1e-2)
-    found = run(config, tmp_path / "chosen")
-    assert (found["select"], found["warning"]) == ("accuracy", None)
-    row = rows(tmp_path / "chosen")[found["best_epoch"] - 1]
-    chosen = load_run(tmp_path / "chosen")
-    judged = evaluate(chosen.model, chosen.dataset().validation)
-    assert float(row["validation_balanced_accuracy"]) == pytest.approx(judged.balanced_accuracy)
-    assert found["test"]["best"]["balanced_accuracy"] > 0.6
-
-
 def test_classes_that_are_never_predicted_are_named() -> None:
     labels, names = np.array([0] * 9 + [1] * 2), ("good", "hole", "none")
-    said = small_data.warning_of_unpredicted(Evaluation(labels, np.eye(3)[labels * 0], 1.0, names))
+    said = Evaluation(labels, np.eye(3)[labels * 0], 1.0, names).warning
     assert said == (
         "of 11 test images none was given hole; try --class-weights balanced, more steps, or more images of them"
     )
-    assert small_data.warning_of_unpredicted(Evaluation(labels, np.eye(3)[labels], 1.0, names)) is None
-
-
-def test_a_long_run_says_its_time_and_that_of_smaller_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = make_config("compact", data="folder:x", epochs=10, batch_size=10)
-    monkeypatch.setattr(small_data, "seconds_of_step", lambda _, shape, __: 0.001 * shape[1])
-    assert small_data.words_of_time(config, config, (1, 64, 64), 3, 500) == []  # 500 steps of 64 ms
-    assert small_data.words_of_time(config, config, (1, 64, 64), 3, 10_000) == [
-        "Time: at most about 10 min 40 s on this machine; with images of 32×32 (--image-size 32) about 5 min 20 s"
-    ]
-    strides: list[Any] = []
-    monkeypatch.setattr(
-        small_data, "seconds_of_step", lambda each, *_: strides.append(flat(each.model)["stem_strides"]) or 1
-    )
-    small_data.words_of_time(small_data.fit_network(config, (1, 128, 128)), config, (1, 128, 128), 3, 500)
-    assert strides == [(2, 1, 2), (1, 1, 2)], "smaller images have the network that their own run would have"
-    monkeypatch.undo()
-    before = torch.get_rng_state()
-    assert 0 < small_data.seconds_of_step(config, (1, 24, 24), 3) < 60
-    assert torch.equal(torch.get_rng_state(), before)
+    assert Evaluation(labels, np.eye(3)[labels], 1.0, names).warning is None

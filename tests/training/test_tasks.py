@@ -124,7 +124,7 @@ def test_tasks_that_do_not_fit(file: Callable[[str], Path], bars: Path, runs: Pa
     if run.model.has_capsules:
         assert_raises(InputError, reconstruct, run.model, run.dataset().test.images, say="made for the task labels")
     assert_raises(
-        InputError, export_onnx, run.model, tmp_path / "x.onnx", describe_run(run), say="only a network for classes"
+        InputError, export_onnx, run.model, tmp_path / "x.onnx", describe_run(run), say="works for the task classes"
     )
     np.savez(tmp_path / "odd.npz", x=np.zeros((9, 18, 18), np.uint8), y=np.full((9, 2), 7))
     assert_raises(InputError, load_dataset, f"npz:{tmp_path / 'odd.npz'}", say="zeros and ones, (N, L)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import itertools
 import math
 from pathlib import Path
@@ -15,6 +16,7 @@ from torchcaps.analysis.figures import COLOURS, MUTED, draw_legend, new_figure, 
 from torchcaps.analysis.results import Comparison
 from torchcaps.errors import InputError, visible
 from torchcaps.files import read_text, reading
+from torchcaps.tasks import TaskName, find_task
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,8 +59,15 @@ def read_metrics(path: str | Path) -> Metrics:
         return {name: np.array([float("nan" if row[name] == "" else row[name]) for row in rows]) for name in names}
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Curves(Comparison):
-    """The learning curves of one or several runs: the :data:`Metrics` of each."""
+    """Learning curves of one or several runs of one task: the :data:`Metrics` of each.
+
+    Args:
+        task: The task, whose metric is drawn.
+    """
+
+    task: TaskName = "classes"
 
     def to_dict(self) -> dict[str, dict[str, list[float | None]]]:
         return {
@@ -68,16 +77,19 @@ class Curves(Comparison):
 
     def figures(self) -> dict[str, Figure]:
         """Loss and error epoch by epoch: validation bold, training thin and dashed."""
-        figure = new_figure(9.0, 3.6, self.title)
+        figure, metric = new_figure(9.0, 3.6, self.title), find_task(self.task).metric
         loss_axes, error_axes = figure.subplots(1, 2)
         for (name, metrics), colour in zip(self.networks.items(), itertools.cycle(COLOURS)):
             for part, style in _STYLES.items():
                 label = visible(name) if part == "validation" else None
                 loss_axes.plot(metrics["epoch"], metrics[f"{part}_loss"], color=colour, label=label, **style)
-                error_axes.plot(metrics["epoch"], 100 * (1 - metrics[f"{part}_accuracy"]), color=colour, **style)
+                error_axes.plot(metrics["epoch"], metric.errors(metrics[f"{part}_accuracy"]), color=colour, **style)
         for part, style in _STYLES.items():
             loss_axes.plot([], [], color=MUTED, label=part, **style)
-        for axes, name, unit in ((loss_axes, "Loss", "mean of an image"), (error_axes, "Error", "% of the images")):
+        for axes, name, unit in (
+            (loss_axes, "Loss", "mean of an image"),
+            (error_axes, metric.error.capitalize(), metric.unit),
+        ):
             style_axes(axes, name, "epoch", unit)
             axes.locator_params(axis="x", integer=True)  # epochs
             _use_powers(axes)

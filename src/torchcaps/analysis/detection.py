@@ -141,11 +141,11 @@ def fit_detector(model: Network, validation: ImageSet, *, measure: Measure | Non
         validation: Images that the network was not trained on; labels are not used.
         measure: As for :class:`Detector`. Default: ``"reconstruction"`` if the network has a decoder, else ``"score"``.
     """
-    require_one_object(model, "a detector")
+    require_one_object(model, "a detector", "detect")
     measure = measure or ("score" if model.decoder is None else "reconstruction")
     check("measure", measure, Measure)
     if measure == "reconstruction":
-        require_decoder(model, "a distance to the reconstruction")
+        require_decoder(model, "a distance to the reconstruction", "detect")
     unit = Detector(measure, (1.0,) * model.num_classes, len(validation))
     distances, classes = distance_ratios(model, validation.images, unit)
     limits = []

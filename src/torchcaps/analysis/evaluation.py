@@ -10,10 +10,11 @@ class in them, a column to the images that were given it.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -27,8 +28,9 @@ from torchcaps.analysis.targets import TargetEvaluation
 from torchcaps.checks import check
 from torchcaps.datasets import BatchLoader, ImageSet
 from torchcaps.errors import InputError, visible
-from torchcaps.models import Network
+from torchcaps.models import ModelOutput, Network
 from torchcaps.ops.labels import is_correct, order
+from torchcaps.tasks import TaskName
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,6 +61,18 @@ class Evaluation(Scored):
     loss: float
     class_names: tuple[str, ...]
     title: str = ""
+    figure_name: ClassVar[str] = "confusion"
+    """Name of the figure in a run folder."""
+
+    @property
+    def warning(self) -> str | None:
+        """A sentence with the classes that no image of one object was given, although some images are of them."""
+        given, there = self.confusion.sum(0), self.confusion.sum(1)
+        never = [name for j, name in enumerate(self.class_names) if there[j] and not given[j]]
+        if not never or self.objects > 1:
+            return None
+        advice = "try --class-weights balanced, more steps, or more images of them"
+        return f"of {self.num_images:,} test images none was given {', '.join(never)}; {advice}"
 
     @property
     def num_images(self) -> int:
@@ -275,6 +289,50 @@ class Evaluation(Scored):
         )
 
 
+class Collector(ABC):
+    """Collects what an evaluation needs of each batch. A task whose scores do not fit into memory has another one."""
+
+    def __init__(self, model: Network, class_names: tuple[str, ...]) -> None:
+        self.model, self.class_names = model, class_names
+        self._scores: list[Tensor] = []
+        self._targets: list[Tensor] = []
+
+    def add(self, output: ModelOutput, targets: Tensor) -> None:
+        """Add a batch."""
+        self._scores.append(output.scores.float())
+        self._targets.append(targets)
+
+    @abstractmethod
+    def result(self, loss: float) -> AnyEvaluation:
+        """Return the evaluation of all batches; ``loss`` is the mean over the images."""
+
+
+class ClassCollector(Collector):
+    """Collects the scores and labels of the task ``classes``."""
+
+    def result(self, loss: float) -> Evaluation:
+        labels, scores = torch.cat(self._targets), torch.cat(self._scores)
+        return Evaluation(labels.cpu().numpy(), scores.cpu().numpy(), loss, self.class_names)
+
+
+class TargetCollector(Collector):
+    """Collects the scores and targets of the tasks ``labels`` and ``regression``."""
+
+    def result(self, loss: float) -> TargetEvaluation:
+        targets, scores, task = torch.cat(self._targets), torch.cat(self._scores), self.model.task
+        accuracy = float(self.model.right(scores, targets).cpu().double().mean())
+        return TargetEvaluation(task, targets.cpu().numpy(), scores.cpu().numpy(), loss, accuracy, self.class_names)
+
+
+AnyEvaluation = Evaluation | TargetEvaluation
+COLLECTORS: dict[TaskName, type[Collector]] = {
+    "classes": ClassCollector,
+    "labels": TargetCollector,
+    "regression": TargetCollector,
+}
+"""The collector of each task."""
+
+
 def evaluate(
     model: Network,
     image_set: ImageSet,
@@ -282,10 +340,10 @@ def evaluate(
     batch_size: int = BATCH,
     class_names: Sequence[str] | None = None,
     precision: Precision = "32",
-) -> Evaluation | TargetEvaluation:
+) -> AnyEvaluation:
     """Judge a network on a set of images, each counted once. No random number is drawn.
 
-    Of the tasks ``labels`` and ``regression`` a :class:`TargetEvaluation` says the result.
+    Returns an :class:`Evaluation`, or a :class:`TargetEvaluation` for the tasks ``labels`` and ``regression``.
 
     For the loss, the decoder is masked by the labels only where the network's source does so at inference too
     (``decoder_mask="label"``), otherwise by the highest score; scores do not depend on it.
@@ -307,9 +365,8 @@ def evaluate(
     """
     check("precision", precision, Precision)
     names, device = tuple(class_labels(class_names, model.num_classes)), next(model.parameters()).device
-    if model.task == "classes":
-        check_labels(model, image_set.labels, len(image_set))
-    losses, scores, targets = list[Tensor](), list[Tensor](), list[Tensor]()
+    check_labels(model, image_set.labels, len(image_set))
+    losses, collected = list[Tensor](), COLLECTORS[model.task](model, names)
     with inference(model):
         for batch in BatchLoader(image_set, batch_size, shuffle=False, device=device).batches(0):
             images, wanted = as_pixels(model, batch.images), batch.labels.to(device)
@@ -324,11 +381,6 @@ def evaluate(
                     )
                 drawn = to_pixels(model, batch.parts)
             losses.append(model.loss(output, drawn, wanted).total * len(wanted))
-            scores.append(output.scores.float())
-            targets.append(wanted)
+            collected.add(output, wanted)
     loss = float(torch.stack(losses).cpu().double().sum()) / len(image_set)
-    found, known = torch.cat(scores), torch.cat(targets)
-    if model.task == "classes":
-        return Evaluation(known.cpu().numpy(), found.cpu().numpy(), loss, names)
-    accuracy = float(model.right(found, known).cpu().double().mean())
-    return TargetEvaluation(model.task, known.cpu().numpy(), found.cpu().numpy(), loss, accuracy, names)
+    return collected.result(loss)

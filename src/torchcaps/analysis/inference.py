@@ -11,17 +11,17 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from torchcaps.checks import check, check_classes
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Network
 from torchcaps.models.images import check_image_shape
 from torchcaps.ops.labels import top_classes
 from torchcaps.ranges import COUNT
+from torchcaps.tasks import task_of
 
 BATCH = 256
 """Images at a time, where nobody says otherwise."""
-Labels = Int[Tensor, "N"] | Int[Tensor, "N P"]
-"""The class of each image, or the classes of its P objects."""
+Labels = Int[Tensor, "N"] | Int[Tensor, "N P"] | Float[Tensor, "N J"]
+"""The class of each image, or the classes of its P objects; rows of labels or numbers."""
 
 
 @contextmanager
@@ -65,17 +65,8 @@ def check_images(images: Tensor, in_shape: tuple[int, int, int]) -> None:
 
 
 def check_labels(model: Network, labels: Labels, num_images: int) -> None:
-    """Raise TypeError or InputError unless labels are a network's classes, one for each object in an image."""
-    require_classes(model, "this")
-    check("labels", labels, Int[Tensor, "..."])
-    objects = model.objects
-    if labels.shape != ((num_images,) if objects == 1 else (num_images, objects)):
-        wanted = f"({num_images},), one" if objects == 1 else f"({num_images}, {objects}), {objects}"
-        seen = f"as the network sees {objects} in it, got {tuple(labels.shape)}"
-        raise InputError(f"labels must have shape {wanted} for each image, {seen}")
-    check_classes("labels", labels, model.num_classes)
-    if objects > 1 and (labels.sort(1).values.diff(dim=1) == 0).any():
-        raise InputError("the objects of an image must be of different classes, got labels with a class twice")
+    """Raise TypeError or InputError unless labels are in the form of a network's task, and as many as the images."""
+    task_of(model).check_labels(labels, model.num_classes, num_images)
 
 
 def in_batches(
@@ -125,26 +116,23 @@ def join_names(names: Sequence[str], classes: Int[Tensor, "*P"] | Int[np.ndarray
     return " + ".join(names[int(j)] for j in classes.reshape(-1))
 
 
-def require_classes(model: nn.Module, purpose: str) -> None:
-    """Raise InputError if a network was not made for classes; ``purpose`` is the sentence's subject."""
-    task = getattr(model, "task", "classes")
-    if task != "classes":
-        raise InputError(f"{purpose} needs classes, but this network was made for the task {task}")
+def require_one_object(model: Network, purpose: str, analysis: str) -> None:
+    """Raise InputError if a network sees several objects in an image, or its task does not support an analysis.
 
-
-def require_one_object(model: Network, purpose: str) -> None:
-    """Raise InputError if a network sees several objects in an image; ``purpose`` is the sentence's subject."""
+    ``purpose`` is the subject of the sentence.
+    """
+    task_of(model).require(analysis, purpose)
     if model.objects != 1:
         raise InputError(f"{purpose} needs images of one object, but this network finds {model.objects} in each")
 
 
-def require_capsules(model: Network, purpose: str, *, decoder: bool = False) -> CapsNet:
-    """The model, if it has capsules, and a decoder where one is needed.
+def require_capsules(model: Network, purpose: str, analysis: str, *, decoder: bool = False) -> CapsNet:
+    """Return the model, if its task supports an analysis and it has capsules, and a decoder where one is needed.
 
     Raises:
         InputError: It has not; the subject of the sentence is ``purpose``.
     """
-    require_classes(model, purpose)
+    task_of(model).require(analysis, purpose)
     if isinstance(model, CapsNet) and not (decoder and model.decoder is None):
         return model
     what = "this network" if isinstance(model, CapsNet) else f"a {type(model).__name__}"

@@ -178,7 +178,7 @@ def perturb_capsule(
 
     Source: Sabour, Frosst, Hinton 2017, section 5.1 and figure 4 (arXiv:1710.09829): −0.25 … 0.25 by 0.05.
     """
-    network = require_decoder(model, "a perturbed capsule")
+    network = require_decoder(model, "a perturbed capsule", "perturb")
     if target is not None:
         Range(0, network.num_classes - 1, whole=True).check("target", target)
     dim = network.class_capsules.out_dim

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -17,10 +17,10 @@ from jaxtyping import Float
 from torchcaps.analysis.calibration import Prediction, full
 from torchcaps.analysis.figures import MUTED, WRONG, Caption, Cell, tiles
 from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Result, Styled, Table
-from torchcaps.analysis.targets import PRESENT
 from torchcaps.datasets.images import Photo
 from torchcaps.datasets.preparation import NOTHING, Prepared
 from torchcaps.errors import visible
+from torchcaps.tasks import TaskName, task_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,7 +41,7 @@ class PhotoAnswers(Result):
         prediction: What it says.
         class_names: The name of each class.
         photos: The files' own pixels, for the figure; none without one.
-        task: What was asked of the images.
+        task: The network's task.
     """
 
     files: Sequence[Path]
@@ -49,16 +49,17 @@ class PhotoAnswers(Result):
     prediction: Prediction
     class_names: Sequence[str]
     photos: Sequence[Photo] = ()
-    task: Literal["classes", "labels", "regression"] = "classes"
+    task: TaskName = "classes"
+
+    @property
+    def objects(self) -> int:
+        """Objects in an image: P."""
+        return 1 if self.prediction.classes.ndim == 1 else self.prediction.classes.shape[1]
 
     def given(self, n: int) -> list[str]:
         """The names of the classes that image n was given, the most certain first; its labels; or numbers and names."""
-        scores = self.prediction.scores[n].tolist()
-        if self.task == "regression":
-            return [f"{name} {score:.4g}" for name, score in zip(self.class_names, scores, strict=True)]
-        if self.task == "labels":
-            return [name for name, score in zip(self.class_names, scores, strict=True) if score > PRESENT]
-        return [self.class_names[j] for j in self.prediction.classes[n].reshape(-1).tolist()]
+        classes = self.prediction.classes[n].reshape(-1).tolist()
+        return task_of(self).answer(self.class_names, self.prediction.scores[n].tolist(), classes)
 
     def caveats(self, n: int) -> tuple[str, ...]:
         """Why the answer to image n is unsure."""
@@ -73,20 +74,17 @@ class PhotoAnswers(Result):
     def to_dict(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         for n, (file, scores) in enumerate(zip(self.files, self.prediction.scores.tolist(), strict=True)):
-            given = self.given(n)
-            answer: dict[str, Any] = {"classes": given} if len(given) > 1 else {"class": "".join(given)}
-            if self.task != "classes":
-                answer = {"labels": given} if self.task == "labels" else {}
-            kind = "values" if self.task == "regression" else "lengths"
-            said = {kind: dict(zip(self.class_names, scores, strict=True)), "prepared": self.prepared[n].changes}
-            found.append({"image": str(file)} | answer | said | {"unsure": self.caveats(n)})
+            answer = task_of(self).answer_to_dict(self.given(n))
+            answer[task_of(self).score_key] = dict(zip(self.class_names, scores, strict=True))
+            about = {"prepared": self.prepared[n].changes, "unsure": self.caveats(n)}
+            found.append({"image": str(file)} | answer | about)
         return found
 
     def to_csv(self) -> str:
         """A line for each file: its path, its classes or labels, why they are unsure, and all scores or numbers."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["image", {"classes": "class"}.get(self.task, self.task), "unsure", *self.class_names])
+        writer.writerow(["image", task_of(self).answer_key, "unsure", *self.class_names])
         for n, (file, scores) in enumerate(zip(self.files, self.prediction.scores.tolist(), strict=True)):
             caveats = "; ".join(self.caveats(n))
             writer.writerow([file, " + ".join(self.given(n)), caveats, *(f"{score:.4f}" for score in scores)])
@@ -102,8 +100,7 @@ class PhotoAnswers(Result):
             wide = max(len(visible(name)) for name, _ in most)
             for name, score in most:
                 style = "green" if name in given else ""
-                drawn = "" if self.task == "regression" else f"  {bar(score)}"
-                note.append(Styled(f"  {visible(name):>{wide}}  {score:.3f}{drawn}", style))
+                note.append(Styled(f"  {visible(name):>{wide}}  {task_of(self).score_text(score)}", style))
             if len(most) < len(self.class_names):
                 note.append(f"  … and {len(self.class_names) - len(most)} lower ones (--json shows all)")
             found.append(Table(title=f"{file}  {' + '.join(given)}", note=note))
@@ -126,12 +123,6 @@ class PhotoAnswers(Result):
             pictures: list[Cell] = [_outlined(photo), photo.prepared.image / 255]
             rows.append([*pictures, *([] if drawn is None else full(drawn[n : n + 1])), scores, words])
         return {"": tiles(rows, side=_SIDE)}
-
-
-def bar(share: float, width: int = 30) -> str:
-    """A horizontal bar: ``share`` 0..1 of ``width`` characters, to an eighth of one."""
-    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
-    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def _outlined(photo: Photo) -> Float[np.ndarray, "C H W"]:

@@ -16,6 +16,7 @@ from torchcaps.analysis.inference import Labels, classes_of, over_batches
 from torchcaps.datasets.images import read_image
 from torchcaps.datasets.pixels import Scale, prepare_images
 from torchcaps.models import ModelOutput, Network
+from torchcaps.tasks import task_of
 
 
 def load_image(path: str | Path, in_shape: Sequence[int], **options: Any) -> UInt8[Tensor, "C H W"]:
@@ -40,8 +41,8 @@ def predict(
         model: The network.
         images: N images of any form that :func:`torchcaps.fit` takes in memory: a tensor, an array, a list, or Pillow
             images, whose channels may be last; N at least 1.
-        targets: The classes whose capsules are decoded instead of that of the highest score; they do not change the
-            classification.
+        targets: The classes (or labels) whose capsules are decoded instead of those of the highest scores; they do not
+            change the answers.
         calibration: What is usual for the network; what holds for any if None.
         scale: How pixels become 0..1, as for :func:`torchcaps.fit`.
 
@@ -60,11 +61,11 @@ def predict(
     given, scores, *decoded = over_batches(look, model, images, targets)
     classes = classes_of(scores, model.objects).numpy()
     drawn = decoded[0].numpy() if decoded else None
-    if model.task != "classes":
-        name = "value" if model.task == "regression" else outputs[0].score_name
+    task = task_of(model)
+    name = task.score_name(outputs[0])
+    if not task.supports("calibrate"):  # no answer is unsure by a threshold
         return Prediction(classes, scores.numpy(), drawn, [()] * len(classes), name)
-    named = outputs[0].score_name
-    return Prediction.of(given.numpy(), classes, scores.numpy(), drawn, calibration, score_name=named)
+    return Prediction.of(given.numpy(), classes, scores.numpy(), drawn, calibration, score_name=name)
 
 
 def calibrate(model: Network, images: Shaped[Tensor, "N C H W"]) -> Calibration:
@@ -77,6 +78,7 @@ def calibrate(model: Network, images: Shaped[Tensor, "N C H W"]) -> Calibration:
     Raises:
         InputError: A bound that is no finite number, as of pixels that are NaN.
     """
+    task_of(model).require("calibrate", "a calibration")
 
     def look(pixels: Tensor, _: object) -> list[Tensor]:
         output = model(pixels)

@@ -145,7 +145,7 @@ def probe(model: Network, fitted: ImageSet, held_out: ImageSet, *, seed: int = 0
         InputError: No factors, factors that differ, too few images, or a network of which no pose and no last features
             are known.
     """
-    require_one_object(model, "a probe")
+    require_one_object(model, "a probe", "probe")
     names = [name for name, values in fitted.factors.items() if values.is_floating_point()]
     if not names:
         raise InputError("the images have no factors that are quantities; make some by with_affine_factors")

@@ -102,7 +102,7 @@ def reconstruct(model: Network, images: Shaped[Tensor, "N C H W"], labels: Label
 
     Source: Sabour, Frosst, Hinton 2017, figures 3 and 5 (arXiv:1710.09829).
     """
-    network = require_decoder(model, "a reconstruction")
+    network = require_decoder(model, "a reconstruction", "reconstruct")
     pixels = as_pixels(network, images)
     if labels is not None:
         check_labels(network, labels, len(images))

@@ -157,7 +157,7 @@ def attack(
     Source: Goodfellow, Shlens, Szegedy 2014 (arXiv:1412.6572); Madry, Makelov, Schmidt, Tsipras, Vladu 2017
     (arXiv:1706.06083).
     """
-    require_one_object(model, "an attack")
+    require_one_object(model, "an attack", "robustness")
     start = None if seed is None else torch.Generator().manual_seed(seed)
     wanted = goal_of(model, goal) if isinstance(goal, str) else goal
     size = epsilon if start is None else 2.5 * epsilon / steps
@@ -240,7 +240,7 @@ def accuracy_curve(
         steps: Steps of PGD.
         seed: Seed of PGD's starts.
     """
-    require_one_object(model, "robustness")
+    require_one_object(model, "robustness", "robustness")
     name, allowed, usual = ("angle", ANGLE, ANGLES) if kind == "rotation" else ("epsilon", Range(0, 1), EPSILONS)
     strengths, accuracy = usual if strengths is None else strengths, []
     if not strengths:

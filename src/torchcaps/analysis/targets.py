@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from jaxtyping import Float
 
-from torchcaps.analysis.figures import SMALL, TEXT, new_figure
-from torchcaps.analysis.results import Result, Table, percent
+from torchcaps.analysis.figures import TEXT, draw_legend, new_figure
+from torchcaps.analysis.results import Result, Table
+from torchcaps.tasks import TaskName, find_task
+from torchcaps.tasks.base import ColumnTask
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-PRESENT = 0.5
-"""A label is given where its score is above this, as in :meth:`torchcaps.models.Network.right`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,13 +31,13 @@ class TargetEvaluation(Result):
         targets: Zeros and ones, or numbers.
         scores: The network's.
         loss: Mean loss of an image.
-        accuracy: Of labels the share that is right, of all labels of all images; of a regression R², 1 − the mean over
-            the numbers of their squared errors in variances of the training targets.
+        accuracy: The task's metric: the share of correct labels, of all labels of all images; for a regression 1 − the
+            mean of the squared errors in variances of the training targets.
         class_names: The name of each label, or number.
         title: Of which network, on which images.
     """
 
-    task: Literal["labels", "regression"]
+    task: TaskName
     targets: Float[np.ndarray, "N J"]
     scores: Float[np.ndarray, "N J"]
     loss: float
@@ -57,16 +57,29 @@ class TargetEvaluation(Result):
         return 1 - self.accuracy
 
     @property
+    def columns(self) -> ColumnTask:
+        """The task, which knows the table and the figure of an output."""
+        return cast(ColumnTask, find_task(self.task))
+
+    @property
+    def figure_name(self) -> str:
+        """Name of the figure in a run folder."""
+        return self.columns.figure_name
+
+    @property
+    def warning(self) -> None:
+        """A sentence about what is wrong with the answers; there is none."""
+
+    @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """What is known of each label or number, by names.
+        """The table of labels or numbers, a row for each.
 
         A label has ``images`` with it, ``auroc`` and ``average_precision`` over all thresholds, ``precision`` and
         ``recall`` at a score of 0.5; a number has ``mae`` and ``rmse`` in its own unit, and ``r2`` on these images.
         What is not defined is None, such as the AUROC of a label that all images have.
         """
-        of = _label_row if self.task == "labels" else _number_row
         columns = zip(self.class_names, self.targets.T, self.scores.T, strict=True)
-        return [{"name": name, **of(target, score)} for name, target, score in columns]
+        return [{"name": name, **self.columns.row(target, score)} for name, target, score in columns]
 
     def mean(self, name: str) -> float | None:
         """The mean of a column of :attr:`rows` where it is defined."""
@@ -75,32 +88,28 @@ class TargetEvaluation(Result):
 
     def to_dict(self) -> dict[str, Any]:
         values = {"task": self.task, "num_images": self.num_images, "loss": self.loss, "accuracy": self.accuracy}
-        means = {f"mean_{name}": self.mean(name) for name in _MEANS[self.task]}
+        means = {f"mean_{name}": self.mean(name) for name in self.columns.means}
         return values | means | {"targets": self.rows}
 
     def tables(self) -> Iterable[Table]:
-        rows = [["R²" if self.task == "regression" else "Labels right", percent(self.accuracy)]]
-        rows += [[f"Mean {_WORDS[name]}", _shown(self.mean(name), name)] for name in _MEANS[self.task]]
+        metric = self.columns.metric
+        rows = [[*metric.row(self.accuracy)]]
+        rows += [[f"Mean {_WORDS[name]}", _shown(self.mean(name), name)] for name in self.columns.means]
         rows.append(["Loss", f"{self.loss:.4f}"])
         names = list(self.rows[0])[1:]
         cells = [[row["name"], *(_shown(row[name], name) for name in names)] for row in self.rows]
-        return [Table(rows, title=self.title), Table(cells, (self.task, *(_WORDS[name] for name in names)))]
+        return [Table(rows, title=self.title), Table(cells, (self.columns.output, *(_WORDS[name] for name in names)))]
 
     def figures(self) -> dict[str, Figure]:
         """The scores of each number over its targets, or the receiver operating characteristic of each label."""
-        from sklearn.metrics import roc_curve
-
         figure = new_figure(4.5, 4.5, self.title)
         axes = figure.subplots()
         for name, target, score in zip(self.class_names, self.targets.T, self.scores.T, strict=True):
-            if self.task == "regression":
-                axes.plot(target, score, ".", alpha=0.5, label=name)
-            elif 0 < target.sum() < len(target):
-                axes.plot(*roc_curve(target, score)[:2], label=name)
-        words = ("true", "predicted") if self.task == "regression" else ("false positives", "true positives")
-        axes.set_xlabel(words[0], fontsize=TEXT)
-        axes.set_ylabel(words[1], fontsize=TEXT)
-        axes.legend(fontsize=SMALL)
+            self.columns.draw(axes, target, score, name)
+        across, up = self.columns.axes
+        axes.set_xlabel(across, fontsize=TEXT)
+        axes.set_ylabel(up, fontsize=TEXT)
+        draw_legend(figure, columns=2)
         return {"": figure}
 
 
@@ -114,31 +123,6 @@ _WORDS = {
     "rmse": "root mean squared error",
     "r2": "R²",
 }
-_MEANS = {"labels": ("auroc", "average_precision"), "regression": ("mae", "rmse")}
-
-
-def _label_row(target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"]) -> dict[str, Any]:
-    from sklearn.metrics import average_precision_score, roc_auc_score
-
-    there, given = target > PRESENT, score > PRESENT
-    both, several = int((there & given).sum()), 0 < there.sum() < len(there)
-    return {
-        "images": int(there.sum()),
-        "auroc": float(roc_auc_score(there, score)) if several else None,
-        "average_precision": float(average_precision_score(there, score)) if there.any() else None,
-        "precision": both / int(given.sum()) if given.any() else None,
-        "recall": both / int(there.sum()) if there.any() else None,
-    }
-
-
-def _number_row(target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"]) -> dict[str, Any]:
-    off, variance = score.astype(np.float64) - target, float(target.astype(np.float64).var())
-    squared = float((off**2).mean())
-    return {
-        "mae": float(abs(off).mean()),
-        "rmse": squared**0.5,
-        "r2": 1 - squared / variance if variance > 0 else None,
-    }
 
 
 def _shown(value: float | None, name: str) -> str:

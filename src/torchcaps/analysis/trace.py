@@ -22,12 +22,13 @@ from torchcaps.checks import check
 from torchcaps.errors import InputError
 from torchcaps.machine import MIB
 from torchcaps.models import CapsNet, Network
-from torchcaps.models.output import ScoreName, top_classes
+from torchcaps.models.output import ScoreName
 from torchcaps.nn import CapsuleLayer, Capsules, ConvCapsules, DynamicRouting, PrimaryCapsules, Routing, RoutingRound
 from torchcaps.nn.capsules import Grid
 from torchcaps.nn.competition import MapCompetition, SoftmaxOver
 from torchcaps.nn.map_votes import by_type
 from torchcaps.nn.votes import Votes
+from torchcaps.ops.labels import top_classes
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.ranges import AtLeastOneIteration, Range
 
@@ -191,7 +192,7 @@ def _follow(
     names: Sequence[str],
 ) -> dict[str, Any]:
     """The arrays of a trace that are named, and what else it says, of no more images at a time than fit the memory."""
-    network = require_capsules(model, "routing")
+    network = require_capsules(model, "routing", "routing")
     count = len(network.layers)
     number = count if layer is None else layer
     Range(1, count, whole=True).check("layer", number)

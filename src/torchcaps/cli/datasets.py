@@ -47,7 +47,8 @@ def datasets(
 ) -> None:
     """List the data sets: sizes, terms, and whether they are on this machine.
 
-    With DATA, a name, folder:PATH or npz:PATH, read that one and count its images; --sample draws the first of them.
+    With DATA, a name, folder:PATH, csv:PATH or npz:PATH, read that one and count its images; --sample draws the first
+    of them.
     """
     if data is None:
         of_one = ("data_dir", "image_size", "skip_damaged", "scale", "sample", "split", "validation", "task", "figure")

@@ -15,6 +15,7 @@ from torchcaps.cli.show import say, show
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import read_json
 from torchcaps.ranges import AtLeastOneIteration, Count, Index
+from torchcaps.tasks import Task, find_task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -213,5 +214,15 @@ def curves(run: Sequence[Path], *, figure: Drawn = None, json: Json = False) -> 
     metrics = {named[folder]: read_metrics(folder) for folder in drawn}
     configs = [read_json(each / CONFIG, "configuration") if (each / CONFIG).exists() else {} for each in drawn]
     images = [f"trained on {config['data']}" if "data" in config else "" for config in configs]
-    found = Curves(metrics, dict(zip(metrics, images, strict=True)))
+    tasks = {task_of_config(config).name: folder for config, folder in zip(configs, drawn, strict=True)}
+    if len(tasks) > 1:
+        words = " and ".join(f"{folder} ({name})" for name, folder in tasks.items())
+        raise InputError(f"runs of several tasks have no common error to draw: {words}; draw those of each task")
+    found = Curves(metrics, dict(zip(metrics, images, strict=True)), *tasks)
     show(found, json=json, figure=figure_path(figure, drawn[0] if len(drawn) == 1 else None, "curves"))
+
+
+def task_of_config(config: Any) -> Task:
+    """Return the task in the contents of a config.json; without one, the default."""
+    model = config.get("model") if isinstance(config, dict) else None
+    return find_task(model.get("task") if isinstance(model, dict) else None)

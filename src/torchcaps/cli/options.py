@@ -327,7 +327,7 @@ Figure = Annotated[Path | None, read_figure]
 """Where a command draws that draws where it is asked to; its help says what."""
 Drawn = Annotated[Path | None, read_figure, "Figure, .png, .pdf or .svg; by default in RUN/figures."]
 """Where a command draws that always draws."""
-Data = Annotated[str | None, "Other images than the run's: a data set, folder:PATH or npz:PATH."]
+Data = Annotated[str | None, "Other images than the run's: a data set, folder:PATH, csv:PATH or npz:PATH."]
 DataDir = Annotated[str | None, "Folder that holds the data set's files."]
 Split = Literal["test", "validation", "train"]
 MaxMegapixels = Annotated[float | None, limit_images, "Refuse larger image files; 64 by default, at most 178."]

@@ -12,7 +12,8 @@ from torchcaps.cli.options import Figure, ImageFiles, Json, Which, WhichEpoch, c
 from torchcaps.cli.runs import open_run, preparation_for, refuse_options
 from torchcaps.cli.show import say, show
 from torchcaps.errors import InputError
-from torchcaps.files import could_be_repository, write_text
+from torchcaps.files import could_be_repository
+from torchcaps.tasks import task_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +31,7 @@ MOST_NAMED = 20
 @command(
     ("predict runs/first-digits-1 examples/digit.png", "one image, light on dark"),
     ("predict runs/first-digits-1 scans --out predictions.csv", "all images of a folder, as a table"),
+    (r"predict runs/first-digits-1 frames --group 'shoe\d+'", "one answer for all frames of a shoe"),
     ("predict examples/photo.jpg --figure seen.png", "and draw what the network sees of it"),
     ("predict model.onnx examples/digit.png", "by a network that torchcaps export wrote, without torch"),
     ("predict someone/capsnet-digits examples/digit.png", "by a network on the Hugging Face hub"),
@@ -42,6 +44,11 @@ def predict(
     which: WhichEpoch = "best",
     files: ImageFiles,
     out: Annotated[Path | None, "Write a line for each image to this file, .csv, instead of showing it."] = None,
+    group: Annotated[
+        str | None,
+        "Average the scores of all images whose paths share the part that this regular expression matches, or its "
+        "first group in parentheses, and give one answer for them.",
+    ] = None,
     figure: Annotated[Figure, "Draw each image beside what the network sees to this file, .png, .pdf or .svg."] = None,
     json: Json = False,
 ) -> None:
@@ -51,8 +58,13 @@ def predict(
     form; what was changed much is said, and so is why an answer is unsure. Files that cannot be read are named at the
     end, with exit code 2. RUN may also be an .onnx file written by `torchcaps export`.
     """
+    from torchcaps.analysis.groups import average_answers, group_files
+
     network, words = split_words([*([] if run is None else [run]), *image])
     paths = image_files(words)
+    if group is not None:
+        refuse_options(("figure",), "draws single images, whose scores --group averages")
+        group_files(paths, group)
     if out is not None:
         refuse_options(("json", "figure"), "shows what --out writes to a file")
         if out.exists():
@@ -80,11 +92,14 @@ def predict(
     if prepared:
         prediction = classify(np.stack([each.image for each in prepared]))
         answers = PhotoAnswers(files_read, prepared, prediction, description.class_names, kept, description.task)
+        if group is not None:
+            answers = average_answers(answers, group_files(files_read, group), description.calibration)
         if out is None:
             show(answers, json=json, figure=figure)
         else:
-            write_text(out, answers.to_csv())
-            say(f"wrote {out}, a line for each of {len(files_read):,} images")
+            task_of(answers).write(out, answers)
+            of = f"{len(answers.files):,} groups of " if group is not None else ""
+            say(f"wrote {out}, a line for each of {of}{len(files_read):,} images")
     if damaged:
         lines = [f"{len(damaged)} of {len(paths)} images cannot be read:", *damaged[:MOST_NAMED]]
         raise InputError("\n  ".join(lines) if len(damaged) > 1 else damaged[0])

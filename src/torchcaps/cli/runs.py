@@ -10,6 +10,7 @@ import click
 from torchcaps.cli.show import say
 from torchcaps.errors import InputError
 from torchcaps.files import real
+from torchcaps.tasks import task_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,14 +21,21 @@ if TYPE_CHECKING:
 
 
 def open_run(run: Path | None, which: Which, accelerator: str = "cpu") -> Run:
-    """The trained network in a run folder or a repository of the hub; without one, that which comes with torchcaps."""
+    """Open the network in a run folder or a repository of the hub; by default the one that comes with torchcaps.
+
+    Raises:
+        InputError: There is no such network, or the running command does not work for its task.
+    """
     from torchcaps.models.pretrained import SHIPPED
     from torchcaps.training import load_run
     from torchcaps.training.devices import pick_device
 
     if run is not None and run.is_file():
         raise InputError(f"{run} is a file; this command needs a run folder")
-    return load_run(SHIPPED["compact"] if run is None else run, which, device=pick_device(accelerator))
+    opened = load_run(SHIPPED["compact"] if run is None else run, which, device=pick_device(accelerator))
+    command = click.get_current_context().info_name
+    task_of(opened.model).require(str(command), f"torchcaps {command}")
+    return opened
 
 
 def open_runs(runs: Sequence[Path], which: Which, accelerator: str = "cpu") -> Iterator[tuple[str, str, Run]]:

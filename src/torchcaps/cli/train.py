@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import click
 
-from torchcaps.analysis.results import Styled, Table, percent
+from torchcaps.analysis.results import Styled, Table
 from torchcaps.cli.options import Command, command, load_plugins, option, option_name, write_options
 from torchcaps.cli.runs import refuse_options
 from torchcaps.cli.show import command_line, is_main_process, print_table, say, show, typed
@@ -21,6 +21,7 @@ from torchcaps.errors import InputError, unknown_name
 from torchcaps.parts import PARTS, Choice, Option, Settings, UnknownOption, all_parts, find, options
 from torchcaps.plugins import loaded_plugins, plugin_options
 from torchcaps.ranges import as_text
+from torchcaps.tasks import find_task
 from torchcaps.training.config import NO_OPTIONS, WHOLE, TrainConfig, make_config, override, read_config
 from torchcaps.training.recipe import Recipe
 
@@ -171,7 +172,7 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     from torchcaps.models.pretrained import CONFIG
     from torchcaps.training.folder import FIGURES
 
-    out, test = Path(summary["out"]), summary["test"]
+    out, test, task = Path(summary["out"]), summary["test"], find_task(summary["task"])
     last, best = summary["epochs"], summary["best_epoch"]
     shown = {"best": f"epoch {best}, best on validation", "last": f"epoch {last}, last"}
     if best == last:
@@ -179,13 +180,12 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     rows = []
     for which, words in shown.items():
         result = test[which]
-        numbers = percent(result["accuracy"]), percent(result["balanced_accuracy"]), percent(result["error"])
-        cells = words, *numbers, f"{result['loss']:.4f}"
-        rows.append([Styled(cell, "bold" if which == "best" else "") for cell in cells])
+        numbers = {f"Test ({result['images']:,} images)": words}
+        numbers |= task.metric.cells(result["accuracy"], result["balanced_accuracy"])
+        numbers["loss"] = f"{result['loss']:.4f}"
+        rows.append([Styled(cell, "bold" if which == "best" else "") for cell in numbers.values()])
     say("")
-    right = {"classes": "accuracy", "labels": "labels right", "regression": "R²"}[summary["task"]]
-    columns = (f"Test ({test['best']['images']:,} images)", right, "balanced", "error", "loss")
-    print_table(Table(rows, columns))
+    print_table(Table(rows, tuple(numbers)))
     figures = ", ".join(sorted(file.name for file in (out / FIGURES).glob("*.png")))
     network = f"{summary['preset']}, {summary['parameters']:,} parameters"
     print_table(
@@ -198,8 +198,8 @@ def show_summary(summary: Mapping[str, Any]) -> None:
         )
     )
     decoder = read_config(out / CONFIG).model.get("decoder") is not None
-    following = ("evaluate", "reconstruct", "perturb") if decoder and summary["task"] == "classes" else ("evaluate",)
+    decoding = [each for each in ("reconstruct", "perturb") if decoder and task.supports(each)]
     options = plugin_options(loaded_plugins())
-    say("Next:", *(f"  {command_line(name, out, *options)}" for name in following))
+    say("Next:", *(f"  {command_line(name, out, *options)}" for name in ("evaluate", *decoding)))
     if summary["warning"]:
         say("", f"Warning: {summary['warning']}")

@@ -18,7 +18,7 @@ from torchcaps.datasets.pairs import PairSet
 from torchcaps.datasets.pixels import Scale, as_numbers, check_scale, prepare_images, scale_pixels
 from torchcaps.datasets.samplers import SampledBatches, sampled_batches
 from torchcaps.errors import InputError, WrongType
-from torchcaps.tasks import Task
+from torchcaps.tasks import TASKS, Task
 from torchcaps.tasks.base import as_array
 
 FORMS = (
@@ -160,10 +160,11 @@ def _open(data: Any, form: Form, keys: Keys | None, where: str) -> Opened:
         if len(pair) != 2:
             raise InputError(f"{where} must be images and labels, two tensors or arrays, got {len(pair)} parts")
         names = form.class_names
-        if names is None and form.task is not None and _are_texts(pair[1]):
-            names = form.task.names(pair[1])
-        return Opened(_in_memory(pair[0], pair[1], form), class_names=names, message=message)
-    has_items = callable(getattr(data, "__getitem__", None)) and callable(getattr(data, "__len__", None))
+        labels = pair[1]
+        if names is None and form.task is not None and _are_texts(labels):
+            names = form.task.names(labels)
+        return Opened(_in_memory(pair[0], labels, form), class_names=names, message=message)
+    has_items = all(callable(getattr(type(data), name, None)) for name in ("__getitem__", "__len__"))
     if not has_items or isinstance(data, IterableDataset | str | bytes | Tensor | np.ndarray):
         got = "None" if data is None else f"a value of type {type(data).__name__}"
         raise WrongType(f"{where} must be {FORMS}; got {got}")
@@ -183,8 +184,8 @@ def _in_memory(images: Any, labels: Any, form: Form) -> Any:
     pixels, targets = form.images(images), form.labels(labels)
     if len(pixels) != len(targets):
         raise InputError(f"there must be a label for each image, got {len(pixels)} images and {len(targets)} labels")
-    in_form = form.task is not None and form.task.has_form(targets)
-    if pixels.dtype == torch.uint8 and pixels.ndim == 4 and (in_form or form.task is None):
+    tasks = TASKS.values() if form.task is None else (form.task,)
+    if pixels.dtype == torch.uint8 and pixels.ndim == 4 and any(task.has_form(targets) for task in tasks):
         return ImageSet(pixels, targets)
     return TensorDataset(pixels, targets)
 

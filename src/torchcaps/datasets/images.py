@@ -139,11 +139,16 @@ def read_photo(
 
     Raises:
         InputError: The file is missing, no image, a broken one or one of more than `get_max_megapixels`; C is neither 1
-            nor 3; or an unknown ``fit``.
+            nor 3; H is 1, as of networks for sequences; or an unknown ``fit``.
     """
     if fit not in ("pad", "stretch"):
         raise InputError(f'fit must be "pad" or "stretch", got {fit!r}')
     in_shape = image_shape(in_shape)
+    if in_shape[1] == 1:
+        raise InputError(
+            f"an image file cannot be read as a sequence, which this network takes ({'×'.join(map(str, in_shape))}); "
+            "give its numbers to torchcaps.analysis.predict"
+        )
     pixels = read_pixels(Path(path), name)
     image = 255 - pixels if invert else pixels
     if preparation is not None:

@@ -70,7 +70,13 @@ class Items(TorchDataset[Any]):
         if self.collate is None:
             assert self.keys is not None
             image, label = self.keys
-            images, labels = [each[image] for each in items], [each[label] for each in items]
+            try:
+                images, labels = [each[image] for each in items], [each[label] for each in items]
+            except (KeyError, IndexError, TypeError):
+                raise InputError(
+                    f"every item of the data set must have the entries {image!r} and {label!r}, as item 0 has; one of "
+                    f"the items {shown(list(index))} has not"
+                ) from None
         else:
             batch = self.collate(items)
             image, label = find_keys(batch, self.keys, "batches of the collate_fn")

@@ -38,7 +38,8 @@ def find_dataset(spec: str) -> tuple[DatasetInfo, Path | None]:
     known = _DATASETS
     if name not in known:
         if spec and user_path(spec).exists():
-            kind = "folder" if user_path(spec).is_dir() else "npz"
+            is_table = user_path(spec).suffix.lower() in (".csv", ".tsv")
+            kind = "folder" if user_path(spec).is_dir() else "csv" if is_table else "npz"
             raise InputError(f'there is no data set "{spec}"; for the files at that path write "{kind}:{spec}"')
         raise unknown_name("data set", name, [info.spec for info in known.values()])
     info = known[name]
@@ -71,7 +72,7 @@ def load_dataset(
     that are chosen at random come from those after them, if any need be left out at all.
 
     Args:
-        spec: A name (see `list_datasets`), ``"folder:PATH"`` or ``"npz:PATH"``.
+        spec: A name (see `list_datasets`), ``"folder:PATH"``, ``"npz:PATH"`` or ``"csv:PATH"``.
         data_dir: The folder of the files, for a data set with files of its own; None for the one that the environment
             variable TORCHCAPS_DATA names, then the cache of downloads.
         image_size: Height and width in pixels to resize the images to, one number for both; None leaves them.

@@ -1,4 +1,4 @@
-"""Splits that keep the share of each class, the same on every machine for the same seed."""
+"""Stratified splits: each part has its share of every class, and a seed gives the same split on every machine."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from torchcaps.ranges import Range, Seed
 def stratified_split(
     labels: Int64[Tensor, "N"], size: int, *, seed: Seed, leave_one: bool = True
 ) -> tuple[Int64[Tensor, "rest"], Int64[Tensor, "size"]]:
-    """Hold out ``size`` images at random, from each class its share.
+    """Hold out ``size`` images at random, in proportion to the classes.
 
-    A class of n among N images gives size·n/N of them, rounded down or up so that the sum is ``size``; at least one if
-    ``size`` allows it, and never its last one if ``leave_one`` is set.
+    A class with n of N images gives size·n/N images, rounded down or up so that the sum is ``size``. Each class gives
+    at least one image if ``size`` allows it.
 
     Args:
-        labels: The class of each image, (N,).
-        size: How many images to hold out, from 1.
-        seed: Chooses the images of a class, 0 to 2³² - 1.
-        leave_one: Whether every class keeps an image in the rest.
+        labels: Class of each image, (N,).
+        size: Number of images to hold out, at least 1.
+        seed: Random seed, 0 to 2³² - 1.
+        leave_one: Keep at least one image of every class in the rest.
 
     Returns:
-        The indices of the rest and of those held out, both ascending, so that images stay in their order.
+        Indices of the rest and of the held-out images, both ascending.
 
     Raises:
         TypeError: The labels are no int64 tensor.
-        InputError: So many images cannot be held out, or the seed is out of its range.
+        InputError: ``size`` is too large, or the seed is out of range.
     """
     classes, counts = np.unique(labels.numpy(), return_counts=True)
     most = len(labels) - leave_one * len(classes)
@@ -49,7 +49,7 @@ def stratified_split(
 
 
 def _quotas(counts: np.ndarray, size: int, leave_one: bool) -> np.ndarray:
-    """How many of each class to hold out: the largest remainders, within the bounds of each class."""
+    """Return the number of images to hold out of each class: largest remainders, within the bounds of each class."""
     highest = counts - leave_one
     lowest = np.minimum(highest, 1 if size >= len(counts) else 0)
     ideal = size * counts / counts.sum()
@@ -57,6 +57,6 @@ def _quotas(counts: np.ndarray, size: int, leave_one: bool) -> np.ndarray:
     while (missing := size - quotas.sum()) != 0:
         step = 1 if missing > 0 else -1
         free = quotas < highest if step > 0 else quotas > lowest
-        # the class that is furthest from its share gives one more or one less, the lowest label of equals first
+        # the class furthest from its share gives one more or one less; the lowest label if several are equal
         quotas[np.argmax(np.where(free, step * (ideal - quotas), -np.inf))] += step
     return quotas

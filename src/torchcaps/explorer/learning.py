@@ -72,6 +72,7 @@ class Learning(Progress):
         """Remember the network that is trained."""
         assert isinstance(network, Network)
         self._network = network
+        self.shown.network(network)
 
     def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
         """Note how many steps there are."""

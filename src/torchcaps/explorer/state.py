@@ -32,6 +32,7 @@ from torchcaps.models.pretrained import SHIPPED
 from torchcaps.ops.labels import top_classes
 from torchcaps.parts import options
 from torchcaps.ranges import AtLeastOneIteration
+from torchcaps.tasks import task_of
 from torchcaps.training import Run
 
 LARGEST_COMPONENT = 1000
@@ -182,7 +183,7 @@ class Explorer:
         Raises:
             InputError: No decoder, no such class, not a capsule for each, or components that are too large.
         """
-        network = require_decoder(self.model, "a reconstruction")
+        network = require_decoder(self.model, "a reconstruction", "explore")
         most, wanted = network.num_classes, (len(classes), network.capsule_dim)
         known = 0 < len(classes) <= most and all(0 <= j < most for j in classes)
         if not known or poses.shape != wanted or not (np.abs(poses) <= LARGEST_COMPONENT).all():
@@ -282,6 +283,7 @@ def open_explorer(run: Run, data: str | None = None, data_dir: str | None = None
     Raises:
         InputError: ``data`` is named, but is not here or does not fit the network.
     """
+    task_of(run.model).require("explore", "the explorer")
     what, spec = "its folder does not say what it was trained on", run.images
     if run.config is not None:
         what = f"{run.config.preset}, trained on {describe_data(run.config.data)}"

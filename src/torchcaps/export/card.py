@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import shlex
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from torchcaps._version import __version__
 from torchcaps.errors import visible
 from torchcaps.parts import describe, flat, own_parts
 from torchcaps.ranges import as_text
+from torchcaps.tasks import task_of
 
 if TYPE_CHECKING:
     from torchcaps.models.record import TrainingRecord
@@ -45,13 +45,16 @@ def model_card(
     """
     import jinja2
 
+    task = task_of(network)
+    metric = task.metric
     environment = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
     environment.filters |= {
         "text": lambda value: _escape(as_text(value)),
-        "percent": lambda share: f"{100 * share:.2f} %",
-        "spread": lambda shares: f"{100 * statistics.mean(shares):.3f} ± {100 * statistics.stdev(shares):.3f} %",
+        "error": metric.show_error,
+        "cells": lambda error: metric.cells(1 - error),
+        "spread": metric.spread,
         "literal": lambda text: visible(json.dumps(text, ensure_ascii=False)),
         "quoted": lambda text: visible(shlex.quote(text)),
         "on_one_line": visible,
@@ -66,6 +69,8 @@ def model_card(
         {"network": network, "training": training, "source": source, "class_names": class_names, "half": half},
         kind=kind,
         name=name,
+        task=task,
+        headings=list(metric.cells(0.0))[::-1],
         version=__version__,
         metadata=_metadata(network, training, name),
         parameters=sum(parameter.numel() for parameter in network.parameters()),
@@ -90,15 +95,16 @@ def _metadata(network: nn.Module, training: TrainingRecord | None, name: str) ->
         tags += ["capsule-network", "dynamic-routing", "arxiv:1710.09829"]
     data = ModelCardData(library_name="torchcaps", pipeline_tag="image-classification", tags=tags)
     if training is not None:
-        first = training.results[0]
+        first, metric = training.results[0], task_of(network).metric
         measured = first.best_error if training.which == "best" else first.last_error
+        measured = measured if training.stored_error is None else training.stored_error
         result = EvalResult(
             task_type="image-classification",
             dataset_type=training.data or "own-images",
             dataset_name=training.data_title,
             dataset_split="test",
-            metric_type="accuracy",
-            metric_value=round(1 - (measured if training.stored_error is None else training.stored_error), 6),
+            metric_type=metric.hub,
+            metric_value=round(metric.hub_value(measured), 6),
         )
         data.model_name, data.datasets, data.eval_results = name, training.data, [result]
     return data.to_yaml()

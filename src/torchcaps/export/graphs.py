@@ -29,6 +29,7 @@ from torchcaps.export.record import random_images
 from torchcaps.files import atomic_path
 from torchcaps.models import Network
 from torchcaps.nn import SequenceBackbone
+from torchcaps.tasks import task_of
 
 OPSET = 18
 """ONNX's version of operators: the oldest that torch's exporter writes, for the most runtimes."""
@@ -241,10 +242,7 @@ def _checked(path: str | Path, suffix: str, description: Description, network: N
     path = Path(path)
     if path.suffix.lower() != suffix:
         raise InputError(f"the file must end in {suffix}, got {path}")
-    if network.task != "classes":
-        raise InputError(
-            f"only a network for classes is exported, this one is for {network.task}; take --format folder"
-        )
+    task_of(network).require(suffix, f"a {suffix} file (--format folder has all tasks)")
     said = (description.in_shape, len(description.class_names), description.objects)
     wanted = (network.in_shape, network.num_classes, network.objects)
     if said != wanted:

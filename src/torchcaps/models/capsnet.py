@@ -14,7 +14,7 @@ from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.models.images import check_images, follow, follow_backbone, map_chunks, standardise
 from torchcaps.models.network import Network
-from torchcaps.models.output import PRESENT, Losses, ModelOutput, Targets, Task
+from torchcaps.models.output import Losses, ModelOutput, Targets
 from torchcaps.nn import (
     CapsuleLayer,
     Capsules,
@@ -23,10 +23,11 @@ from torchcaps.nn import (
     mask_capsules,
     separate_capsules,
 )
-from torchcaps.ops.labels import label_rows, order, squared_error, top_classes
+from torchcaps.ops.labels import label_rows, order, top_classes
 from torchcaps.ops.losses import reconstruction_loss
 from torchcaps.parts import Choice, Spec, build, register
 from torchcaps.ranges import Epsilon, Factor, PositiveFactor, Width
+from torchcaps.tasks import TaskName
 from torchcaps.tracing import is_graph_capture
 
 USUAL_LAYERS: tuple[Mapping[str, Any], ...] = (
@@ -70,7 +71,7 @@ class CapsNet(Network):
         num_classes: int,
         *,
         objects: Width = 1,
-        task: Task = "classes",
+        task: TaskName = "classes",
         pixel_scale: PositiveFactor = 1.0,
         standardise: bool = False,
         length_eps: Epsilon = 1e-7,
@@ -114,7 +115,7 @@ class CapsNet(Network):
         if decoder is not None and decoder is not False:
             sizes = {"num_capsules": num_classes, "capsule_dim": last.out_dim, "out_shape": self.in_shape}
             self.decoder = build("decoder", decoder, **sizes)
-        self.readout = Readout(num_classes, last.out_dim) if task == "regression" else None
+        self.readout = Readout(num_classes, last.out_dim) if self._task.reads_poses else None
         self.classification_loss = build("loss", classification_loss, num_classes=num_classes)
         for part, spec in ((self.backbone, backbone), (self.primary_capsules, primary_capsules)):
             if part is not spec and hasattr(part, "init_weights"):
@@ -143,7 +144,7 @@ class CapsNet(Network):
         if self.readout is None:
             scores = Capsules(poses, activations).scores(self.length_eps)
         else:
-            scores = self.target_mean + self.target_scale * self.readout(poses)
+            scores = self._task.activate(self.readout(poses), self)
         reconstruction = decoded = None
         if self.decoder is not None and self.objects == 1:
             reconstruction = self.decode(self._decoded(poses, scores, targets))
@@ -159,11 +160,8 @@ class CapsNet(Network):
 
     def _decoded(self, poses: Float[Tensor, "B J D"], scores: Float[Tensor, "B J"], targets: Targets | None) -> Tensor:
         """The capsules that an image is decoded from, others zero: that of its class, those of its labels, or all."""
-        if self.task == "regression":
-            return poses
-        if targets is None:
-            targets = scores.argmax(-1) if self.task == "classes" else (scores > PRESENT).to(scores.dtype)
-        return mask_capsules(poses, targets)
+        chosen = self._task.decoded_capsules(scores, targets)
+        return poses if chosen is None else mask_capsules(poses, chosen)
 
     @property
     def class_capsules(self) -> DenseCapsules:
@@ -261,11 +259,7 @@ class CapsNet(Network):
         Raises:
             InputError: Images or targets that do not fit, or two objects of one class in an image.
         """
-        rows = targets if self.objects == 1 else label_rows(output.scores, targets, self.objects)
-        if self.task == "regression":
-            classification = squared_error(output.scores, targets, self.target_scale)
-        else:
-            classification = self.classification_loss(output.scores, rows)
+        classification = self._task.loss(output, targets, self)
         reconstruction = output.reconstruction
         if reconstruction is None:
             return Losses(classification, classification)

@@ -8,7 +8,6 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -16,13 +15,12 @@ from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.models.images import check_images, follow_backbone
 from torchcaps.models.network import Network
-from torchcaps.models.output import Losses, ModelOutput, Targets, Task
+from torchcaps.models.output import Losses, ModelOutput, Targets
 from torchcaps.nn.convolutions import ChannelNorm, ConvNorm, Convolution, conv_stem
-from torchcaps.ops.labels import label_rows, squared_error
-from torchcaps.ops.losses import multi_hot
 from torchcaps.ops.precision import in_full_precision
 from torchcaps.parts import Choice, Spec, build, register
 from torchcaps.ranges import OddKernel, Pixels, ShareBelowOne, Width
+from torchcaps.tasks import TaskName
 
 
 class CNN(Network):
@@ -35,7 +33,7 @@ class CNN(Network):
     classify: nn.Linear
     """The last layer, which gives the logits."""
 
-    def __init__(self, in_shape: Sequence[int], num_classes: int, objects: int, task: Task) -> None:
+    def __init__(self, in_shape: Sequence[int], num_classes: int, objects: int, task: TaskName) -> None:
         super().__init__(in_shape, num_classes, objects, task)
         self.layers, self.decoder = nn.ModuleList(), None
 
@@ -58,12 +56,7 @@ class CNN(Network):
             raise InputError("a convolutional network has no coupling; use a preset with capsules")
         check_images(images, self.in_shape, next(self.parameters()))
         logits = in_full_precision(self.classify(self.features(images)))
-        if self.task == "regression":
-            scores = self.target_mean + self.target_scale * logits
-        else:
-            is_one = self.objects == 1 and self.task == "classes"
-            scores = logits.softmax(-1) if is_one else logits.sigmoid()
-        return ModelOutput(scores, logits=logits)
+        return ModelOutput(self._task.activate(logits, self), logits=logits)
 
     @checked
     def loss(
@@ -81,15 +74,7 @@ class CNN(Network):
         """
         if output.logits is None:
             raise InputError("CNN.loss: output must have logits, which that of a capsule network has not")
-        if self.task == "regression":
-            loss = squared_error(output.scores, targets, self.target_scale)
-            return Losses(loss, loss)
-        rows = targets if self.objects == 1 else label_rows(output.scores, targets, self.objects)
-        present = multi_hot(output.scores, rows)
-        if self.objects > 1 or self.task == "labels":
-            loss = F.binary_cross_entropy_with_logits(output.logits, present, reduction="none").sum(-1).mean()
-        else:
-            loss = F.cross_entropy(output.logits, present / present.sum(-1, keepdim=True).clamp_min(1))
+        loss = self._task.loss(output, targets, self)
         return Losses(loss, loss)
 
 
@@ -124,7 +109,7 @@ class BaselineCNN(CNN):
         num_classes: int,
         *,
         objects: Width = 1,
-        task: Task = "classes",
+        task: TaskName = "classes",
         channels: tuple[Width, ...] = (256, 256, 128),
         kernel: OddKernel = 5,
         first_kernel: OddKernel | None = None,
@@ -188,7 +173,7 @@ class PooledCNN(CNN):
         num_classes: int,
         *,
         objects: Width = 1,
-        task: Task = "classes",
+        task: TaskName = "classes",
         backbone: Annotated[Spec, Choice("backbone")] = "stack",
         pooling: Literal["average", "max", "none"] = "average",
     ) -> None:

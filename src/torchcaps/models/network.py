@@ -6,17 +6,17 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
-from torchcaps.models.output import PRESENT, Losses, ModelOutput, Targets, Task, is_correct
+from torchcaps.models.output import Losses, ModelOutput, Targets
 from torchcaps.models.saving import SavedNetwork
 from torchcaps.models.scores import ScoresOnly
 from torchcaps.nn import Decoder
 from torchcaps.ranges import COUNT, Range, image_shape
+from torchcaps.tasks import TaskName, find_task
 
 
 class Network(SavedNetwork):
@@ -29,8 +29,8 @@ class Network(SavedNetwork):
         num_classes: J.
         objects: Objects in an image, each of another class; with several, a capsule network decodes each from its own
             capsule alone, and a convolutional one has sigmoid cross-entropy instead of that of a softmax.
-        task: What is asked of an image: its class; which of several labels it has (targets (B, J) of zeros and ones,
-            scored one by one); or numbers, targets (B, J) of a regression.
+        task: What is predicted: the class of an image; which of several labels it has (targets (B, J) of zeros and
+            ones, scored one by one); or numbers, targets (B, J) of a regression.
     """
 
     has_capsules: ClassVar[bool] = False
@@ -45,13 +45,12 @@ class Network(SavedNetwork):
     target_scale: Float[Tensor, "J"]
 
     @checked
-    def __init__(self, in_shape: Sequence[int], num_classes: int, objects: int, task: Task = "classes") -> None:
+    def __init__(self, in_shape: Sequence[int], num_classes: int, objects: int, task: TaskName = "classes") -> None:
         super().__init__()
         shape = image_shape(in_shape)
-        least = 2 if task == "classes" else 1
-        Range(least, COUNT.most, whole=True).check(f"{type(self).__name__}: num_classes", num_classes)
-        if objects > 1 and task != "classes":
-            raise InputError(f"objects must be 1 for the task {task}, got {objects}")
+        self._task = find_task(task, objects)
+        outputs = Range(self._task.min_outputs, COUNT.most, whole=True)
+        outputs.check(f"{type(self).__name__}: num_classes", num_classes)
         if objects >= num_classes > 1:
             raise InputError(
                 f"objects must be below num_classes, as they are of different classes, got {objects} objects and "
@@ -59,25 +58,24 @@ class Network(SavedNetwork):
             )
         self.in_shape = shape
         self.num_classes, self.objects, self.task = num_classes, objects, task
-        if task == "regression":
-            self.register_buffer("target_mean", torch.zeros(num_classes))
-            self.register_buffer("target_scale", torch.ones(num_classes))
+        for name, value in self._task.buffers(num_classes).items():
+            self.register_buffer(name, value)
 
-    def fit_targets(self, targets: Float[Tensor, "N J"]) -> None:
-        """Set the scale of a regression: its loss is in standard deviations of the training targets, in each of J."""
-        self.target_mean.copy_(targets.mean(0))
-        self.target_scale.copy_(targets.std(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny))
+    def fit_targets(self, targets: Tensor | None) -> None:
+        """Set what depends on the training targets: mean and scale of the numbers of a regression.
+
+        Args:
+            targets: Those of all training images; None if they are not known, which changes nothing.
+        """
+        self._task.fit_targets(self, targets)
 
     def right(self, scores: Float[Tensor, "B J"], targets: Targets) -> Float[Tensor, "B"]:
-        """How right each answer is: whether the class is, the share of the labels that are, or what R² is the mean of.
+        """Return the metric of each image, as its task defines it.
 
-        That is, of a regression, 1 − the mean of its squared errors in variances of the training targets.
+        It is 1 if the class is right, or else 0; the share of correct labels; for a regression 1 − the mean of its
+        squared errors in variances of the training targets.
         """
-        if self.task == "regression":
-            return 1 - ((scores - targets) / self.target_scale).square().mean(1)
-        if self.task == "labels":
-            return ((scores > PRESENT) == (targets > PRESENT)).to(scores.dtype).mean(1)
-        return is_correct(scores, targets).to(scores.dtype)
+        return self._task.score(scores, targets, self)
 
     @property
     def capsule_dim(self) -> int:

@@ -7,15 +7,9 @@ from typing import Literal, NamedTuple
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from torchcaps.ops.labels import is_correct as is_correct
-from torchcaps.ops.labels import top_classes as top_classes
-from torchcaps.tasks import PRESENT as PRESENT
-from torchcaps.tasks import TaskName
-
 Targets = Int[Tensor, "B"] | Int[Tensor, "B P"] | Shaped[Tensor, "B J"]
 """What images show: labels (B,) or (B, 1), or multi-hot rows (B, J), or the labels of P objects in each image."""
 
-Task = TaskName
 ScoreName = Literal["length", "activation", "probability", "value"]
 """What scores are: lengths of capsules, activations of capsules, a CNN's probabilities, or values of a regression."""
 HIGHEST: dict[ScoreName, str] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -72,6 +73,14 @@ class Routed(NamedTuple):
     """How certain each is, 0..1; None where the length of a pose says so."""
     coupling: Float[Tensor, "B I J"] | None = None
     """Coupling c_ij that made them, where it was asked for and there is one."""
+
+    def to(self, dtype: torch.dtype) -> Routed:
+        """Return the same numbers in a dtype."""
+        if self.poses.dtype == dtype:
+            return self
+        poses, *others = (None if each is None else each.to(dtype) for each in self)
+        assert poses is not None
+        return Routed(poses, *others)
 
     def within(self, mask: Bool[Tensor, "B I"] | None) -> Routed:
         """The same with a coupling of zero for input capsules that are not there, and zeros where none is there."""

@@ -50,25 +50,26 @@ class MapCompetition:
 
     def softmax(self, logits: Float[Tensor, "BL I J"], leaky: bool) -> Float[Tensor, "BL I J"]:
         """The softmax over the output types and the positions."""
-        powers, _, total, child = self._powers(logits, leaky)
-        return (powers / total[:, child, None]).unflatten(1, self.children.shape).flatten(0, 1)
+        powers, _, total = self._powers(logits, leaky)
+        return (powers / total[:, self.children].unsqueeze(3)).flatten(0, 1)
 
     def log_softmax(self, logits: Float[Tensor, "BL I J"]) -> Float[Tensor, "BL I J"]:
         """Its logarithm, without a leak."""
-        _, above, total, child = self._powers(logits, leaky=False)
-        return (above - total[:, child, None].log()).unflatten(1, self.children.shape).flatten(0, 1)
+        _, above, total = self._powers(logits, leaky=False)
+        return (above - total.log()[:, self.children].unsqueeze(3)).flatten(0, 1)
 
-    def _powers(self, logits: Float[Tensor, "BL I J"], leaky: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The exponentials of logits (B, L·I, J), what they are of, their sums (B, N), and each capsule's number."""
-        positions, I = self.children.shape
-        child = self.children.flatten()  # (L·I)
-        given = logits.unflatten(0, (-1, positions)).flatten(1, 2)  # (B, L·I, J)
+    def _powers(self, logits: Float[Tensor, "BL I J"], leaky: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """The exponentials of logits (B, L, I, J), what they are of, and their sums (B, N).
+
+        Logits keep their order of memory.
+        """
+        given = logits.unflatten(0, (-1, len(self.children)))  # (B, L, I, J)
         B = given.shape[0]
         with torch.no_grad():  # the largest of a child's logits, which cancels out
             largest = given.new_full((B, self.number), 0.0 if leaky else -math.inf)
-            largest.scatter_reduce_(1, child.expand(B, -1), given.amax(2), "amax")
+            largest.scatter_reduce_(1, self.children.flatten().expand(B, -1), given.amax(3).flatten(1), "amax")
             largest = largest.clamp_min(torch.finfo(given.dtype).min)  # of capsules in no window
-        above = given - largest[:, child, None]
+        above = given - largest[:, self.children].unsqueeze(3)
         powers = above.exp()
-        total = self.sum(powers.sum(2).unflatten(1, (positions, I)).flatten(0, 1))
-        return powers, above, total + (-largest).exp() if leaky else total, child
+        total = self.sum(powers.sum(3).flatten(0, 1))
+        return powers, above, total + (-largest).exp() if leaky else total

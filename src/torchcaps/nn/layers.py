@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from torchcaps.nn.map_votes import MapVotes, PlacedVotes, by_type
 from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.transforms import Transform
 from torchcaps.nn.votes import Votes
-from torchcaps.ops.precision import computed_in_full_precision
+from torchcaps.ops.precision import computed_in_full_precision, full_dtype
 from torchcaps.parts import Choice, Spec, build, register
 from torchcaps.ranges import Padding, Pixels, Size, Width
 
@@ -82,7 +83,15 @@ class CapsuleLayer(nn.Module, ABC):
             InputError: Poses of another shape or device, or a routing that returns something else than capsules of the
                 layer's sizes.
         """
+        routed, dtype = self._route_in_full_precision(capsules, return_coupling)
+        return routed.to(dtype)
+
+    def _route_in_full_precision(
+        self, capsules: Capsules | Float[Tensor, "B I K"], return_coupling: bool = False
+    ) -> tuple[Routed, torch.dtype]:
+        """Return what the routing returns before it is rounded, and the dtype that it is to be rounded to."""
         votes, activations = self.votes(capsules)  # type: ignore[arg-type]  # each layer says what it takes
+        dtype, votes.dtype = votes.dtype, votes.poses.dtype
         activations = None if activations is None else votes.present(activations)
         routed = self.routing(votes, activations, return_coupling=return_coupling)
         name = type(self.routing).__name__
@@ -94,7 +103,7 @@ class CapsuleLayer(nn.Module, ABC):
             self._look_at(*routed)
         except InputError as error:
             raise InputError(f"{name} returned what does not fit the layer: {error}") from None
-        return routed.within(votes.mask)
+        return routed.within(votes.mask), dtype
 
     def _transformed(self, poses: Float[Tensor, "B I K"]) -> Votes:
         """Return the votes that the transform makes of poses."""
@@ -274,18 +283,21 @@ class ConvCapsules(CapsuleLayer):
         self.pose_norm, self.compete_over = pose_norm, compete_over
         self.norm = nn.BatchNorm1d(layer_types * capsule_dim) if pose_norm else None
 
+    @computed_in_full_precision
     def forward(self, capsules: Capsules) -> Capsules:
         """Output capsules, on a map, from those of a map with its grid.
 
         Raises:
             InputError: Capsules without a grid, of other types or components, or on a map smaller than a window.
         """
-        routed, grid = self.route(capsules), self.out_grid(capsules.grid)
+        routed, dtype = self._route_in_full_precision(capsules)
+        grid = self.out_grid(capsules.grid)
         positions = grid[1] * grid[2]
-        activations = None if routed.activations is None else by_type(routed.activations, positions)
-        poses = (
-            routed.poses if self.norm is None else normalise(self.norm, routed.poses.flatten(1)).view_as(routed.poses)
-        )
+        if self.norm is not None:
+            poses = routed.poses
+            routed = routed._replace(poses=normalise(self.norm, poses.flatten(1)).view_as(poses))
+        poses, activations, _ = routed.to(dtype)
+        activations = None if activations is None else by_type(activations, positions)
         mask = None
         if capsules.mask is not None and capsules.grid is not None:  # a position is there where a capsule votes for it
             voted = self._in_windows(capsules.mask.to(poses), capsules.grid).any(1, keepdim=True)
@@ -298,18 +310,24 @@ class ConvCapsules(CapsuleLayer):
         grid, mask = capsules.grid, capsules.mask
         self.out_grid(grid)
         assert grid is not None
-        poses = self._on_map(capsules.poses, math.prod(grid), mask).unflatten(1, grid)  # (B, T, H, W, K)
+        # converted before windows overlap, so that the gradients of all windows are summed in full precision
+        dtype = functools.reduce(
+            torch.promote_types, (each.dtype for each in self.transform.parameters()), capsules.poses.dtype
+        )
+        full = full_dtype(dtype)
+        poses = self._on_map(capsules.poses.to(full), math.prod(grid), mask).unflatten(1, grid)  # (B, T, H, W, K)
         windows = self._windows(poses.movedim(-1, 2).flatten(1, 2))  # (B, T·K, k², L)
         B, _, area, positions = windows.shape
         windows = windows.unflatten(1, (self.in_types, self.in_dim)).permute(0, 4, 2, 1, 3)  # (B, L, K, T, k²)
         votes = self._transformed(windows.reshape(B * positions, self.in_dim, self.in_types * area).transpose(1, 2))
+        votes.dtype = dtype
         if self.compete_over == "types-and-positions":
             votes.competition = MapCompetition(self.window_capsules(grid, poses.device), math.prod(grid) + 1)
         if mask is not None:
             votes = votes.masked(self._in_windows(mask.to(poses), grid) > 0)
         if capsules.activations is None:
             return votes, None
-        return votes, self._in_windows(capsules.activations, grid)
+        return votes, self._in_windows(capsules.activations.to(full), grid)
 
     @checked
     def _on_map(

@@ -6,6 +6,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from torchcaps.nn.votes import IdentityVotes, Votes
+from torchcaps.ops.vote_factors import VoteFactors
 
 
 class MapVotes(Votes):
@@ -41,6 +42,17 @@ class MapVotes(Votes):
     def build(self) -> Float[Tensor, "B I J D"]:
         return by_type(self.votes.build(), self.positions)
 
+    def factors(self) -> VoteFactors | None:
+        each = self.votes.factors()
+        if each is None:
+            return None
+        poses, weight, bias = by_type(each.poses, self.positions), each.weight, each.bias
+        if weight is not None and each.kind != "shared":  # the weights of a type, repeated for its positions
+            weight = weight.repeat_interleave(self.positions, 0)
+        if bias is not None:
+            bias = bias.repeat_interleave(self.positions, 0)
+        return VoteFactors(each.kind, poses, weight, bias)
+
 
 class PlacedVotes(Votes):
     """Votes to which the place of their capsule is added.
@@ -68,6 +80,13 @@ class PlacedVotes(Votes):
 
     def build(self) -> Float[Tensor, "B I J D"]:
         return self.votes.build() + self._added.build()
+
+    def factors(self) -> VoteFactors | None:
+        each = self.votes.factors()
+        if each is None:
+            return None
+        places = self.places.to(self.poses).unsqueeze(1)  # (I, 1, D)
+        return each._replace(bias=places if each.bias is None else each.bias + places)
 
     @property
     def _added(self) -> Votes:

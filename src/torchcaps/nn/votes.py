@@ -6,7 +6,6 @@ themselves only if it must have each of them.
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 
 import torch
@@ -17,9 +16,8 @@ from torchcaps.errors import InputError
 from torchcaps.nn.capsules import LayerSize, Routed
 from torchcaps.nn.competition import MapCompetition, SoftmaxOver, log_softmax
 from torchcaps.ops.contractions import agreement, compute_votes, weighted_sum
-from torchcaps.ops.mixtures import dense_votes, matrix_votes
 from torchcaps.ops.precision import full_dtype, in_full_precision
-from torchcaps.tracing import is_graph_capture
+from torchcaps.ops.vote_factors import VoteFactors
 
 
 class Votes(ABC):
@@ -60,6 +58,13 @@ class Votes(ABC):
     @abstractmethod
     def build(self) -> Float[Tensor, "B I J D"]:
         """The votes themselves, for algorithms that need each of them: B·I·J·D numbers."""
+
+    def factors(self) -> VoteFactors | None:
+        """Return the tensors that the votes are made of, for routings that make them a block at a time.
+
+        None if the votes can only be built. The votes of masked input capsules may be any finite numbers.
+        """
+        return None
 
     @abstractmethod
     def _of_images(self, images: slice) -> Votes:
@@ -139,10 +144,8 @@ class Votes(ABC):
 
     def finish(self, routed: Routed, *, coupling: bool) -> Routed:
         """What a routing returns: ``routed`` in :attr:`dtype`, zero where no capsule is present; coupling if asked."""
-        kept = routed if coupling else routed._replace(coupling=None)
-        poses, *others = (None if each is None else each.to(self.dtype) for each in kept)
-        assert poses is not None
-        return Routed(poses, *others).within(self.mask)
+        kept = routed if coupling else Routed(routed.poses, routed.activations)
+        return kept.to(self.dtype).within(self.mask)
 
 
 class BuiltVotes(Votes):
@@ -190,6 +193,9 @@ class BuiltVotes(Votes):
     def build(self) -> Float[Tensor, "B I J D"]:
         return self.votes
 
+    def factors(self) -> VoteFactors:
+        return VoteFactors("built", self.votes)
+
 
 class VotesOfPoses(Votes):
     """Votes that are made of poses, with weights that are the same for all images."""
@@ -228,19 +234,10 @@ class DenseVotes(VotesOfPoses):
         return agreement(self.poses, self.weight, parents)
 
     def build(self) -> Float[Tensor, "B I J D"]:
-        if is_graph_capture():
-            return compute_votes(self.poses, self.weight)
-        return dense_votes(self.poses, self.columns, self.size.out_capsules)
+        return compute_votes(self.poses, self.weight)
 
-    @functools.cached_property
-    def columns(self) -> Float[Tensor, "I K JD"]:
-        """The matrices laid out so that each capsule's votes are one product."""
-        return self.weight.permute(0, 3, 1, 2).flatten(2).contiguous()
-
-    def _of_images(self, images: slice) -> Votes:
-        some = DenseVotes(self.poses[images], self.weight)
-        some.columns = self.columns  # laid out once, for the votes of all images
-        return some
+    def factors(self) -> VoteFactors:
+        return VoteFactors("dense", self.poses, self.weight)
 
 
 class IdentityVotes(VotesOfPoses):
@@ -271,6 +268,11 @@ class IdentityVotes(VotesOfPoses):
 
     def build(self) -> Float[Tensor, "B I J D"]:
         return self._transform(self.poses.unsqueeze(2))
+
+    def factors(self) -> VoteFactors:
+        unit_vectors = torch.eye(self.size.in_dim, dtype=self.poses.dtype, device=self.poses.device)
+        matrices = self._transform(unit_vectors.unsqueeze(1)).permute(1, 2, 0)  # (J, D, K)
+        return VoteFactors("shared", self.poses, matrices)
 
     def _transform(self, poses: Float[Tensor, "*B N K"]) -> Float[Tensor, "*B J D"]:
         """Apply T_j to poses (…, N, K); N is J, or 1 to use the same pose for every output."""
@@ -362,9 +364,10 @@ class MatrixVotes(VotesOfPoses):
         return self.rows.agreement(self._rows_of(parents)).unflatten(0, (-1, self.side)).sum(1)
 
     def build(self) -> Float[Tensor, "B I J D"]:
-        if is_graph_capture():
-            return self._joined(self.rows.build())
-        return matrix_votes(self.poses.unflatten(2, (self.side, self.side)), self.weight)
+        return self._joined(self.rows.build())
+
+    def factors(self) -> VoteFactors:
+        return VoteFactors("matrix", self.poses, self.weight)
 
     def _rows_of(self, poses: Float[Tensor, "B N D"]) -> Float[Tensor, "BP N P"]:
         return poses.unflatten(2, (self.side, self.side)).movedim(2, 1).flatten(0, 1)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torchcaps.checks import checked
 from torchcaps.machine import MIB
 from torchcaps.ranges import Range
+from torchcaps.tracing import is_float32_on_cpu
 
 WORKING_MEMORY = 512.0  # MiB; the planes of MNIST's primary convolution at batch 128 take 380
 BLOCK = 16.0  # MiB: a block's buffers stay in the caches; measured best for a large layer, near best for MNIST's
@@ -34,7 +35,9 @@ def set_working_memory(mib: Annotated[float, Range(0, 1e12, above=True)]) -> Non
     like: 16 MiB). Capsules that compete with each other stay together, so a block is at least one input capsule with
     all its outputs (``softmax_over="outputs"``) or one output with all its inputs, and up to 16 images. The transform
     of a convolution takes as many images at a time as fit; where too few do, the convolution is computed plainly.
-    Networks that learn nothing take as many images through their convolutions at a time as fit.
+    EM, variational Bayes and Heinsen's matrix routing make the votes of as many images at a time as fit, and at most
+    4 MiB of votes a core; rows that compete with each other stay together. Networks that learn nothing take as many
+    images through their convolutions at a time as fit.
 
     The output, the gradients and what routing saves for its backward pass come on top. The setting holds for all
     threads, from the next call on, and changes results by rounding only.
@@ -125,3 +128,27 @@ def new_empty(shape: Sequence[int]) -> Float[Tensor, "..."]:
     # the tensor's storage keeps this array alive, and nothing else does
     weakref.finalize(lease, _pool.give_back, block).atexit = False
     return torch.from_numpy(lease)  # not a view of a tensor, so that backward passes add to it in place
+
+
+class Buffers:
+    """Work buffers of one call, used again and again: fresh memory would cost more than the arithmetic.
+
+    Args:
+        like: A tensor of the dtype and on the device of the buffers.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self._like, self._pooled = like, is_float32_on_cpu(like)
+        self._flat: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return the buffer of that name in ``shape``, with whatever it holds."""
+        size = math.prod(shape)
+        flat = self._flat.get(name)
+        if flat is None or flat.numel() < size:
+            flat = self._flat[name] = new_empty((size,)) if self._pooled else self._like.new_empty(size)
+        return flat[:size].view(shape)
+
+    def contiguous(self, name: str, tensor: Tensor) -> Tensor:
+        """Return ``tensor`` itself if it is contiguous, else its copy in the buffer of that name."""
+        return tensor if tensor.is_contiguous() else self.take(name, tensor.shape).copy_(tensor)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import WrongType
-from torchcaps.tracing import is_graph_capture
+from torchcaps.tracing import is_graph_capture, is_in_autocast
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -43,16 +43,15 @@ def computed_in_full_precision(function: FunctionT) -> FunctionT:
     """Turn autocast off while a function runs, and while its results are differentiated.
 
     The second part matters because autocast also rounds the factors of gradients if ``backward`` is called inside its
-    context. Only the steps between the function's arguments and its results are changed. Compiled and exported graphs
-    do not have it.
+    context. Only the steps between the function's arguments and its results are changed. A graph of torch.compile does
+    not have this second part, because ``torch._functorch.config.backward_pass_autocast`` decides for all of it.
     """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        first = next(tensors_in((args, kwargs)), None)
-        if first is None or not _uses_autocast(kind := first.device.type):
+        given = list(tensors_in((args, kwargs))) if is_in_autocast() else []
+        if not given or not _uses_autocast(kind := given[0].device.type):
             return function(*args, **kwargs)
-        given = list(tensors_in((args, kwargs)))
         with torch.autocast(kind, enabled=False):
             results = function(*args, **kwargs)
         if torch.is_grad_enabled() and not is_graph_capture():
@@ -86,7 +85,7 @@ def check_one_dtype(what: str, *tensors: Tensor | None) -> None:
 
 
 def _uses_autocast(kind: str) -> bool:
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return is_in_autocast() and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 # ---- gradients

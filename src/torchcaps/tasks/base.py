@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from torchcaps.errors import InputError, WrongType, shown
+from torchcaps.files import write_text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from jaxtyping import Float, Int64
     from torch import Tensor
 
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 TaskName = Literal["classes", "labels", "regression"]
 """What a network is trained for: the class of an image, or the classes of its objects; several labels, each of which
 an image has or has not, (B, L); or numbers, (B, T)."""
-ALWAYS = frozenset({"train", "evaluate", "predict", "curves", "datasets", "export", "folder"})
+ALWAYS = frozenset({"train", "evaluate", "predict", "curves", "datasets", "export", "share", "folder"})
 """Commands, and formats of ``torchcaps export``, that take a network of any task."""
 
 
@@ -48,19 +52,32 @@ class Metric:
         """Return a value as a cell of a table: ``97.20 %``, or the error, ``0.0312``; a dash for None."""
         if value is None:
             return "–"
-        return f"{100 * value:.2f} %" if self.is_share else f"{1 - value:.4g}"
+        return f"{100 * value:.2f} %" if self.is_share else self.show_error(1 - value)
 
-    def name_and_value(self, value: float, form: str = ".2%") -> str:
-        """Return the metric and its value for a sentence or a line of progress: ``accuracy 97.20%``."""
-        return f"{self.name} {value:{form}}" if self.is_share else f"{self.error} {1 - value:.4g}"
+    def say(self, value: float, name: str = "") -> str:
+        """Return a value for a line of progress or a sentence: ``97.20%`` after a name, or the error after its own."""
+        return f"{name}{value:.2%}" if self.is_share else f"{self.error} {1 - value:.4g}"
 
-    def columns(self) -> tuple[str, ...]:
-        """Return the headings of :meth:`cells`."""
-        return (self.name, self.error) if self.is_share else (self.error,)
+    def cells(self, value: float, balanced: float | None = None) -> dict[str, str]:
+        """Return the cells of a table by their headings: the share, the balanced one if it is known, and the error."""
+        shown = {self.name: self.show(value)} if self.is_share else {}
+        if balanced is not None:
+            shown["balanced"] = self.show(balanced)
+        return shown | {self.error: self.show_error(1 - value)}
 
-    def cells(self, value: float) -> tuple[str, ...]:
-        """Return the cells of a table for one value: the share and its error, or the error only."""
-        return (self.show(value), self.show(1 - value)) if self.is_share else (self.show(value),)
+    def row(self, value: float) -> tuple[str, str]:
+        """Return name and value as a row of a table."""
+        name, unit = (self.name, "") if self.is_share else (self.error, f"  ({self.unit})")
+        return name.capitalize(), f"{self.show(value)}{unit}"
+
+    def show_error(self, error: float) -> str:
+        """Return an error as a cell of a table: ``2.80 %``, or ``0.0312``."""
+        return f"{100 * error:.2f} %" if self.is_share else f"{error:.4g}"
+
+    def spread(self, errors: Sequence[float]) -> str:
+        """Return the mean and the sample standard deviation of the errors of several seeds."""
+        factor, unit = (100, " %") if self.is_share else (1, "")
+        return f"{factor * statistics.mean(errors):.3f} ± {factor * statistics.stdev(errors):.3f}{unit}"
 
     def hub_value(self, error: float) -> float:
         """Return the value that the Hugging Face hub expects, from an error."""
@@ -173,7 +190,7 @@ class Task(ABC):
     def check_targets(self, targets: Tensor, num_outputs: int, where: str) -> None:
         """Raise InputError unless targets in form go with so many outputs."""
 
-    def check_form(self, targets: Tensor, *, has_parts: bool = False) -> None:  # noqa: ARG002  what a subclass needs
+    def check_form(self, targets: Tensor, *, has_parts: bool = False) -> None:
         """Raise InputError unless the values of targets in form are possible.
 
         Args:
@@ -207,9 +224,21 @@ class Task(ABC):
     def describe(self, names: Sequence[str], target: Any) -> str:
         """Return the target of one image in words."""
 
+    def count(self, num_outputs: int) -> str:
+        """Return a number of outputs in words: ``3 labels``, ``1 number``."""
+        return f"{num_outputs} {self.output if num_outputs == 1 else self.outputs}"
+
+    def count_words(self, num_outputs: int) -> str:
+        """Return what a network predicts, as a sentence of its model card goes on after its images."""
+        return f"with {self.count(num_outputs)}"
+
+    @abstractmethod
+    def limits(self, num_outputs: int) -> str:
+        """Return what a model card says of images that the network was not made for."""
+
     # ---- training
 
-    def buffers(self, num_outputs: int) -> dict[str, Tensor]:  # noqa: ARG002  what a subclass needs
+    def buffers(self, num_outputs: int) -> dict[str, Tensor]:
         """Return tensors that a network keeps beside its weights."""
         return {}
 
@@ -238,18 +267,30 @@ class Task(ABC):
     def decoded_capsules(self, scores: Float[Tensor, "B J"], targets: Tensor | None) -> Tensor | None:
         """Return the classes (B,) or rows (B, J) of the capsules that a decoder draws from; None for all capsules."""
 
-    def chance(self, targets: Tensor, *, balanced: bool = False) -> tuple[float, float] | None:  # noqa: ARG002
+    def chance(self, targets: Tensor, *, balanced: bool = False) -> tuple[float, float] | None:
         """Return the metric of the best answer that is the same for all images, and its standard error.
 
         None if there is none to compare with.
         """
         return None
 
-    def class_weights(self, targets: Tensor | None) -> Float[Tensor, "J"] | None:  # noqa: ARG002
-        """Return weights by which all classes count the same; None if images have no class each."""
+    def class_counts(self, targets: Tensor | None) -> Int64[Tensor, "J"] | None:
+        """Return the number of images of each class; None if images have no class each, or targets are not known."""
         return None
 
-    def images_per_class(self, num_images: int, num_outputs: int) -> float | None:  # noqa: ARG002
+    def class_weights(self, targets: Tensor | None) -> Float[Tensor, "J"] | None:
+        """Return N / (J · N_j), by which all classes count the same; a class without images has 1.
+
+        None if images have no class each, or targets are not known.
+
+        Source: King, Zeng 2001, "Logistic regression in rare events data", and scikit-learn's ``class_weight``.
+        """
+        counts = self.class_counts(targets)
+        if counts is None:
+            return None
+        return (counts.sum() / (len(counts) * counts.clamp_min(1))).masked_fill(counts == 0, 1.0)
+
+    def images_per_class(self, num_images: int, num_outputs: int) -> float | None:
         """Return how many images a class has on average; None if images have no class each."""
         return None
 
@@ -264,6 +305,10 @@ class Task(ABC):
         """Return what the scores of a ``ModelOutput`` are: lengths, activations, probabilities or values."""
         return output.score_name
 
+    def score_text(self, score: float) -> str:
+        """Return a score of 0..1 for a table: a number and a bar."""
+        return f"{score:.3f}  {bar(score)}"
+
     @abstractmethod
     def answer(self, names: Sequence[str], scores: Sequence[float], classes: Sequence[int]) -> list[str]:
         """Return the answer for one image, in words; ``classes`` are those of the highest scores."""
@@ -272,9 +317,9 @@ class Task(ABC):
     def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
         """Return the same for JSON."""
 
-    def row(self, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"]) -> dict[str, Any]:
-        """Return the row of an evaluation's table for one output."""
-        raise NotImplementedError
+    def write(self, path: Path, answers: Any) -> None:
+        """Write the answers for image files (a ``PhotoAnswers``) to a path: as a table, a line for each file."""
+        write_text(path, answers.to_csv())
 
 
 class ColumnTask(Task):
@@ -302,7 +347,7 @@ class ColumnTask(Task):
         targets: Any,
         num_outputs: int | None = None,
         where: str = "labels",
-        class_names: Sequence[str] | None = None,  # noqa: ARG002  for texts
+        class_names: Sequence[str] | None = None,
     ) -> Tensor:
         import torch
 
@@ -341,6 +386,12 @@ class ColumnTask(Task):
     @abstractmethod
     def draw(self, axes: Any, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"], name: str) -> None:
         """Draw one output into the axes of an evaluation's figure."""
+
+
+def bar(share: float, width: int = 30) -> str:
+    """A horizontal bar: ``share`` 0..1 of ``width`` characters, to an eighth of one."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def as_array(values: Any, where: str) -> np.ndarray:

@@ -32,7 +32,7 @@ class Classes(Task):
     analyses = frozenset(
         {
             *("routing", "perturb", "reconstruct", "robustness", "probe", "detect", "explore"),
-            *("onnx", "program", "calibrate"),
+            *(".onnx", ".pt2", "calibrate", "classifier"),
         }
     )
 
@@ -58,14 +58,15 @@ class Classes(Task):
     ) -> Tensor:
         import torch
 
-        array = as_array(targets, where)
-        if array.dtype.kind in "US":
+        given = array = as_array(targets, where)
+        is_text = array.dtype.kind in "US"
+        if is_text:
             array = _numbered(array, where, class_names)
-        if is_one_hot(array) and num_outputs in (None, array.shape[1]):
+        elif is_one_hot(array) and num_outputs in (None, array.shape[1]):
             array = array.argmax(1)
         if array.ndim == 2 and array.shape[1] == 1:
             array = array[:, 0]
-        if array.ndim == 2 and array.shape[1] == num_outputs and array.dtype.kind in "iufb":
+        if array.ndim == 2 and array.shape[1] == num_outputs and array.dtype.kind in "iufb" and not is_text:
             rows = array.astype(np.float32)  # several classes of an image, or the shares of mixed images
             if not ((rows >= 0) & (rows <= 1)).all():
                 raise InputError(f"{where} in rows must lie in 0..1, got {array.min():g}..{array.max():g}")
@@ -74,7 +75,7 @@ class Classes(Task):
         if array.dtype.kind == "f" and array.size:
             is_whole = bool(np.isfinite(array).all() and (array == np.floor(array)).all())
         if not is_whole or not self._has_objects(array):
-            raise InputError(f"{where} must be {self.needs}, got {found(array)}{advice(array, self)}")
+            raise InputError(f"{where} must be {self.needs}, got {found(given)}{advice(given, self)}")
         if array.size:
             _check_range(array, num_outputs, where)
         return torch.from_numpy(array.astype(np.int64))
@@ -149,7 +150,17 @@ class Classes(Task):
     def describe(self, names: Sequence[str], target: Any) -> str:
         return " + ".join(names[int(j)] for j in target.reshape(-1))
 
-    def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:  # noqa: ARG002
+    def count_words(self, num_outputs: int) -> str:
+        several = f", {self.objects} of them in an image" if self.objects > 1 else ""
+        return f"in {num_outputs} classes{several}"
+
+    def limits(self, num_outputs: int) -> str:
+        return (
+            f"It knows its {num_outputs} classes only: an image of anything else is given one of them too. Lengths are "
+            "scores, not calibrated probabilities."
+        )
+
+    def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:
         return logits.softmax(-1)
 
     def loss(self, output: Any, targets: Tensor, network: Any) -> Float[Tensor, ""]:
@@ -161,7 +172,7 @@ class Classes(Task):
             return value
         return self._cross_entropy(output.logits, multi_hot(output.scores, rows))
 
-    def _rows(self, scores: Float[Tensor, "B J"], targets: Tensor) -> Tensor:  # noqa: ARG002
+    def _rows(self, scores: Float[Tensor, "B J"], targets: Tensor) -> Tensor:
         return targets
 
     def _cross_entropy(self, logits: Float[Tensor, "B J"], present: Float[Tensor, "B J"]) -> Float[Tensor, ""]:
@@ -170,12 +181,7 @@ class Classes(Task):
 
         return F.cross_entropy(logits, present / present.sum(-1, keepdim=True).clamp_min(1))
 
-    def score(
-        self,
-        scores: Float[Tensor, "B J"],
-        targets: Tensor,
-        network: Any = None,  # noqa: ARG002
-    ) -> Float[Tensor, "B"]:
+    def score(self, scores: Float[Tensor, "B J"], targets: Tensor, network: Any = None) -> Float[Tensor, "B"]:
         """Return 1 for an image whose class has the highest score, otherwise 0."""
         from torchcaps.ops.labels import is_correct
 
@@ -200,29 +206,18 @@ class Classes(Task):
             share, scale = 1 / len(counts), float((1 / counts).sum()) / len(counts) ** 2
         return share, math.sqrt(share * (1 - share) * scale)
 
-    def class_weights(self, targets: Tensor | None) -> Float[Tensor, "J"] | None:
-        """Return N / (J · N_j); a class without images has 1.
-
-        Source: King, Zeng 2001, "Logistic regression in rare events data", and scikit-learn's ``class_weight``.
-        """
-        if targets is None or not Classes.has_form(self, targets):
-            return None
-        counts = targets.bincount()
-        return (len(targets) / (len(counts) * counts.clamp_min(1))).masked_fill(counts == 0, 1.0)
+    def class_counts(self, targets: Tensor | None) -> Int64[Tensor, "J"] | None:
+        # images of several objects are made of images of one, whose classes count
+        return None if targets is None or not Classes.has_form(self, targets) else targets.bincount()
 
     def images_per_class(self, num_images: int, num_outputs: int) -> float | None:
         return num_images / num_outputs
 
-    def answer(
-        self,
-        names: Sequence[str],
-        scores: Sequence[float],  # noqa: ARG002
-        classes: Sequence[int],
-    ) -> list[str]:
+    def answer(self, names: Sequence[str], scores: Sequence[float], classes: Sequence[int]) -> list[str]:
         return [names[j] for j in classes]
 
     def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
-        return {"class": answer[0]}
+        return {"classes": answer} if len(answer) > 1 else {"class": "".join(answer)}
 
 
 class Objects(Classes):
@@ -273,7 +268,7 @@ class Objects(Classes):
         if (targets.sort(1).values.diff(dim=1) == 0).any():
             raise InputError("the objects of an image must be of different classes, got labels with a class twice")
 
-    def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:  # noqa: ARG002
+    def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:
         return logits.sigmoid()
 
     def _rows(self, scores: Float[Tensor, "B J"], targets: Tensor) -> Tensor:
@@ -286,11 +281,8 @@ class Objects(Classes):
 
         return sigmoid_cross_entropy(logits, present)
 
-    def chance(self, targets: Tensor, *, balanced: bool = False) -> tuple[float, float] | None:  # noqa: ARG002
+    def chance(self, targets: Tensor, *, balanced: bool = False) -> tuple[float, float] | None:
         return None
-
-    def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
-        return {"classes": answer}
 
 
 def is_one_hot(array: np.ndarray) -> bool:

@@ -41,13 +41,19 @@ class Labels(ColumnTask):
             return True
         return array.dtype.kind in "iufb" and array.ndim == 2 and 0 not in array.shape and self._fits(array)
 
-    def statistics(self, targets: Tensor, num_outputs: int) -> list[Row]:  # noqa: ARG002  targets have J columns
+    def statistics(self, targets: Tensor, num_outputs: int) -> list[Row]:
         return [(n,) for n in (targets > PRESENT).sum(0).tolist()]
 
     def describe(self, names: Sequence[str], target: Any) -> str:
         return " + ".join(name for name, has in zip(names, target.tolist(), strict=True) if has > PRESENT) or "none"
 
-    def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:  # noqa: ARG002
+    def limits(self, num_outputs: int) -> str:
+        return (
+            f"It knows its {self.count(num_outputs)} only and says nothing of what else an image shows. Scores are not "
+            "calibrated probabilities."
+        )
+
+    def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:
         return logits.sigmoid()
 
     def loss(self, output: Any, targets: Tensor, network: Any) -> Float[Tensor, ""]:
@@ -59,19 +65,14 @@ class Labels(ColumnTask):
             return value
         return sigmoid_cross_entropy(output.logits, multi_hot(output.scores, targets))
 
-    def score(
-        self,
-        scores: Float[Tensor, "B J"],
-        targets: Tensor,
-        network: Any = None,  # noqa: ARG002
-    ) -> Float[Tensor, "B"]:
+    def score(self, scores: Float[Tensor, "B J"], targets: Tensor, network: Any = None) -> Float[Tensor, "B"]:
         """Return the share of an image's labels that are right."""
         return ((scores > PRESENT) == (targets > PRESENT)).to(scores.dtype).mean(1)
 
     def decoded_capsules(self, scores: Float[Tensor, "B J"], targets: Tensor | None) -> Tensor | None:
         return (scores > PRESENT).to(scores.dtype) if targets is None else targets
 
-    def chance(self, targets: Tensor, *, balanced: bool = False) -> tuple[float, float] | None:  # noqa: ARG002
+    def chance(self, targets: Tensor, *, balanced: bool = False) -> tuple[float, float] | None:
         """Give every image the likelier value of each label.
 
         With the shares p_j ≥ 1/2 of these values among N images, the metric is their mean over the L labels, with a
@@ -83,12 +84,7 @@ class Labels(ColumnTask):
         variance = float((likelier * (1 - likelier)).mean()) / len(targets)
         return (float(likelier.mean()), variance**0.5) if variance > 0 else None
 
-    def answer(
-        self,
-        names: Sequence[str],
-        scores: Sequence[float],
-        classes: Sequence[int],  # noqa: ARG002
-    ) -> list[str]:
+    def answer(self, names: Sequence[str], scores: Sequence[float], classes: Sequence[int]) -> list[str]:
         return [name for name, score in zip(names, scores, strict=True) if score > PRESENT]
 
     def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class Regression(ColumnTask):
     needs = "finite numbers, (N,) or (N, T)"
     metric = Metric("1 − squared error", "squared error", "variances of the training targets", False, "mse")
     statistics_names = ("min", "mean", "max")
-    means = ("mae", "rmse", "r2")
+    means = ("mae", "rmse")
     axes = ("true", "predicted")
     figure_name = "numbers"
 
@@ -41,11 +41,14 @@ class Regression(ColumnTask):
     def guess(self, array: np.ndarray) -> bool:
         return array.dtype.kind == "f" and array.ndim in (1, 2)
 
-    def statistics(self, targets: Tensor, num_outputs: int) -> list[Row]:  # noqa: ARG002  targets have J columns
+    def statistics(self, targets: Tensor, num_outputs: int) -> list[Row]:
         return [tuple(map(float, (column.min(), column.mean(), column.max()))) for column in targets.double().T]
 
     def describe(self, names: Sequence[str], target: Any) -> str:
         return ", ".join(f"{name} {value:.4g}" for name, value in zip(names, target.tolist(), strict=True))
+
+    def limits(self, num_outputs: int) -> str:
+        return f"It gives {self.count(num_outputs)} for any image, also for one of anything else."
 
     def buffers(self, num_outputs: int) -> dict[str, Tensor]:
         import torch
@@ -81,21 +84,19 @@ class Regression(ColumnTask):
         """Return 1 − the mean squared error of an image's numbers, in variances of the training targets."""
         return 1 - ((scores - targets) / network.target_scale).square().mean(1)
 
-    def decoded_capsules(self, scores: Float[Tensor, "B J"], targets: Tensor | None) -> Tensor | None:  # noqa: ARG002
+    def decoded_capsules(self, scores: Float[Tensor, "B J"], targets: Tensor | None) -> Tensor | None:
         return None
 
-    def score_name(self, output: Any) -> Any:  # noqa: ARG002
+    def score_text(self, score: float) -> str:
+        return f"{score:.4g}"
+
+    def score_name(self, output: Any) -> Any:
         return "value"
 
-    def answer(
-        self,
-        names: Sequence[str],
-        scores: Sequence[float],
-        classes: Sequence[int],  # noqa: ARG002
-    ) -> list[str]:
+    def answer(self, names: Sequence[str], scores: Sequence[float], classes: Sequence[int]) -> list[str]:
         return [f"{name} {score:.4g}" for name, score in zip(names, scores, strict=True)]
 
-    def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:  # noqa: ARG002  the values say it
+    def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
         return {}
 
     def row(self, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"]) -> dict[str, Any]:

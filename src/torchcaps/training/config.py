@@ -56,7 +56,7 @@ class TrainConfig(Settings):
     recipe: Recipe = field(default_factory=Recipe)
     """How it is trained."""
     data: str = "digits"
-    """A data set, folder:PATH or npz:PATH; by default that of the preset."""
+    """A data set, folder:PATH, csv:PATH or npz:PATH; by default that of the preset."""
     data_dir: str | None = None
     """Folder that holds the data set's files (else $TORCHCAPS_DATA, else a download)."""
     image_size: Pixels | None = None
@@ -104,9 +104,9 @@ def make_config(preset: str | None = None, **overrides: Any) -> TrainConfig:
 
     The data set is the preset's own where ``data`` is not given.
 
-    Of one's own images (``folder:PATH``, ``npz:PATH``) there may be few, more of one class than of another, and they
-    may be large: when the run begins, :data:`FITTED` are fitted to them, unless they are given. Their ground need not
-    be black, and they may be textures, so that :data:`OWN` is chosen, unless it is given.
+    Of one's own images (``folder:PATH``, ``csv:PATH``, ``npz:PATH``) there may be few, more of one class than of
+    another, and they may be large: when the run begins, :data:`FITTED` are fitted to them, unless they are given. Their
+    ground need not be black, and they may be textures, so that :data:`OWN` is chosen, unless it is given.
 
     Args:
         preset: A name from :func:`torchcaps.list_presets`; ``first`` if None.

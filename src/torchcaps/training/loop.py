@@ -28,9 +28,9 @@ from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, reading
 from torchcaps.models import Network
 from torchcaps.models.older_files import CURRENT_FORMAT, FORMAT, to_current_moments, to_current_weights
-from torchcaps.models.output import is_correct
 from torchcaps.models.pretrained import WEIGHTS, read_weights, weights_file
 from torchcaps.parts import build, flat
+from torchcaps.tasks import task_of
 from torchcaps.training.data import RunData, fit_data
 from torchcaps.training.devices import launch, over_processes, peak_memory_mib
 from torchcaps.training.folder import (
@@ -187,7 +187,7 @@ class Trainer:
     """What goes on with the run when it was stopped; ``torchcaps train --resume`` if None."""
 
     def __post_init__(self) -> None:
-        fabric, recipe, device = self.fabric, self.recipe, self.fabric.device
+        fabric, recipe, device, task = self.fabric, self.recipe, self.fabric.device, task_of(self.network)
         if self.data.validation is None and (recipe.stop_at, recipe.patience) != (None, None):
             raise InputError("stop_at and patience look at the accuracy of validation images, of which there are none")
         if not fabric.is_global_zero:
@@ -202,9 +202,8 @@ class Trainer:
         # on CPU and CUDA no other generator than the device's is seeded, to save time
         seeders = {"cpu": torch.default_generator.manual_seed, "cuda": torch.cuda.manual_seed}
         self._seed_device: Callable[[int], object] = seeders.get(device.type, torch.manual_seed)
-        self._right = self.network.right if isinstance(self.network, Network) else is_correct
-        if getattr(self.network, "task", "classes") == "regression" and self.data.labels is not None:
-            self.network.fit_targets(self.data.labels)  # type: ignore[operator]
+        self._score = partial(task.score, network=self.network)
+        task.fit_targets(self.network, self.data.labels)
         self.network.to(device)  # before the optimizer looks where its parameters are
         model: Any = torch.compile(self.network) if recipe.compile else self.network
         rate: float = recipe.learning_rate
@@ -257,7 +256,7 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         state.step, state.batch = state.step + 1, state.batch + 1
-        self.sums.add(losses, self._right(scores.detach(), batch.labels))
+        self.sums.add(losses, self._score(scores.detach(), batch.labels))
 
     def _end_epoch(self) -> None:
         """Validate, and write checkpoint, best weights and metrics.
@@ -310,7 +309,7 @@ class Trainer:
             for batch in batches.batches(0):
                 if images := len(batch.labels):  # none in a share of a small last batch
                     scores, losses = forward(self.network, self.network, batch, self.loss)
-                    right = self._right(scores, batch.labels).to(sums)
+                    right = self._score(scores, batch.labels).to(sums)
                     loss, count = losses.total * images, right.new_tensor(images)
                     sums += torch.stack([loss, right.sum(), count])
                     recalls.add(batch.labels, right, scores.shape[1])

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import InputError, install, reason_of
+from torchcaps.tasks import find_task, task_of
 
 if TYPE_CHECKING:
     from lightning_fabric.loggers.logger import Logger
@@ -53,7 +54,11 @@ class PlainProgress(Progress):
     """Prints a line an epoch, and one every half minute (``interval``, seconds) between, for logs and pipes."""
 
     def __init__(self, interval: float = 30.0) -> None:
-        self.interval, self._last = interval, time.monotonic()
+        self.interval, self._last, self._metric = interval, time.monotonic(), find_task(None).metric
+
+    def network(self, network: nn.Module) -> None:
+        """Remember the metric of the network's task."""
+        self._metric = task_of(network).metric
 
     def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:  # noqa: ARG002  the call all share
         """Remember the totals."""
@@ -67,14 +72,14 @@ class PlainProgress(Progress):
 
     def epoch(self, row: Mapping[str, Any]) -> None:
         """Print a line."""
-        self._last, judged = time.monotonic(), ""
+        self._last, judged, show = time.monotonic(), "", self._metric.say
         if row["validation_loss"] is not None:
             balanced = row["validation_balanced_accuracy"]
             is_even = abs(balanced - row["validation_accuracy"]) < 0.01
-            balanced = "" if is_even else f"balanced {balanced:.2%}, "
-            judged = f"validation {row['validation_accuracy']:.2%} ({balanced}loss {row['validation_loss']:.4f})  "
+            balanced = "" if is_even else f"balanced {show(balanced)}, "
+            judged = f"validation {show(row['validation_accuracy'])} ({balanced}loss {row['validation_loss']:.4f})  "
         self.message(
-            f"epoch {row['epoch']}/{self._epochs}  loss {row['train_loss']:.4f}  train {row['train_accuracy']:.2%}  "
+            f"epoch {row['epoch']}/{self._epochs}  loss {row['train_loss']:.4f}  train {show(row['train_accuracy'])}  "
             f"{judged}{row['images_per_second']:.0f} images/s{'  (improved)' if row.get('improved') else ''}"
         )
 

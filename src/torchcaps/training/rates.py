@@ -1,4 +1,4 @@
-"""A learning rate for a network and its data: a test of many, each for a step."""
+"""Learning-rate range test: one step at each of many rising learning rates."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from torchcaps.training.data import RunData
     from torchcaps.training.recipe import Recipe
 
-LEAST, MOST, STEPS = 1e-6, 1.0, 100
-"""The rates that are tried, and how many of them."""
+MIN_RATE, MAX_RATE, STEPS = 1e-6, 1.0, 100
+"""Lowest and highest learning rate, and the number of steps between them."""
 SMOOTHING = 0.9
-"""The share of the loss so far in the smoothed one."""
-TOO_MUCH = 4.0
-"""The test ends where the smoothed loss is so many times its least."""
+"""Weight of the previous losses in the exponential moving average."""
+STOP_AT_LOSS_RATIO = 4.0
+"""The test stops if the smoothed loss is this many times its minimum."""
 
 
 @dataclass(frozen=True, eq=False)
 class LearningRates(Result):
-    """The losses of a network whose learning rate rises from step to step.
+    """Losses at rising learning rates.
 
     Args:
-        rates: The rate of each step.
-        losses: The loss after it, smoothed.
+        rates: Learning rate of each step.
+        losses: Smoothed loss after each step.
     """
 
     rates: list[float]
@@ -42,7 +42,7 @@ class LearningRates(Result):
 
     @property
     def suggestion(self) -> float:
-        """A tenth of the rate of the least loss, where the loss still falls steadily."""
+        """A tenth of the learning rate with the lowest loss; there the loss still falls steadily."""
         return self.rates[self.losses.index(min(self.losses))] / 10
 
     def tables(self) -> Iterable[Table]:
@@ -53,16 +53,16 @@ class LearningRates(Result):
 
 
 def find_learning_rate(fabric: Fabric, network: nn.Module, data: RunData, recipe: Recipe, seed: int) -> LearningRates:
-    """Train a network for 100 steps, each at a higher rate, until its loss explodes.
+    """Train a network for up to 100 steps at rising learning rates, until the loss explodes.
 
-    Of the recipe, the learning rate and the schedule are not used. Its batches and the seed are those of a run.
+    Batches and seed are those of a run with this recipe. The recipe's learning rate and schedule are not used.
 
     Source: Smith 2017, "Cyclical learning rates for training neural networks", section 3.3 (arXiv:1506.01186).
     """
     plain = recipe.replace({"schedule": "constant", "patience": None, "stop_at": None, "compile": False})
     trainer = Trainer(fabric, network, data, plain, seed=seed)
     trainer.network.train()
-    tried = torch.logspace(math.log10(LEAST), math.log10(MOST), STEPS).tolist()
+    tried = torch.logspace(math.log10(MIN_RATE), math.log10(MAX_RATE), STEPS).tolist()
     batches = (batch for epoch in itertools.count() for batch in data.train.batches(epoch))
     rates, losses, mean = list[float](), list[float](), 0.0
     for step, (rate, batch) in enumerate(zip(tried, batches, strict=False), 1):
@@ -70,7 +70,7 @@ def find_learning_rate(fabric: Fabric, network: nn.Module, data: RunData, recipe
         trainer.step(batch)
         mean = SMOOTHING * mean + (1 - SMOOTHING) * float(trainer.sums.last_loss)
         smoothed = mean / (1 - SMOOTHING**step)
-        if not math.isfinite(smoothed) or (losses and smoothed > TOO_MUCH * min(losses)):
+        if not math.isfinite(smoothed) or (losses and smoothed > STOP_AT_LOSS_RATIO * min(losses)):
             break
         rates.append(rate)
         losses.append(smoothed)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from torchcaps import analysis
-from torchcaps.analysis import Evaluation, TargetEvaluation
+from torchcaps.analysis.evaluation import AnyEvaluation
 from torchcaps.datasets import Dataset
 from torchcaps.errors import InputError
 from torchcaps.files import check_path, real, remove_temporaries, write_json
@@ -24,6 +24,7 @@ from torchcaps.models import Network, build_network, load_pretrained
 from torchcaps.models.pretrained import CLASSES, CONFIG
 from torchcaps.parts import flat
 from torchcaps.ranges import as_text
+from torchcaps.tasks import task_of
 from torchcaps.training import devices, small_data
 from torchcaps.training.config import ELSEWHERE, TrainConfig, override, read_config
 from torchcaps.training.data import cropped, load_run_data, run_data
@@ -192,7 +193,7 @@ class Start(NamedTuple):
             in_shape=self.network.in_shape,
             class_names=self.data.class_names,
             objects=self.network.objects,
-            fit="stretch" if self.config.data.startswith("folder:") else "pad",
+            fit="stretch" if self.config.data.startswith(("folder:", "csv:")) else "pad",
             preparation=preparation_of(self.config),
             task=self.network.task,
         )
@@ -202,7 +203,7 @@ def _prepare(config: TrainConfig) -> Start:
     """Load the images, fit the configuration to them, and build the network."""
     data = load_run_data(config)
     in_shape = cropped(data, config.recipe).in_shape
-    config = small_data.fit_recipe(small_data.fit_network(config, in_shape), data.train.labels)
+    config = small_data.fit_recipe(small_data.fit_network(config, in_shape), data.train.labels, data.task)
     torch.manual_seed(config.seed)
     return Start(config, data, build_network(config.model, in_shape, data.num_classes))
 
@@ -258,16 +259,14 @@ def _first_lines(
         options = " ".join(f"--{name.replace('_', '-')} {as_text(value)}" for name, value in larger.items())
         yield f"For images of {network.in_shape[1]}×{network.in_shape[2]} it has {options}, unless you give others"
     yield f"Data: {config.data}"
-    kind = {"classes": "classes", "labels": "labels", "regression": "numbers"}[network.task]
+    task = task_of(network)
     parts = f"{len(data.train):,} to train on, {len(data.validation):,} to validate, {len(data.test):,} to test"
-    yield f"Images: {parts}; {'×'.join(map(str, network.in_shape))}, {data.num_classes} {kind}"
+    yield f"Images: {parts}; {'×'.join(map(str, network.in_shape))}, {task.count(data.num_classes)}"
     yield f"Device: {device}, {devices.PRECISION_WORDS[config.precision]}"
     if config.precision == "bf16" and device.type == "cpu":
         yield "Warning: a processor that emulates bfloat16 takes about 12 times as long a step as in float32"
-    yield from small_data.words_of_fitting(config, asked.recipe, len(data.train), data.num_classes)
-    yield from small_data.words_of_classes(config, data.train.labels, data.class_names)
-    if ":" in config.data and data.num_objects == 1 and device.type == "cpu":
-        yield from small_data.words_of_time(config, asked, network.in_shape, data.num_classes, len(data.train))
+    yield from small_data.fitting_message(config, asked.recipe, len(data.train), data.num_classes, task)
+    yield from small_data.imbalance_message(config, data.train.labels, data.class_names, task)
     if data.skipped:
         named = [*data.skipped[:MOST_NAMED], *["…"] * (len(data.skipped) > MOST_NAMED)]
         yield "\n  ".join([f"Left out {len(data.skipped)} damaged images:", *named])
@@ -284,13 +283,11 @@ def _finish(trainer: Trainer, start: Start, out: Path, figures: bool) -> dict[st
     best = judge(network, dataset.test)
     # while the last epoch is the best one, both networks are the same
     tested = {"best": best, "last": best if trainer.is_best else judge(last, dataset.test)}
-    rows, warning, calibration = {"best": state.best(config.recipe.select), "last": state.history[-1]}, None, None
-    if isinstance(best, Evaluation):
-        calibration = analysis.calibrate(network, validation.images)
-        if dataset.num_objects == 1:
-            measure = "validation_accuracy" if config.recipe.select == "loss" else column_of(config.recipe.select)
-            warning = small_data.warning_of_chance(rows["best"][measure], validation, config, trainer.steps)
-            warning = warning or small_data.warning_of_unpredicted(best)
+    rows, task = {"best": state.best(config.recipe.select), "last": state.history[-1]}, task_of(network)
+    calibration = analysis.calibrate(network, validation.images) if task.supports("calibrate") else None
+    measure = "validation_accuracy" if config.recipe.select == "loss" else column_of(config.recipe.select)
+    warning = small_data.chance_warning(rows["best"][measure], validation.labels, config, trainer.steps, task)
+    warning = warning or best.warning
     trainer.note_peak_memory()
     peak = state.peak_memory_mib
     summary = {
@@ -337,17 +334,19 @@ def _finish(trainer: Trainer, start: Start, out: Path, figures: bool) -> dict[st
     return summary
 
 
-def _draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: Evaluation | TargetEvaluation) -> None:
+def _draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: AnyEvaluation) -> None:
     """Draw the pictures of a run folder, of its metrics and of its best network, into its folder ``figures``."""
     names, test, of_test = dataset.class_names, dataset.test, f"test images of {dataset.name}"
-    curves = analysis.Curves({run.name: analysis.read_metrics(run)}, {run.name: f"trained on {dataset.name}"})
-    figures = {"curves": curves.figures()[""]}
-    if isinstance(evaluation, Evaluation):
-        title = f"The first training images of {dataset.name}"
-        figures["samples"] = analysis.figure_samples(dataset.train, names, title=title)
-        judged = dataclasses.replace(evaluation, title=f"{run.name} on the {of_test}")
-        figures["confusion"] = judged.figures()[""]
-    if model.decoder is not None and isinstance(evaluation, Evaluation):
+    where = {run.name: f"trained on {dataset.name}"}
+    curves = analysis.Curves({run.name: analysis.read_metrics(run)}, where, model.task)
+    title = f"The first training images of {dataset.name}"
+    judged = dataclasses.replace(evaluation, title=f"{run.name} on the {of_test}")
+    figures = {
+        "curves": curves.figures()[""],
+        "samples": analysis.figure_samples(dataset.train, names, title=title),
+        judged.figure_name: judged.figures()[""],
+    }
+    if model.decoder is not None and task_of(model).supports("reconstruct"):
         first = test.preview(SHOWN)
         decoded = analysis.reconstruct(model, first.images, first.labels)
         decoded = dataclasses.replace(decoded, class_names=names, title=f"{run.name}: first {of_test}")

@@ -2,4 +2,5 @@
 
 # isort: off
 # imported for what they register
-from torchcaps.datasets.sources import digits, mnist, affnist, multimnist, smallnorb, svhn, cifar10, folder, aeon, npz  # noqa: F401
+from torchcaps.datasets.sources import digits, mnist, affnist, multimnist, smallnorb, svhn, cifar10  # noqa: F401
+from torchcaps.datasets.sources import folder, table, aeon, npz  # noqa: F401

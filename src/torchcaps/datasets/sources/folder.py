@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +20,7 @@ from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.errors import InputError
 from torchcaps.files import user_path
 
-_PARTS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
+PARTS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
 _MOST_NAMED = 20  # damaged files in an error
 
 Files = dict[str, dict[str, list[Path]]]
@@ -53,8 +53,8 @@ def load_folder(request: DataRequest) -> Splits:
         raise InputError(f"there is no folder {root} to read images from")
     files = _files(root)
     class_names = _class_names(files)
-    images, damaged = _read(files, request.image_size, skip=request.skip_damaged)
-    channels = max(map(len, images.values()), default=1)
+    listed = [file for by_class in files.values() for each in by_class.values() for file in each]
+    images, damaged = read_files(listed, request.image_size, skip=request.skip_damaged)
     sets = {}
     for part, by_class in files.items():
         needed = 1 + (("test" not in files) + ("validation" not in files) if part == "train" else 0)
@@ -68,8 +68,8 @@ def load_folder(request: DataRequest) -> Splits:
                 )
             labelled += [(file, label) for file in good]
         shuffled = [labelled[i] for i in generator(FIXED_SEED).permutation(len(labelled))]
-        pixels = np.stack([with_channels(images[file], channels) for file, _ in shuffled])
-        sets[part] = ImageSet(torch.from_numpy(pixels), torch.tensor([label for _, label in shuffled]))
+        chosen, labels = [file for file, _ in shuffled], torch.tensor([label for _, label in shuffled])
+        sets[part] = to_image_set(chosen, images, labels)
     return Splits(sets["train"], sets.get("test"), class_names, sets.get("validation"), skipped=tuple(damaged))
 
 
@@ -112,7 +112,7 @@ def _files(root: Path) -> Files:
     """The files of each part, which all have the same classes: those of train/, or of the root itself, come first."""
     folders: dict[str, Path] = {}
     for folder in subfolders(root):
-        if (part := _PARTS.get(folder.name.lower())) is not None:
+        if (part := PARTS.get(folder.name.lower())) is not None:
             if part in folders:
                 raise InputError(f"{root} has both {folders[part].name}/ and {folder.name}/; keep one of them")
             folders[part] = folder
@@ -140,7 +140,16 @@ def _class_files(folder: Path) -> dict[str, list[Path]]:
     return files
 
 
-def _read(files: Files, size: tuple[int, int] | None, *, skip: bool) -> tuple[dict[Path, np.ndarray], list[str]]:
+def to_image_set(files: Sequence[Path], images: Mapping[Path, np.ndarray], labels: Tensor) -> ImageSet:
+    """Return images that were read as a set: grey if all images that were read are grey, otherwise in colour."""
+    channels = max(map(len, images.values()))
+    pixels = np.stack([with_channels(images[file], channels) for file in files])
+    return ImageSet(torch.from_numpy(pixels), labels)
+
+
+def read_files(
+    listed: Sequence[Path], size: tuple[int, int] | None, *, skip: bool
+) -> tuple[dict[Path, np.ndarray], list[str]]:
     """Read all images, which must be of one size.
 
     Returns:
@@ -148,7 +157,6 @@ def _read(files: Files, size: tuple[int, int] | None, *, skip: bool) -> tuple[di
     """
     images: dict[Path, np.ndarray] = {}
     damaged: list[str] = []
-    listed = [file for by_class in files.values() for each in by_class.values() for file in each]
     for file in listed:
         try:
             image = read_pixels(file)

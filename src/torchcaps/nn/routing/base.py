@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -33,6 +34,13 @@ class Routing(nn.Module, ABC):
     """How many times the coupling is computed."""
     size: LayerSize | None = None
     """I, K, J, D of the layer that it belongs to."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Turn autocast off inside the algorithm of each subclass, also if it is called without a layer."""
+        super().__init_subclass__(**options)
+        for name in ("forward", "rounds"):
+            if name in vars(cls):
+                setattr(cls, name, computed_in_full_precision(vars(cls)[name]))
 
     def bind(self, size: LayerSize) -> None:
         """Make the parameters for the sizes I, K, J, D; a layer calls this once."""

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from torchcaps.checks import checked
 from torchcaps.nn.capsules import LayerSize, Routed
-from torchcaps.nn.routing.mixture import Gaussians, Given, MixtureRouting, route_mixture
+from torchcaps.nn.routing.fitting import Gaussians, MixtureInputs, equations
+from torchcaps.nn.routing.mixture import MixtureRouting, route_mixture
 from torchcaps.nn.votes import Votes
-from torchcaps.ops.mixtures import by_output, log_densities, share_out, squared_deviations, weighted
+from torchcaps.ops.mixtures import gaussian_log_densities, share_out
 from torchcaps.parts import register
 from torchcaps.ranges import AtLeastOneIteration, PositiveFactor
 
@@ -63,41 +64,41 @@ def em_routing(
     Source: Hinton, Sabour, Frosst 2018, "Matrix capsules with EM routing", procedure 1 (ICLR 2018); the floor of the
     variance is that of Gritzman 2019, "Avoiding implementation pitfalls of matrix capsules" (arXiv:1907.00652).
     """
+    learned, settings = (beta_u, beta_a), (final_lambda, cost_scale, 0.0)
+    return route_mixture(
+        "em", num_iterations, settings, learned, votes, activations, mask=mask, return_coupling=return_coupling
+    )
 
-    def fit(given: Given) -> Gaussians:
-        return _fit(given, beta_u, beta_a, num_iterations, final_lambda, cost_scale)
 
-    return route_mixture(fit, votes, activations, mask, return_coupling)
-
-
-def _fit(
-    given: Given,
+@equations("em")
+def fit(
+    given: MixtureInputs,
     beta_u: Float[Tensor, "J"],
     beta_a: Float[Tensor, "J"],
     num_iterations: int,
     final_lambda: float,
-    cost_scale: float | None,
+    cost_scale: float,
+    cost_of_inputs: float,
 ) -> Gaussians:
-    """The equations of :func:`em_routing`."""
-    beta_u, beta_a = beta_u.to(given.votes), beta_a.to(given.votes)
-    log_posterior = given.votes.new_zeros(given.votes.shape[:3])  # of zeros: the uniform start
-    (J, D), votes = given.votes.shape[2:], by_output(given.votes)
-    scale = 100 * J / given.number if cost_scale is None else cost_scale
+    """The equations of :func:`em_routing`; ``cost_of_inputs``, over the number of inputs, adds to the cost scale."""
+    votes, log_posterior = given.votes, None
+    _, _, D, _ = votes.shape
+    scale = cost_scale + cost_of_inputs / given.number
+    log_coupling = given.start()
     for t in range(num_iterations):
-        log_coupling = given.log_compete(log_posterior)
-        shares, mass = share_out(log_coupling, given.activations)  # (B, I, J), (B, J)
-        means = weighted(shares, votes)  # (B, J, D)
-        squares = squared_deviations(votes, means)
-        variances = weighted(shares, squares) + 1e-9
-        log_variances = variances.log()
-        costs = mass * (D * beta_u + log_variances.sum(2) / 2)
+        shares, mass = share_out(log_coupling, given.activations)  # (B, J, I), (B, J)
+        means = votes.mean(shares)  # (B, J, D)
+        variances = votes.scatter(shares, means) + 1e-9
+        log_variances = variances.log().sum(2)  # (B, J)
+        costs = mass * (D * beta_u + log_variances / 2)
         logits = final_lambda * (1 - 0.95 ** (t + 1)) * (beta_a - scale * costs)
         if t == num_iterations - 1 and given.rounds is None:
             break
-        densities = log_densities(squares, variances, log_variances)
-        given.note(log_posterior, log_coupling, means, means, densities, logits)
-        log_posterior = F.logsigmoid(logits).unsqueeze(1) + densities
-    return means, logits, log_coupling.exp()
+        log_densities = gaussian_log_densities(votes, means, variances, log_variances)  # (B, J, I)
+        given.note(log_posterior, log_coupling, means, means, log_densities, logits)
+        log_posterior = F.logsigmoid(logits).unsqueeze(2) + log_densities
+        log_coupling = given.log_compete(log_posterior)
+    return means, logits, log_coupling
 
 
 @register("routing", "em")
@@ -114,6 +115,8 @@ class EMRouting(MixtureRouting):
             given, so that costs do not grow with the number of input capsules.
     """
 
+    equations = "em"
+
     def __init__(
         self,
         num_iterations: AtLeastOneIteration = 3,
@@ -124,9 +127,13 @@ class EMRouting(MixtureRouting):
         super().__init__(num_iterations)
         self.final_lambda, self.cost_scale = final_lambda, cost_scale
 
-    def fit(self, given: Given) -> Gaussians:
-        settings = self.num_iterations, self.final_lambda, self.cost_scale
-        return _fit(given, self.beta_u, self.beta_a.to(given.votes) / self.final_lambda, *settings)
+    def learned(self) -> tuple[Tensor, Tensor]:
+        return self.beta_u, self.beta_a / self.final_lambda
+
+    def settings(self) -> tuple[float, ...]:
+        if self.cost_scale is None:
+            return self.final_lambda, 0.0, 100.0 * len(self.beta_u)
+        return self.final_lambda, self.cost_scale, 0.0
 
     def balanced_std(self, size: LayerSize) -> float:
         """See :class:`Routing`; votes whose components vary by about one cost about nothing at the start."""

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from torchcaps.checks import checked
 from torchcaps.nn.capsules import Routed
-from torchcaps.nn.competition import log_softmax
-from torchcaps.nn.routing.mixture import Gaussians, Given, MixtureRouting, route_mixture
+from torchcaps.nn.routing.fitting import Gaussians, MixtureInputs, equations
+from torchcaps.nn.routing.mixture import MixtureRouting, route_mixture
 from torchcaps.nn.votes import Votes
-from torchcaps.ops.mixtures import LOG_2_PI, by_output, log_densities, squared_deviations, weighted
+from torchcaps.ops.mixtures import LOG_2_PI, gaussian_log_densities
 from torchcaps.parts import register
 from torchcaps.ranges import AtLeastOneIteration, PositiveFactor
 
@@ -66,15 +66,15 @@ def em_routing_code(
     Source: the code of Hinton, Sabour, Frosst 2018, ``capsule_em/em_layers.py``, ``update_em_routing``, in
     google-research/google-research.
     """
+    learned, settings = (sigma_bias, activation_bias), (final_beta, min_variance, MASS_EPS)
+    return route_mixture(
+        "em-code", num_iterations, settings, learned, votes, activations, mask=mask, return_coupling=return_coupling
+    )
 
-    def fit(given: Given) -> Gaussians:
-        return _fit(given, sigma_bias, activation_bias, num_iterations, final_beta, min_variance, MASS_EPS)
 
-    return route_mixture(fit, votes, activations, mask, return_coupling)
-
-
-def _fit(
-    given: Given,
+@equations("em-code")
+def fit(
+    given: MixtureInputs,
     sigma_bias: Float[Tensor, "J"],
     activation_bias: Float[Tensor, "J"],
     num_iterations: int,
@@ -83,29 +83,29 @@ def _fit(
     mass_eps: float,
 ) -> Gaussians:
     """The equations of :func:`em_routing_code`."""
-    sigma_bias, activation_bias = sigma_bias.to(given.votes), activation_bias.to(given.votes)
-    B, I, J, D = given.votes.shape
-    centres, log_posterior = given.votes.new_zeros(B, J, D), given.votes.new_zeros(B, I, J)
-    log_coupling = log_softmax(log_posterior)  # 1/J on maps too
-    votes = by_output(given.votes)
+    votes, log_posterior = given.votes, None
+    B, J, D, _ = votes.shape
+    centres = given.activations.new_zeros(B, J, D)
+    log_coupling = given.uniform()  # on maps too
     for t in range(num_iterations):
-        coupling = log_coupling.exp()
-        shares = coupling * given.activations.unsqueeze(2)
-        mass = shares.sum(1) + mass_eps  # (B, J)
-        shares = shares / mass.unsqueeze(1)
-        centres = 0.9 * weighted(shares, votes) + 0.1 * centres
-        squares = squared_deviations(votes, centres)
-        variances = weighted(shares, squares) + min_variance
-        log_variances = variances.log()
-        win = -mass * (log_variances.sum(2) + sigma_bias * D * (LOG_2_PI + 1))
+        shares = log_coupling.exp() * given.activations  # (B, J, I)
+        mass = shares.sum(2) + mass_eps  # (B, J)
+        shares = shares / mass.unsqueeze(2)
+        means = votes.mean(shares)  # (B, J, D)
+        centres = 0.9 * means + 0.1 * centres
+        variances = votes.scatter(shares, means, centres) + min_variance
+        log_variances = variances.log().sum(2)  # (B, J)
+        win = -mass * (log_variances + sigma_bias * D * (LOG_2_PI + 1))
         logits = final_beta * (1 - 0.95 ** (t + 1)) * (win - 5000 * activation_bias)
         if t == num_iterations - 1 and given.rounds is None:
             break
-        densities = log_densities(squares, variances, log_variances)
-        given.note(log_posterior, log_coupling, centres, centres, densities, logits)
-        log_posterior = F.logsigmoid(logits).unsqueeze(1) + densities
+        log_densities = gaussian_log_densities(votes, centres, variances, log_variances)  # (B, J, I)
+        given.note(log_posterior, log_coupling, centres, centres, log_densities, logits)
+        if t == num_iterations - 1:
+            break
+        log_posterior = F.logsigmoid(logits).unsqueeze(2) + log_densities
         log_coupling = given.log_compete(log_posterior)
-    return centres, logits, coupling
+    return centres, logits, log_coupling
 
 
 @register("routing", "em-code")
@@ -122,6 +122,8 @@ class EMCodeRouting(MixtureRouting):
         on_map: Whether the layer is one on a map: EM's code starts its biases otherwise there.
     """
 
+    equations = "em-code"
+
     def __init__(
         self,
         num_iterations: AtLeastOneIteration = 3,
@@ -134,6 +136,5 @@ class EMCodeRouting(MixtureRouting):
         self.final_beta, self.min_variance, self.on_map = final_beta, min_variance, on_map
         self.start = (0.5, 0.5) if on_map else (2.0, 1.0)
 
-    def fit(self, given: Given) -> Gaussians:
-        settings = self.num_iterations, self.final_beta, self.min_variance, 1e-7 if self.on_map else MASS_EPS
-        return _fit(given, self.beta_u, self.beta_a, *settings)
+    def settings(self) -> tuple[float, ...]:
+        return self.final_beta, self.min_variance, 1e-7 if self.on_map else MASS_EPS

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from torchcaps.nn.capsules import LayerSize
-from torchcaps.nn.routing.mixture import Gaussians, Given, MixtureRouting
-from torchcaps.ops.mixtures import by_output, log_densities, squared_deviations, weighted
+from torchcaps.nn.routing.fitting import Gaussians, MixtureInputs, equations
+from torchcaps.nn.routing.mixture import MixtureRouting
+from torchcaps.ops.mixtures import gaussian_log_densities
 from torchcaps.parts import register
 from torchcaps.ranges import AtLeastOneIteration, Epsilon
 
@@ -37,6 +39,8 @@ class HeinsenMatrixRouting(MixtureRouting):
     input scores are the logits of a_i; it begins with the transform ``"matrix"``.
     """
 
+    equations = "heinsen-matrix"
+
     def __init__(self, num_iterations: AtLeastOneIteration = 3, *, variance_eps: Epsilon = 1e-5) -> None:
         super().__init__(num_iterations)
         self.variance_eps = variance_eps
@@ -47,23 +51,37 @@ class HeinsenMatrixRouting(MixtureRouting):
         self.beta_use, self.beta_ignore = (nn.Parameter(torch.zeros(max(I, 1), J)) for _ in range(2))
         self.bias = nn.Parameter(torch.zeros(max(I, 1), J, D))
 
-    def fit(self, given: Given) -> Gaussians:
-        learned = self.beta_use, self.beta_ignore, self.bias
-        beta_use, beta_ignore, bias = (each.to(given.votes) for each in learned)
-        active = given.activations.unsqueeze(2)  # (B, I, 1)
-        votes = by_output(given.votes + bias)
-        log_posterior = votes.new_zeros(given.votes.shape[:3])  # of zeros: the uniform start
-        for t in range(self.num_iterations):
-            log_coupling = given.log_compete(log_posterior)
-            used = active * log_coupling.exp()
-            logits = (beta_use * used - beta_ignore * (active - used)).sum(1)
-            shares = used / (used.sum(1, keepdim=True) + self.variance_eps)
-            means = weighted(shares, votes)
-            if t == self.num_iterations - 1 and given.rounds is None:
-                break
-            squares = squared_deviations(votes, means)
-            variances = weighted(shares, squares) + self.variance_eps
-            densities = log_densities(squares, variances, variances.log())
-            given.note(log_posterior, log_coupling, means, means, densities, logits)
-            log_posterior = F.logsigmoid(logits).unsqueeze(1) + densities
-        return means, logits, log_coupling.exp()
+    def learned(self) -> tuple[Tensor, Tensor]:
+        return self.beta_use, self.beta_ignore
+
+    def vote_bias(self) -> Tensor:
+        return self.bias
+
+    def settings(self) -> tuple[float, ...]:
+        return (self.variance_eps,)
+
+
+@equations("heinsen-matrix")
+def fit(
+    given: MixtureInputs,
+    beta_use: Float[Tensor, "I J"],
+    beta_ignore: Float[Tensor, "I J"],
+    num_iterations: int,
+    eps: float,
+) -> Gaussians:
+    """The equations of :class:`HeinsenMatrixRouting`."""
+    votes, active, log_posterior = given.votes, given.activations, None  # active: (B, 1, I)
+    log_coupling = given.start()
+    for t in range(num_iterations):
+        used = active * log_coupling.exp()  # (B, J, I)
+        logits = (beta_use.mT * used - beta_ignore.mT * (active - used)).sum(2)  # (B, J)
+        shares = used / (used.sum(2, keepdim=True) + eps)
+        means = votes.mean(shares)  # (B, J, D)
+        if t == num_iterations - 1 and given.rounds is None:
+            break
+        variances = votes.scatter(shares, means, means) + eps
+        log_densities = gaussian_log_densities(votes, means, variances, variances.log().sum(2))  # (B, J, I)
+        given.note(log_posterior, log_coupling, means, means, log_densities, logits)
+        log_posterior = F.logsigmoid(logits).unsqueeze(2) + log_densities
+        log_coupling = given.log_compete(log_posterior)
+    return means, logits, log_coupling

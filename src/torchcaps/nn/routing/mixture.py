@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,77 +12,86 @@ from torch import Tensor, nn
 
 from torchcaps.nn.capsules import Activations, LayerSize, Routed, RoutingRound
 from torchcaps.nn.routing.base import Routing
+from torchcaps.nn.routing.fitting import FITS, MixtureInputs, Options, fit_mixture
 from torchcaps.nn.votes import BuiltVotes, Votes
 from torchcaps.ops.checkpoint import blocks, in_blocks
+from torchcaps.ops.ledger import Sums
 from torchcaps.ops.precision import computed_in_full_precision
+from torchcaps.ops.vote_factors import VoteFactors
 from torchcaps.ranges import AtLeastOneIteration
-
-Gaussians = tuple[Float[Tensor, "B J D"], Float[Tensor, "B J"], Float[Tensor, "B I J"]]
-"""Poses, logits of the activations, and the coupling of the last fit."""
-
-
-class Given(NamedTuple):
-    """What the Gaussians of some images are fitted to."""
-
-    votes: Float[Tensor, "B I J D"]
-    activations: Float[Tensor, "B I"]
-    log_compete: Callable[[Tensor], Tensor]
-    """From logits (B, I, J) to the logarithm of the coupling."""
-    number: int | Float[Tensor, "B 1"]
-    """How many input capsules there are."""
-    rounds: list[RoutingRound] | None = None
-    """Filled with every number, where it is given."""
-
-    @classmethod
-    def of(cls, votes: Votes, activations: Float[Tensor, "B I"], rounds: list[RoutingRound] | None = None) -> Given:
-        """Votes that are built."""
-        built = votes.build()
-        number = built.shape[1] if votes.mask is None else votes.mask.sum(1, keepdim=True).clamp_min(1).to(built)
-        return cls(built, activations, votes.log_compete, number, rounds)
-
-    def note(
-        self, logits: Tensor, log_coupling: Tensor, means: Tensor, capsules: Tensor, densities: Tensor, active: Tensor
-    ) -> None:
-        """Add the numbers of an iteration; ``active`` are the logits of the activations."""
-        if self.rounds is not None:
-            numbers = logits, log_coupling.exp(), means, capsules, densities, active.sigmoid()
-            self.rounds.append(RoutingRound(*numbers))
 
 
 def activated(
     poses: Float[Tensor, "B J D"], logits: Float[Tensor, "B J"]
 ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B J"]]:
-    """Poses, and activations from their logits."""
+    """Return the poses, and activations from their logits."""
     return poses, logits.sigmoid()
 
 
 @computed_in_full_precision
 def route_mixture(
-    fit: Callable[[Given], Gaussians],
+    equations: str,
+    num_iterations: int,
+    settings: tuple[float, ...],
+    learned: tuple[Tensor, Tensor],
     votes: Votes | Float[Tensor, "B I J D"],
     activations: Float[Tensor, "B I"],
-    mask: Bool[Tensor, "B I"] | None,
-    return_coupling: bool,
+    *,
+    mask: Bool[Tensor, "B I"] | None = None,
+    bias: Float[Tensor, "I J D"] | None = None,
+    return_coupling: bool = False,
     finish: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = activated,
 ) -> Routed:
-    """The Gaussians of votes that are built some images at a time, within :func:`torchcaps.set_working_memory`."""
+    """Fit Gaussians to votes, some rows at a time within :func:`torchcaps.set_working_memory`.
+
+    Args:
+        equations: The name of the routing's equations.
+        num_iterations: How often the Gaussians are fitted.
+        settings: The other numbers that the equations take.
+        learned: The two learned tensors that they take.
+        votes: V_ij.
+        activations: a_i.
+        mask: Which input capsules are there; all if None.
+        bias: Added to the votes of all rows.
+        return_coupling: Whether the coupling is asked for.
+        finish: Makes poses and activations of poses and logits.
+    """
     whole = BuiltVotes.of(votes, mask)
-    I, _, J, D = whole.size
-    dtype, device = whole.poses.dtype, whole.poses.device
-    multiple = 1 if whole.competition is None else whole.competition.rows_per_image
-    rows = blocks(whole.poses.shape[0], I * J * D * dtype.itemsize, device, multiple)
-    active = whole.present(activations.to(dtype))
-    items = [(whole, active)] if len(rows) == 1 else [(whole[images], active[images]) for images in rows]
+    active = whole.present(activations.to(whole.poses.dtype))
 
-    def work(item: tuple[Votes, Tensor]) -> Gaussians:
-        return fit(Given.of(*item))
+    def fit(some: Votes, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        factors = vote_factors(some, bias)
+        first, second = (each.to(active) for each in learned)
+        options = Options(equations, num_iterations, settings, factors.kind, keep_coupling=return_coupling)
+        return fit_mixture(active, (first, second), factors, number_of_inputs(some), some.competition, options)
 
-    poses, logits, coupling = in_blocks(work, items)
-    return whole.finish(Routed(*finish(poses, logits), coupling), coupling=return_coupling)
+    if whole.factors() is not None:
+        poses, logits, coupling = fit(whole, active)
+    else:  # votes that can only be built: those of some rows at a time
+        I, _, J, D = whole.size
+        multiple = 1 if whole.competition is None else whole.competition.rows_per_image
+        rows = blocks(len(active), I * J * D * active.element_size(), active.device, multiple)
+        items = [(whole, active)] if len(rows) == 1 else [(whole[each], active[each]) for each in rows]
+        poses, logits, coupling = in_blocks(lambda item: fit(*item), items)
+    return whole.finish(Routed(*finish(poses, logits), coupling.mT), coupling=return_coupling)
+
+
+def vote_factors(votes: Votes, bias: Float[Tensor, "#I J D"] | None = None) -> VoteFactors:
+    """Return what votes and a bias are made of; the votes themselves if they can only be built."""
+    factors = votes.factors() or VoteFactors("built", votes.build())
+    if bias is None:
+        return factors
+    bias = bias.to(votes.poses)
+    return factors._replace(bias=bias if factors.bias is None else bias + factors.bias)
+
+
+def number_of_inputs(votes: Votes) -> Float[Tensor, "B 1"] | None:
+    """Return how many input capsules each row has; None for all."""
+    return None if votes.mask is None else votes.mask.sum(1, keepdim=True).clamp_min(1).to(votes.poses)
 
 
 class MixtureRouting(Routing):
-    """A mixture of Gaussians with two learned numbers of each output capsule, fitted to votes that are built.
+    """A mixture of Gaussians with two learned numbers of each output capsule, fitted to the votes.
 
     Without activations, those of the input capsules are the lengths of their poses.
 
@@ -91,6 +99,8 @@ class MixtureRouting(Routing):
         num_iterations: Routing iterations: how often the Gaussians are fitted.
     """
 
+    equations: ClassVar[str]
+    """The name of its equations; see :func:`torchcaps.nn.routing.fitting.equations`."""
     start: tuple[float, float] = (0.0, 0.0)
     """Where the two numbers start."""
 
@@ -108,23 +118,43 @@ class MixtureRouting(Routing):
         """See :class:`Routing`; output poses are means, so that votes are as long as poses."""
         return 1 / math.sqrt(size.out_dim)
 
-    @abstractmethod
-    def fit(self, given: Given) -> Gaussians:
-        """The Gaussians of some images."""
+    def learned(self) -> tuple[Tensor, Tensor]:
+        """Return the two learned tensors that the equations take."""
+        return self.beta_u, self.beta_a
+
+    def settings(self) -> tuple[float, ...]:
+        """Return the numbers that the equations take after the number of iterations."""
+        return ()
+
+    def vote_bias(self) -> Float[Tensor, "#I J D"] | None:
+        """Return what is added to the votes of all rows; None for nothing."""
+        return None
 
     def finish(
         self, poses: Float[Tensor, "B J D"], logits: Float[Tensor, "B J"]
     ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B J"]]:
-        """Poses, and activations from their logits."""
+        """Return poses, and activations from their logits."""
         return activated(poses, logits)
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
-        active = self.activations_of(votes, activations)
-        return route_mixture(self.fit, votes, active, None, return_coupling, self.finish)
+        return route_mixture(
+            self.equations,
+            self.num_iterations,
+            self.settings(),
+            self.learned(),
+            votes,
+            self.activations_of(votes, activations),
+            bias=self.vote_bias(),
+            return_coupling=return_coupling,
+            finish=self.finish,
+        )
 
-    @computed_in_full_precision
     def rounds(self, votes: Votes, activations: Activations = None) -> list[RoutingRound]:
         """Every number of each iteration; see :class:`Routing`. Agreement is the logarithm of a vote's density."""
         rounds: list[RoutingRound] = []
-        self.fit(Given.of(votes, self.activations_of(votes, activations), rounds))
+        active = self.activations_of(votes, activations).unsqueeze(1)
+        sums = Sums(vote_factors(votes, self.vote_bias()).build())
+        given = MixtureInputs(sums, active, votes.competition, number_of_inputs(votes), rounds)
+        learned = (each.to(active) for each in self.learned())
+        FITS[self.equations](given, *learned, self.num_iterations, *self.settings())
         return rounds

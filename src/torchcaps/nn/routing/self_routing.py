@@ -52,9 +52,9 @@ def self_routing(
     given = BuiltVotes.of(votes, mask)
     active, logits = (given.present(each.to(given.poses.dtype)) for each in (activations, routing_logits))
     log_coupling = given.log_compete(logits)
-    shares, mass = share_out(log_coupling, active)  # (B, I, J), (B, J)
+    shares, mass = share_out(log_coupling.mT, active.unsqueeze(1))  # (B, J, I), (B, J)
     total = active.sum(1, keepdim=True)
-    routed = Routed(given.weighted_sum(shares), mass / total.where(total > 0, 1.0), log_coupling.exp())
+    routed = Routed(given.weighted_sum(shares.mT), mass / total.where(total > 0, 1.0), log_coupling.exp())
     return given.finish(routed, coupling=return_coupling)
 
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from torchcaps.checks import checked
 from torchcaps.nn.capsules import LayerSize, Routed
-from torchcaps.nn.competition import log_softmax
 from torchcaps.nn.convolutions import normalise
-from torchcaps.nn.routing.mixture import Gaussians, Given, MixtureRouting, route_mixture
+from torchcaps.nn.routing.fitting import Gaussians, MixtureInputs, equations
+from torchcaps.nn.routing.mixture import MixtureRouting, route_mixture
 from torchcaps.nn.votes import Votes
-from torchcaps.ops.mixtures import LOG_2_PI, by_output, distances, share_out, squared_deviations, weighted
+from torchcaps.ops.mixtures import LOG_2_PI, share_out
 from torchcaps.parts import register
 from torchcaps.ranges import AtLeastOneIteration
 from torchcaps.tracing import is_exporting
@@ -67,44 +67,51 @@ def vb_routing(
     Source: De Sousa Ribeiro, Leontidis, Kollias 2020, "Capsule routing via variational Bayes", algorithm 1
     (arXiv:1905.11455).
     """
+    return route_mixture(
+        "vb",
+        num_iterations,
+        (),
+        (beta_u, beta_a),
+        votes,
+        activations,
+        mask=mask,
+        return_coupling=return_coupling,
+        finish=lambda poses, logits: (poses, logits),
+    )
 
-    def fit(given: Given) -> Gaussians:
-        return _fit(given, beta_u, beta_a, num_iterations)
 
-    return route_mixture(fit, votes, activations, mask, return_coupling, lambda poses, logits: (poses, logits))
-
-
-def _fit(given: Given, beta_u: Float[Tensor, "J"], beta_a: Float[Tensor, "J"], num_iterations: int) -> Gaussians:
+@equations("vb")
+def fit(given: MixtureInputs, beta_u: Float[Tensor, "J"], beta_a: Float[Tensor, "J"], num_iterations: int) -> Gaussians:
     """The equations of :func:`vb_routing`."""
-    beta_u, beta_a = beta_u.to(given.votes), beta_a.to(given.votes)
-    D, votes = given.votes.shape[3], by_output(given.votes)
-    log_posterior = votes.new_zeros(given.votes.shape[:3])
-    log_coupling = log_softmax(log_posterior)  # 1/J on maps too
-    steps = torch.arange(D, dtype=votes.dtype, device=votes.device)
+    votes, log_posterior = given.votes, None
+    _, J, D, _ = votes.shape
+    steps = torch.arange(D, dtype=beta_u.dtype, device=beta_u.device)
+    log_coupling = given.uniform()  # on maps too
     for iteration in range(1, num_iterations + 1):
-        shares, mass = share_out(log_coupling, given.activations)  # (B, I, J), (B, J)
+        shares, mass = share_out(log_coupling, given.activations)  # (B, J, I)
+        mass = mass.expand(-1, J)  # (B, J)
         R = mass.unsqueeze(2)  # (B, J, 1)
-        means = weighted(shares, votes)  # (B, J, D)
-        scatter = R * weighted(shares, squared_deviations(votes, means))
+        means = votes.mean(shares)  # (B, J, D)
+        scatter = R * votes.scatter(shares, means)
         centres = R / (1 + R) * means
         inverse_scale = 1 + scatter + centres * means
         degrees = D + 1 + mass
-        log_precision = (
-            digamma((degrees.unsqueeze(2) - steps) / 2).sum(2) + D * math.log(2) - inverse_scale.log().sum(2)
-        )
+        half = digamma((degrees.unsqueeze(2) - steps) / 2).sum(2)
+        log_precision = half + D * math.log(2) - inverse_scale.log().sum(2)
         log_share = digamma(1 + mass) - digamma((1 + mass).sum(1, keepdim=True))
         entropy = (D * (LOG_2_PI + 1) - log_precision) / 2
         logits = beta_a - (log_share.exp() * entropy + beta_u)
         if iteration == num_iterations and given.rounds is None:
             break
-        far = distances(squared_deviations(votes, centres), inverse_scale)  # (B, I, J)
+        distance = votes.distance(degrees.unsqueeze(2) / inverse_scale, centres)  # (B, J, I)
         known = (log_precision - D * LOG_2_PI - D / (1 + mass)) / 2  # (B, J)
-        densities = known.unsqueeze(1) - degrees.unsqueeze(1) * far / 2
-        given.note(log_posterior, log_coupling, means, centres, densities, logits)
-        log_posterior = log_share.unsqueeze(1) + densities
-        if iteration < num_iterations:
-            log_coupling = given.log_compete(log_posterior)
-    return centres, logits, log_coupling.exp()
+        log_densities = known.unsqueeze(2) - distance / 2
+        given.note(log_posterior, log_coupling, means, centres, log_densities, logits)
+        if iteration == num_iterations:
+            break
+        log_posterior = log_share.unsqueeze(2) + log_densities
+        log_coupling = given.log_compete(log_posterior)
+    return centres, logits, log_coupling
 
 
 def digamma(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -128,6 +135,8 @@ class VBRouting(MixtureRouting):
     source; a batch of one image in training takes the running statistics.
     """
 
+    equations = "vb"
+
     def bind(self, size: LayerSize) -> None:
         super().bind(size)
         self.pose_norm = nn.BatchNorm1d(size.out_capsules, affine=False).train(self.training)
@@ -141,9 +150,6 @@ class VBRouting(MixtureRouting):
         nothing is learned in the first hundred steps.
         """
         return 1 / (2 * math.sqrt(max(size.in_capsules, 1) * size.out_dim))
-
-    def fit(self, given: Given) -> Gaussians:
-        return _fit(given, self.beta_u, self.beta_a, self.num_iterations)
 
     def finish(
         self, poses: Float[Tensor, "B J D"], logits: Float[Tensor, "B J"]

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.machine import MIB
-from torchcaps.ops.memory import BLOCK, MAX_BATCH_SLICE, get_working_memory, nearly_equal, slices
+from torchcaps.ops.memory import BLOCK, MAX_BATCH_SLICE, Buffers, get_working_memory, nearly_equal, slices
 from torchcaps.ops.precision import full_dtype
 
 MIN_BATCH_SLICE = 16  # images; with fewer, reading the weights costs more than multiplying by them
@@ -28,26 +28,6 @@ class Options(NamedTuple):
     eps: float
     keep_coupling: bool = False
     """The last coupling is wanted, or what the backward pass needs."""
-
-
-class Buffers:
-    """Work buffers of one call, used again and again: fresh memory would cost more than the arithmetic."""
-
-    def __init__(self, like: Tensor) -> None:
-        self._like = like
-        self._flat: dict[str, Tensor] = {}
-
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The buffer of that name in ``shape``, with whatever it holds."""
-        size = torch.Size(shape).numel()
-        flat = self._flat.get(name)
-        if flat is None or flat.numel() < size:
-            flat = self._flat[name] = self._like.new_empty(size)
-        return flat[:size].view(shape)
-
-    def contiguous(self, name: str, tensor: Tensor) -> Tensor:
-        """``tensor`` itself if it is contiguous, else its copy in the buffer of that name."""
-        return tensor if tensor.is_contiguous() else self.take(name, tensor.shape).copy_(tensor)
 
 
 class Layer:

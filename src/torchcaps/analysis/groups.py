@@ -1,0 +1,117 @@
+"""One answer for several image files of one thing, such as frames of a video. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchcaps.analysis.calibration import Calibration, Prediction
+from torchcaps.analysis.photos import PhotoAnswers
+from torchcaps.analysis.results import Table
+from torchcaps.datasets.preparation import Prepared
+from torchcaps.errors import InputError, shown
+from torchcaps.tasks import task_of
+
+
+@dataclass(frozen=True, eq=False)
+class GroupAnswers(PhotoAnswers):
+    """One answer for each group of image files: the mean of their scores decides.
+
+    The arguments are those of `PhotoAnswers` for groups: ``files`` holds their names, and ``prepared`` the changes of
+    any file of a group.
+
+    Args:
+        members: The files of each group.
+    """
+
+    members: Sequence[Sequence[Path]] = ()
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        found = []
+        for answer, members in zip(super().to_dict(), self.members, strict=True):
+            found.append({"group": answer.pop("image"), "images": [str(each) for each in members]} | answer)
+        return found
+
+    def to_csv(self) -> str:
+        """Return a line for each group: its name, the number of its files, and then as for single files."""
+        head, *rows = csv.reader(io.StringIO(super().to_csv()))
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["group", "images", *head[1:]])
+        for row, members in zip(rows, self.members, strict=True):
+            writer.writerow([row[0], len(members), *row[1:]])
+        return text.getvalue()
+
+    def tables(self) -> list[Table]:
+        found = []
+        for table, members in zip(super().tables(), self.members, strict=True):
+            words = f"mean of {len(members)} images" if len(members) > 1 else "1 image"
+            found.append(table._replace(title=f"{table.title}  ({words})"))
+        return found
+
+
+def group_files(files: Sequence[Path], pattern: str) -> dict[str, list[int]]:
+    """Return the positions of the files of each group, by its name, in the order of the files.
+
+    Args:
+        files: The files.
+        pattern: A regular expression. The part of a path that it matches, or that its first group matches, is the name
+            of the path's group.
+
+    Raises:
+        InputError: The pattern is no regular expression, or does not match a path.
+    """
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise InputError(f"--group must be a regular expression, got {shown(pattern)}: {error}") from None
+    groups: dict[str, list[int]] = {}
+    for position, file in enumerate(files):
+        match = compiled.search(file.as_posix())
+        if match is None:
+            raise InputError(f"--group {shown(pattern)} does not match {file}; it must match the path of every image")
+        groups.setdefault((compiled.groups and match[1]) or match[0], []).append(position)
+    return groups
+
+
+def average_answers(
+    answers: PhotoAnswers, groups: dict[str, list[int]], calibration: Calibration | None
+) -> GroupAnswers:
+    """Return one answer for each group of files, by the mean of their scores.
+
+    Args:
+        answers: The answers to single files.
+        groups: See `group_files`.
+        calibration: Bounds of the network's scores, to which the mean is compared.
+    """
+    said, members = answers.prediction, list(groups.values())
+    scores = np.stack([said.scores[each].mean(0) for each in members])
+    order = (-scores).argsort(axis=1, kind="stable")
+    classes = order[:, 0] if said.classes.ndim == 1 else order[:, : said.classes.shape[1]]
+    if task_of(answers).supports("calibrate"):
+        given: Any = scores  # only reconstructions are compared with images
+        prediction = Prediction.of(given, classes, scores, None, calibration, score_name=said.score_name)
+    else:
+        prediction = dataclasses.replace(
+            said, classes=classes, scores=scores, reconstruction=None, caveats=[()] * len(groups)
+        )
+    prepared = []
+    for each in members:
+        changes = dict.fromkeys(change for n in each for change in answers.prepared[n].changes)
+        prepared.append(Prepared(answers.prepared[each[0]].image, tuple(changes)))
+    return GroupAnswers(
+        [Path(name) for name in groups],
+        prepared,
+        prediction,
+        answers.class_names,
+        task=answers.task,
+        members=[[answers.files[n] for n in each] for each in members],
+    )

@@ -1,0 +1,235 @@
+"""A user's own images: a table, .csv or .tsv, that names image files and their labels."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.images import image_files_in, is_hidden
+from torchcaps.datasets.registry import DataRequest, register_dataset
+from torchcaps.datasets.rng import FIXED_SEED, generator
+from torchcaps.datasets.sources.folder import PARTS, read_files, to_image_set
+from torchcaps.errors import InputError, shown
+from torchcaps.files import read_text, require_file
+from torchcaps.tasks import Task, find_task, guess_task
+
+IMAGE_COLUMNS = ("image", "file", "filename", "file_name", "path", "filepath", "image_id", "img", "id", "name")
+"""Usual names of the column with the image files."""
+LABEL_COLUMNS = ("label", "labels", "class", "category", "target")
+"""Usual names of the column with the labels, if there are other columns, too."""
+SPLIT_COLUMNS = ("split", "part", "subset", "set")
+"""Usual names of a column that says train, val or test."""
+MAX_NAMED = 20
+"""Columns, or missing files, that an error names."""
+
+
+class Table(NamedTuple):
+    """The cells of a table, by column, and the line of each row in the file."""
+
+    columns: dict[str, list[str]]
+    lines: list[int]
+
+
+@register_dataset(
+    "csv",
+    title="your own images: a table of image files and their labels, .csv or .tsv",
+    source="your table, beside its images; a column split (train, val, test) is used if it is there",
+    licence="yours",
+    takes_path=True,
+    can_skip_damaged=True,
+)
+def load_table(request: DataRequest) -> Splits:
+    """Read the images that a table names, and their labels.
+
+    The first line has the names of the columns. One column has the image files: paths from the folder of the table, or
+    names of files anywhere below it, also without their suffix. A column that is named ``label`` (or ``class``,
+    ``category``, ``target``), otherwise all remaining columns, have the labels. One column of texts or whole
+    numbers has classes, whose names are the texts; texts joined by ``|`` are several labels. Several columns are
+    one-hot rows, several labels or numbers, by the task or by what they hold. A column ``split`` says train, val or
+    test. Hidden files are left out. Images are read as from a ``folder:``, in a fixed random order.
+
+    Raises:
+        InputError: The table is missing, larger than 16 MiB or damaged; a cell is empty, a file is named twice, is not
+            there or cannot be read; or the labels do not fit the task.
+    """
+    path = request.path
+    table = _read_table(path)
+    columns = dict(table.columns)
+    files = _Files(path.parent)
+    image = _image_column(path, columns, files)
+    split = next((name for name in columns if name.lower() in SPLIT_COLUMNS), None)
+    others = [name for name in columns if name not in (image, split)]
+    named = [name for name in others if name.lower() in LABEL_COLUMNS]
+    if not others:
+        raise InputError(f"{path} has no column of labels beside {image}")
+    chosen = named if len(named) == 1 else others
+    found, hidden = _find_files(path, columns[image], table.lines, files)
+    task, names, targets = _targets(path, {name: columns[name] for name in chosen}, table.lines, request)
+    kept = [row for row in range(len(found)) if row not in hidden]
+    images, damaged = read_files([found[row] for row in kept], request.image_size, skip=request.skip_damaged)
+    parts = ["train"] * len(found) if split is None else _parts(path, columns[split], table.lines)
+    sets = {}
+    for part in sorted(set(parts), key=("train", "validation", "test").index):
+        rows = [row for row in kept if parts[row] == part and found[row] in images]
+        if not rows:
+            raise InputError(f"{path}: no image for {part} can be read")
+        order = [rows[n] for n in generator(FIXED_SEED).permutation(len(rows))]
+        sets[part] = to_image_set([found[row] for row in order], images, targets[order])
+    if "train" not in sets:
+        raise InputError(f"{path}: the column {split} names no image for train")
+    skipped = (*(f"{path}, line {table.lines[row]}: {found[row]} is hidden" for row in sorted(hidden)), *damaged)
+    return Splits(sets["train"], sets.get("test"), names, sets.get("validation"), skipped=skipped, task=task.name)
+
+
+def _read_table(path: Path) -> Table:
+    require_file(path, "table")
+    text = read_text(path, "table").removeprefix("\ufeff")
+    if "\0" in text:
+        raise InputError(f"{path} is no table: it has the character NUL")
+    first = text.partition("\n")[0]
+    delimiter = max((",", ";", "\t"), key=first.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
+    except csv.Error as error:
+        raise InputError(f"{path}, line {reader.line_num} is not that of a table: {error}") from None
+    if len(rows) < 2:
+        raise InputError(f"{path} must have a line with the names of the columns, and a line for each image")
+    header = rows[0][1]
+    twice = next((name for n, name in enumerate(header) if name in header[:n]), None)
+    if twice is not None or len(header) < 2:
+        raise InputError(f"{path} must have columns with different names, separated by commas, got {shown(header)}")
+    for line, cells in rows[1:]:
+        if len(cells) != len(header):
+            raise InputError(f"{path}, line {line} has {len(cells)} cells, but there are {len(header)} columns")
+    cells_of = zip(*(cells for _, cells in rows[1:]), strict=True)
+    return Table(
+        {name: list(cells) for name, cells in zip(header, cells_of, strict=True)}, [line for line, _ in rows[1:]]
+    )
+
+
+def _image_column(path: Path, columns: Mapping[str, Sequence[str]], files: _Files) -> str:
+    """The column with the image files: the first that names a file, columns of usual names before others."""
+    usual = [name for name in columns if name.lower() in IMAGE_COLUMNS]
+    naming = [name for name in (*usual, *columns) if files.find(columns[name][0])]
+    if naming:
+        return naming[0]
+    if usual:
+        return usual[0]
+    names = ", ".join(list(columns)[:MAX_NAMED])
+    raise InputError(f"{path} has no column with image files in or below {path.parent}; its columns are {shown(names)}")
+
+
+class _Files:
+    """The image files of a folder and its sub-folders, by path, by name, and by name without suffix."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.named: dict[str, list[Path]] = {}
+        for file in image_files_in(folder, deep=True):
+            for name in {file.name, file.stem}:
+                self.named.setdefault(name, []).append(file)
+
+    def find(self, name: str) -> list[Path]:
+        """The files that a cell may name."""
+        direct = self.folder / name
+        try:
+            if name and direct.is_file():
+                return [direct]
+        except (OSError, ValueError):  # a name that is too long, or with a NUL
+            return []
+        return self.named.get(Path(name).name, [])
+
+
+def _find_files(path: Path, cells: Sequence[str], lines: Sequence[int], files: _Files) -> tuple[list[Path], set[int]]:
+    """The image file of each row, and the rows whose files are hidden."""
+    found, hidden, first = list[Path](), set[int](), dict[Path, int]()
+    for row, (cell, line) in enumerate(zip(cells, lines, strict=True)):
+        if not cell:
+            raise InputError(f"{path}, line {line} names no image file")
+        candidates = files.find(cell) or [path.parent / cell]  # what is not there is said when it is read
+        if len(candidates) > 1:
+            both = " and ".join(str(each.relative_to(path.parent)) for each in candidates[:2])
+            raise InputError(f"{path}, line {line}: {cell} may be {both}; write paths from the folder of the table")
+        (file,) = candidates
+        if file in first:
+            raise InputError(f"{path} names {file} twice, in lines {first[file]} and {line}")
+        first[file] = line
+        if any(is_hidden(Path(part)) for part in Path(cell).parts if part not in (".", "..")):
+            hidden.add(row)
+        found.append(file)
+    return found, hidden
+
+
+def _parts(path: Path, cells: Sequence[str], lines: Sequence[int]) -> list[str]:
+    """The part of each row."""
+    for cell, line in zip(cells, lines, strict=True):
+        if cell.lower() not in PARTS:
+            raise InputError(f"{path}, line {line}: the split must be train, val or test, got {shown(cell)}")
+    return [PARTS[cell.lower()] for cell in cells]
+
+
+def _targets(
+    path: Path, columns: Mapping[str, Sequence[str]], lines: Sequence[int], request: DataRequest
+) -> tuple[Task, tuple[str, ...], Tensor]:
+    """The task, the names of its outputs, and the targets."""
+    where = f"{path}: {', '.join(columns)}"
+    wanted = None if request.task is None else find_task(request.task)
+    if len(columns) == 1:
+        (cells,) = columns.values()
+        texts, joined = np.array(cells), any("|" in cell for cell in cells)
+        numbers = None if joined else _numbers(cells)
+        if numbers is None and (joined or (wanted is not None and not wanted.guess(texts))):
+            names = tuple(sorted({each for cell in cells for each in cell.split("|") if each}))
+            rows = np.array([[name in cell.split("|") for name in names] for cell in cells], np.int64)
+            return _of_rows(rows, names, wanted, where)
+        _require_cells(path, cells, lines)
+        task = wanted or guess_task(texts if numbers is None else numbers, where)
+        if task.guess(texts):  # a task of classes, whose names are the texts
+            if numbers is not None and numbers.dtype.kind == "f":
+                task.bring(numbers, None, where)  # raises for fractions
+            names = tuple(sorted(set(cells), key=lambda name: (int(name) if name.isdecimal() else 0, name)))
+            return task, names, task.bring(texts, len(names), where, names)
+        return task, tuple(columns), task.bring(texts if numbers is None else numbers, None, where)
+    values = []
+    for name, cells in columns.items():
+        _require_cells(path, cells, lines)
+        if (numbers := _numbers(cells)) is None:
+            raise InputError(
+                f"{path} has several columns beside the image files, of which {name} holds texts; call the column of "
+                "the labels label, or remove the columns that are no labels"
+            )
+        values.append(numbers)
+    return _of_rows(np.stack(values, 1), tuple(columns), wanted, where)
+
+
+def _of_rows(
+    rows: np.ndarray, names: tuple[str, ...], wanted: Task | None, where: str
+) -> tuple[Task, tuple[str, ...], Tensor]:
+    """The task, names and targets of rows of numbers, a column for each output."""
+    task = wanted or guess_task(rows, where)
+    task.names(rows, where)  # raises if the rows do not fit the task
+    return task, names, task.bring(rows, len(names), where)
+
+
+def _require_cells(path: Path, cells: Sequence[str], lines: Sequence[int]) -> None:
+    for cell, line in zip(cells, lines, strict=True):
+        if not cell:
+            raise InputError(f"{path}, line {line} has no label")
+
+
+def _numbers(cells: Sequence[str]) -> np.ndarray | None:
+    """Cells as integers or floats; None if one is no number."""
+    for kind in (np.int64, np.float64):
+        try:
+            return np.array(cells).astype(kind)
+        except (ValueError, OverflowError):
+            continue
+    return None

@@ -1,0 +1,374 @@
+"""How a mixture of Gaussians is fitted to votes: with a ledger of gradients, as one operation, or plainly.
+
+Each routing has its equations in one function, which asks the votes for the sums of
+:class:`torchcaps.ops.ledger.Sums` alone. In eager code the votes are made a block at a time, and again in the backward
+pass, which applies the ledger to them. ``torch.compile`` sees one operation that does the same. Second derivatives,
+``torch.func`` and exported graphs take the same equations over sums of PyTorch's own operations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from torchcaps.machine import MIB
+from torchcaps.nn.capsules import RoutingRound
+from torchcaps.nn.competition import MapCompetition
+from torchcaps.ops.checkpoint import blocks, in_blocks
+from torchcaps.ops.ledger import Ledger, Sums
+from torchcaps.ops.memory import get_working_memory, nearly_equal, slices
+from torchcaps.ops.operation import operation
+from torchcaps.ops.precision import full_precision
+from torchcaps.ops.vote_factors import MAKERS, Kind, Maker, VoteFactors
+from torchcaps.tracing import (
+    autograd_in_operation,
+    has_saved_tensor_hooks,
+    is_eager,
+    is_recording_operations,
+    needs_torch_operations,
+)
+
+Gaussians = tuple[Float[Tensor, "B J D"], Float[Tensor, "B J"], Float[Tensor, "#B #J #I"]]
+"""Poses, logits of the activations, and the logarithm of the coupling of the last fit."""
+BLOCK_MIB = 4
+"""MiB of votes that a core works on at a time; smaller blocks need more calls, larger ones leave the caches."""
+BUFFERS = 6
+"""Buffers of the size of a block's votes that a call needs at most, with all that is made of the votes."""
+
+
+class MixtureInputs(NamedTuple):
+    """What the Gaussians of some rows are fitted to."""
+
+    votes: Sums
+    activations: Float[Tensor, "B 1 I"]
+    competition: MapCompetition | None
+    """Which capsules compete on a map; None if only the output capsules of a row do."""
+    present: Float[Tensor, "B 1"] | None
+    """How many input capsules of each row are present; None if all are."""
+    rounds: list[RoutingRound] | None = None
+    """If given, filled with every number of each iteration."""
+
+    @property
+    def number(self) -> int | Float[Tensor, "B 1"]:
+        """How many input capsules a row has."""
+        return self.activations.shape[2] if self.present is None else self.present
+
+    def uniform(self) -> Float[Tensor, "1 1 1"]:
+        """Return the logarithm of a coupling of 1/J."""
+        return self.activations.new_full((1, 1, 1), -math.log(self.votes.shape[1]))
+
+    def start(self) -> Float[Tensor, "#B 1 #I"]:
+        """Return the logarithm of the coupling that logits of zero give: uniform over all that compete."""
+        if self.competition is None:
+            return self.uniform()
+        links = self.competition.links.to(self.activations)[self.competition.children].log()  # (L, I)
+        return self.uniform() - links.unsqueeze(1).repeat(len(self.activations) // len(links), 1, 1)
+
+    def log_compete(self, logits: Float[Tensor, "B J I"]) -> Float[Tensor, "B J I"]:
+        """Return the logarithm of the coupling: the softmax over the output capsules that compete."""
+        return logits.log_softmax(1) if self.competition is None else self.competition.log_softmax(logits.mT).mT
+
+    def note(
+        self,
+        logits: Tensor | None,
+        log_coupling: Tensor,
+        means: Float[Tensor, "B J D"],
+        capsules: Float[Tensor, "B J D"],
+        log_densities: Float[Tensor, "B J I"],
+        active: Float[Tensor, "B J"],
+    ) -> None:
+        """Add the numbers of an iteration to the rounds.
+
+        Args:
+            logits: Routing logits (B, J, I); None if they are zero.
+            log_coupling: Their coupling; one that is the same for several rows or outputs is repeated.
+            means: μ_j.
+            capsules: Poses of the output capsules.
+            log_densities: ln N(V_ij).
+            active: Logits of the activations.
+        """
+        if self.rounds is not None:
+            logits = torch.zeros_like(log_densities) if logits is None else logits
+            coupling = log_coupling.exp().expand_as(log_densities)
+            self.rounds.append(
+                RoutingRound(logits.mT, coupling.mT, means, capsules, log_densities.mT, active.sigmoid())
+            )
+
+
+Fit = Callable[..., Gaussians]
+"""``fit(inputs, first, second, num_iterations, *settings)``, with two learned tensors of the routing."""
+FITS: dict[str, Fit] = {}
+"""The equations of each routing, by the name that the operation has them by."""
+
+
+def equations(name: str) -> Callable[[Fit], Fit]:
+    """Register the equations of a mixture, so that :func:`fit_mixture` finds them by their name."""
+
+    def register(fit: Fit) -> Fit:
+        FITS[name] = fit
+        return fit
+
+    return register
+
+
+class Options(NamedTuple):
+    """What :func:`fit_mixture` is told beside tensors."""
+
+    equations: str
+    num_iterations: int
+    settings: tuple[float, ...]
+    kind: Kind
+    on_map: int = 0
+    """Capsules of the map whose positions compete, and one beyond its edge; 0 if positions do not compete."""
+    keep_coupling: bool = False
+
+
+class _Call:
+    """A call's tensors, how they are cut, and the fit of some rows.
+
+    ``tensors`` are the differentiated ones: activations (B, I), two learned tensors, poses, weight and bias.
+    """
+
+    def __init__(self, tensors: Sequence[Any], number: Tensor | None, children: Tensor | None, options: Options):
+        self.tensors, self.number, self.options = tensors, number, options
+        self.factors = VoteFactors(options.kind, *tensors[3:])
+        self.competition = None if children is None else MapCompetition(children, options.on_map)
+
+    def maker(self, wanted: Sequence[bool] = (False,) * 3) -> Maker:
+        return MAKERS[self.options.kind](self.factors, tuple(wanted))  # type: ignore[arg-type]  # three
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.factors.size[1:]) * self.factors.poses.element_size()
+
+    @property
+    def multiple(self) -> int:
+        """How many rows compete with each other, and stay in one block."""
+        return 1 if self.competition is None else self.competition.rows_per_image
+
+    def blocks(self) -> list[slice]:
+        """Return the rows of each block: its buffers fit the working memory and, on a CPU, its votes the caches."""
+        room = get_working_memory() * MIB / BUFFERS
+        if self.factors.poses.device.type == "cpu":
+            room = min(room, BLOCK_MIB * MIB * torch.get_num_threads())
+        B, most = len(self.factors.poses), max(int(room / max(self.row_bytes, 1)), self.multiple)
+        return slices(B, nearly_equal(B, most, self.multiple)) or [slice(0, 0)]
+
+    def fit(self, rows: slice, votes: Sums, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return poses, logits and coupling (B, J, I) of some rows; an empty tensor for a coupling that is not kept."""
+        active, first, second = leaves
+        number = None if self.number is None else self.number[rows]
+        given = MixtureInputs(votes, active.unsqueeze(1), self.competition, number)
+        equations, num_iterations, settings, *_ = self.options
+        poses, logits, log_coupling = FITS[equations](given, first, second, num_iterations, *settings)
+        B, J, _, I = votes.shape
+        coupling = log_coupling.exp().expand(B, J, I) if self.options.keep_coupling else logits.new_empty(B, 0, 0)
+        return poses, logits, coupling.contiguous()
+
+    def plain(self) -> tuple[Tensor, ...]:
+        """Return the results by PyTorch's own operations, which can be differentiated any number of times."""
+
+        def work(rows: slice) -> tuple[Tensor, ...]:
+            active, *learned = self.tensors[:3]
+            return self.fit(rows, Sums(self.factors.of_rows(rows).build()), (active[rows], *learned))
+
+        poses = self.factors.poses
+        return in_blocks(work, blocks(len(poses), self.row_bytes, poses.device, self.multiple))
+
+
+class _Part(NamedTuple):
+    """The fit of some rows whose small numbers autograd has the graph of."""
+
+    rows: slice
+    block: Ledger
+    leaves: list[Tensor]
+    results: tuple[Tensor, ...]
+
+
+def _fit_block(call: _Call, maker: Maker, rows: slice, *, differentiated: bool) -> _Part:
+    """Make the votes of some rows, and fit Gaussians to them."""
+    active, *learned = call.tensors[:3]
+    leaves = [each.detach().requires_grad_(differentiated) for each in (active[rows], *learned)]
+    block = Ledger(maker.make(rows), maker.buffers, differentiated=differentiated)
+    with torch.set_grad_enabled(differentiated):
+        return _Part(rows, block, leaves, call.fit(rows, block, leaves))
+
+
+def _forward(*given: Any, kept: list[_Part] | None = None) -> tuple[Tensor, ...]:
+    """Return poses, logits and coupling; what the backward pass needs of the fits is added to ``kept``, if given."""
+    call = _call_of(given)
+    with full_precision(call.factors.poses.device), torch.no_grad():
+        maker, found = call.maker(), []
+        for rows in call.blocks():
+            part = _fit_block(call, maker, rows, differentiated=kept is not None)
+            found.append([each.detach() for each in part.results])
+            if kept is not None:
+                part.block.release()
+                kept.append(part)
+        return tuple(torch.cat(each) for each in zip(*found, strict=True))
+
+
+def _gradients(
+    grads: Sequence[Tensor], wanted: Sequence[bool], *given: Any, kept: list[_Part] | None = None
+) -> list[Tensor | None]:
+    """Return the gradients of the differentiated tensors that are wanted, from those of the results."""
+    call = _call_of(given)
+    active, first, second = call.tensors[:3]
+    found = torch.empty_like(active), torch.zeros_like(first), torch.zeros_like(second)
+    with full_precision(active.device), torch.no_grad(), autograd_in_operation():
+        maker = call.maker(wanted[3:])
+        parts = [kept.pop(0) for _ in list(kept)] if kept else None  # else fitted again
+        for part in parts or (_fit_block(call, maker, rows, differentiated=True) for rows in call.blocks()):
+            rows = part.rows
+            if parts:
+                part.block.hold(maker.make(rows), maker.buffers)
+            for_active, *more = _differentiate(part.results, [grad[rows] for grad in grads], part.leaves)
+            found[0][rows] = for_active
+            for total, each in zip(found[1:], more, strict=True):
+                total += each
+            maker.add_gradient(rows, part.block.gradient())
+    every = (*found, *maker.gradients())
+    return [grad if want else None for grad, want in zip(every, wanted, strict=True)]
+
+
+def _call_of(given: Sequence[Any]) -> _Call:
+    """Read the arguments of the operation: six differentiated tensors, two others, and the options one by one."""
+    return _Call(given[:6], given[6], given[7], Options(*given[8:]))
+
+
+class _Eager(torch.autograd.Function):
+    """The fit of eager code, which keeps the graph of the small numbers for its backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Any:
+        ctx.save_for_backward(*given[:8])
+        ctx.options, ctx.kept = given[8:], []
+        return _forward(*given, kept=None if has_saved_tensor_hooks() else ctx.kept)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        given, wanted = (*ctx.saved_tensors, *ctx.options), ctx.needs_input_grad[:6]
+        if torch.is_grad_enabled():  # of a gradient that is differentiated again
+            return *_plain_gradients(grads, wanted, given), *[None] * (2 + len(ctx.options))
+        found = _gradients(grads, wanted, *given, kept=ctx.kept)
+        return *found, *[None] * (2 + len(ctx.options))
+
+
+def _plain_gradients(grads: Sequence[Tensor], wanted: Sequence[bool], given: Sequence[Any]) -> list[Tensor | None]:
+    """Return gradients that can be differentiated."""
+    tensors = [each.view_as(each) if want else each for each, want in zip(given[:6], wanted, strict=True)]
+    results = _call_of((*tensors, *given[6:])).plain()
+    inputs = [each for each, want in zip(tensors, wanted, strict=True) if want]
+    found = iter(_differentiate(results, grads, inputs, create_graph=True))
+    return [next(found) if want else None for want in wanted]
+
+
+def _differentiate(
+    results: Sequence[Tensor], grads: Sequence[Tensor], inputs: Sequence[Tensor], *, create_graph: bool = False
+) -> tuple[Tensor, ...]:
+    """Return the gradients of inputs; zeros for one that no result depends on."""
+    asked = [(result, grad) for result, grad in zip(results, grads, strict=True) if result.requires_grad]
+    outputs, cotangents = zip(*asked, strict=True)
+    return torch.autograd.grad(
+        outputs, inputs, cotangents, create_graph=create_graph, allow_unused=True, materialize_grads=True
+    )
+
+
+# ---- one operation to torch.compile
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001  torch passes it by name
+    ctx.save_for_backward(*inputs[:8])
+    ctx.options = inputs[8:]
+
+
+def _operation_gradients(ctx: Any, *grads: Tensor) -> Any:
+    wanted = list(ctx.needs_input_grad[:6])
+    found = _mixture_backward(*grads, *ctx.saved_tensors, wanted, *ctx.options)
+    return *(grad if want else None for grad, want in zip(found, wanted, strict=True)), *[None] * (2 + len(ctx.options))
+
+
+def _backward(*given: Any) -> tuple[Tensor, ...]:
+    """Return all six gradients; an empty tensor for one that is not wanted."""
+    grads, tensors, wanted, options = given[:3], given[3:11], given[11], given[12:]
+    found = _gradients(grads, wanted, *tensors, *options)
+    return tuple(grads[0].new_empty(0) if grad is None else grad.contiguous() for grad in found)
+
+
+def _fake(*given: Any) -> tuple[Tensor, ...]:
+    call = _call_of(given)
+    B, I, J, D = call.factors.size
+    new = call.factors.poses.new_empty
+    return new(B, J, D), new(B, J), new(B, J, I) if call.options.keep_coupling else new(B, 0, 0)
+
+
+def _backward_fake(*given: Any) -> tuple[Tensor, ...]:
+    tensors, wanted = given[3:9], given[11]
+    return tuple(given[0].new_empty(each.shape if want else 0) for each, want in zip(tensors, wanted, strict=True))
+
+
+def _only_once(*_: Any) -> Any:
+    raise NotImplementedError("a compiled mixture of Gaussians is differentiated once; call it without torch.compile")
+
+
+_TENSORS = "Tensor activations, Tensor first, Tensor second, Tensor poses, Tensor? weight, Tensor? bias"
+_OTHERS = "Tensor? number, Tensor? children"
+_OPTIONS = "str equations, int num_iterations, float[] settings, str kind, int on_map, bool keep_coupling"
+_mixture = operation(
+    "mixture",
+    f"({_TENSORS}, {_OTHERS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    forward=_forward,
+    fake=_fake,
+    backward=_operation_gradients,
+    save=_save,
+)
+_mixture_backward = operation(
+    "mixture_backward",
+    f"(Tensor grad_poses, Tensor grad_logits, Tensor grad_coupling, {_TENSORS}, {_OTHERS}, bool[6] wanted, "
+    f"{_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    forward=_backward,
+    fake=_backward_fake,
+    backward=_only_once,
+)
+
+
+def fit_mixture(
+    activations: Float[Tensor, "B I"],
+    learned: tuple[Tensor, Tensor],
+    factors: VoteFactors,
+    number: Float[Tensor, "B 1"] | None,
+    competition: MapCompetition | None,
+    options: Options,
+) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B J"], Float[Tensor, "B J I"]]:
+    """Fit the Gaussians of all rows; all tensors are in one dtype of full precision.
+
+    Args:
+        activations: a_i, zero for input capsules that are masked.
+        learned: The two learned tensors of the equations.
+        factors: What the votes are made of.
+        number: How many input capsules each row has; None for all.
+        competition: Which capsules compete on a map; None if only the output capsules of a row do.
+        options: The equations, their settings, and whether the coupling is kept.
+
+    Returns:
+        Poses, logits of the activations, and the coupling, empty if it is not kept.
+    """
+    children = None
+    if competition is not None:
+        children, options = competition.children, options._replace(on_map=competition.number)
+    tensors = activations, *learned, *factors[1:]
+    given = *tensors, number, children, *options
+    if is_recording_operations() and not needs_torch_operations():
+        return _mixture(*given)
+    if not is_eager() or activations.is_meta:
+        poses, logits, coupling = _call_of(given).plain()
+        return poses, logits, coupling
+    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
+        return _Eager.apply(*given)
+    poses, logits, coupling = _forward(*given)
+    return poses, logits, coupling

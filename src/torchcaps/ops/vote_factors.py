@@ -1,0 +1,237 @@
+"""Votes as the tensors that they are products of, and their making, some images at a time.
+
+A :class:`Maker` makes the votes of some rows with the input capsules last, (B, J, D, I), and turns the gradient of
+these votes into the gradients of their factors. Votes are made again in the backward pass instead of being kept.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from torchcaps.ops.memory import Buffers
+
+Kind = Literal["built", "dense", "matrix", "shared"]
+"""How votes are made: given as they are, W_ij u_i, M_i W_ij, or W_j u_i."""
+
+
+class VoteFactors(NamedTuple):
+    """The tensors that votes are made of, in full precision."""
+
+    kind: Kind
+    poses: Tensor
+    """Input capsules (B, I, K); votes (B, I, J, D) that are built."""
+    weight: Tensor | None = None
+    """(I, J, D, K) for ``"dense"``, (I, J, P, P) for ``"matrix"``, (J, D, K) for ``"shared"``."""
+    bias: Float[Tensor, "#I #J D"] | None = None
+    """Added to the votes of all rows."""
+
+    @property
+    def size(self) -> tuple[int, int, int, int]:
+        """B, I, J, D."""
+        B, I = self.poses.shape[:2]
+        if self.weight is None:
+            return B, I, *self.poses.shape[2:]
+        J, D = self.weight.shape[:2] if self.kind == "shared" else self.weight.shape[1:3]
+        return B, I, J, D * D if self.kind == "matrix" else D
+
+    def of_rows(self, rows: slice) -> VoteFactors:
+        """Return the factors of the votes of some rows."""
+        return self._replace(poses=self.poses[rows])
+
+    def build(self) -> Float[Tensor, "B J D I"]:
+        """Return the votes of all rows, made of PyTorch's own operations."""
+        if self.weight is None:
+            votes = self.poses.permute(0, 2, 3, 1).contiguous()
+        elif self.kind == "dense":
+            votes = torch.einsum("bik,ijdk->bjdi", self.poses, self.weight).contiguous()
+        elif self.kind == "shared":
+            votes = torch.einsum("bik,jdk->bjdi", self.poses, self.weight).contiguous()
+        else:
+            square = self.poses.unflatten(2, self.weight.shape[2:])
+            votes = torch.einsum("bipr,ijrq->bjpqi", square, self.weight).flatten(2, 3).contiguous()
+        return votes if self.bias is None else votes + self.bias.permute(1, 2, 0)
+
+
+class Maker(ABC):
+    """Votes of some rows, made in work buffers, and the gradients of their factors.
+
+    Args:
+        factors: What the votes are made of.
+        wanted: Whether the gradients of poses, weight and bias are wanted.
+    """
+
+    def __init__(self, factors: VoteFactors, wanted: tuple[bool, bool, bool]) -> None:
+        self.B, self.I, self.J, self.D = factors.size
+        self.factors, self.wants_poses, self.wants_weight = factors, wanted[0], wanted[1]
+        self.buffers = Buffers(factors.poses)
+        self.added = None if factors.bias is None else factors.bias.permute(1, 2, 0).contiguous()  # (J, D, I)
+        self.for_poses: Tensor | None = None
+        self.for_weight: Tensor | None = None
+        self.for_bias = torch.zeros_like(self.added) if wanted[2] and self.added is not None else None
+
+    def make(self, rows: slice) -> Float[Tensor, "b J D I"]:
+        """Return the votes of some rows, in the memory of a buffer."""
+        votes = self._make(rows)
+        return votes if self.added is None else torch.add(votes, self.added, out=self.take_votes(rows))
+
+    def take_votes(self, rows: slice) -> Float[Tensor, "b J D I"]:
+        """Return the buffer of the votes of some rows."""
+        return self.buffers.take("votes", (rows.stop - rows.start, self.J, self.D, self.I))
+
+    def by_input(self, numbers: Float[Tensor, "N I"]) -> Float[Tensor, "I N"]:
+        """Return numbers with the input capsules first, in a buffer, for a product of matrices an input capsule."""
+        return self.buffers.take("by input", (self.I, len(numbers))).copy_(numbers.t())
+
+    def add_gradient(self, rows: slice, gradient: Float[Tensor, "b J D I"]) -> None:
+        """Add the gradients of the factors, from that of the votes of some rows."""
+        if self.for_bias is not None:
+            self.for_bias += gradient.sum(0).sum_to_size(self.for_bias.shape)
+        if self.wants_poses or self.wants_weight:
+            self._add_gradient(rows, gradient)
+
+    def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the gradients of poses, weight and bias; None for those that are not wanted."""
+        return self.for_poses, self.for_weight, None if self.for_bias is None else self.for_bias.permute(2, 0, 1)
+
+    @abstractmethod
+    def _make(self, rows: slice) -> Float[Tensor, "b J D I"]: ...
+
+    @abstractmethod
+    def _add_gradient(self, rows: slice, gradient: Float[Tensor, "b J D I"]) -> None: ...
+
+
+class _Built(Maker):
+    def __init__(self, factors: VoteFactors, wanted: tuple[bool, bool, bool]) -> None:
+        super().__init__(factors, wanted)
+        self.votes = factors.poses.permute(0, 2, 3, 1)
+        if self.wants_poses:
+            self.for_poses = factors.poses.new_empty(self.B, self.J, self.D, self.I).permute(0, 3, 1, 2)
+
+    def _make(self, rows: slice) -> Tensor:
+        votes = self.votes[rows]
+        return votes if votes.is_contiguous() else self.take_votes(rows).copy_(votes)
+
+    def _add_gradient(self, rows: slice, gradient: Tensor) -> None:
+        if self.for_poses is not None:
+            self.for_poses[rows] = gradient.permute(0, 3, 1, 2)
+
+
+class _Dense(Maker):
+    """A product of matrices for each input capsule, and a transposing copy."""
+
+    def __init__(self, factors: VoteFactors, wanted: tuple[bool, bool, bool]) -> None:
+        super().__init__(factors, wanted)
+        assert factors.weight is not None
+        self.poses = factors.poses.transpose(0, 1).contiguous()  # (I, B, K)
+        self.columns = factors.weight.permute(0, 3, 1, 2).flatten(2).contiguous()  # (I, K, J·D)
+        self.back = torch.empty_like(self.poses) if self.wants_poses else None
+        self.outer = torch.zeros_like(self.columns) if self.wants_weight else None
+
+    def _make(self, rows: slice) -> Tensor:
+        poses = self.poses[:, rows]
+        each = self.buffers.take("by input", (self.I, poses.shape[1], self.J * self.D))
+        torch.bmm(poses, self.columns, out=each)
+        votes = self.take_votes(rows)
+        votes.view(-1, self.I).copy_(each.view(self.I, -1).t())
+        return votes
+
+    def _add_gradient(self, rows: slice, gradient: Tensor) -> None:
+        each = self.by_input(gradient.view(-1, self.I)).view(self.I, -1, self.J * self.D)
+        if self.back is not None:
+            self.back[:, rows] = torch.bmm(each, self.columns.transpose(1, 2))
+        if self.outer is not None:
+            self.outer.baddbmm_(self.poses[:, rows].transpose(1, 2), each)
+
+    def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        if self.back is not None:
+            self.for_poses = self.back.transpose(0, 1)
+        if self.outer is not None:
+            self.for_weight = self.outer.view(self.I, -1, self.J, self.D).permute(0, 2, 3, 1)
+        return super().gradients()
+
+
+class _Matrix(Maker):
+    """P products of a component of the pose and one of the weight.
+
+    Both are laid out as long as a vote, so that each product runs over D·I numbers that lie one after the other.
+    """
+
+    def __init__(self, factors: VoteFactors, wanted: tuple[bool, bool, bool]) -> None:
+        super().__init__(factors, wanted)
+        assert factors.weight is not None
+        P = self.P = math.isqrt(self.D)
+        self.poses = factors.poses.unflatten(2, (P, P)).permute(0, 3, 2, 1).contiguous()  # (B, r, p, I)
+        by_row = factors.weight.permute(1, 2, 3, 0)[:, :, None]  # (J, r, 1, q, I)
+        self.weight = by_row.expand(-1, -1, P, -1, -1).reshape(self.J, P, -1)  # (J, r, D·I)
+        if self.wants_poses:
+            self.columns = factors.weight.permute(0, 1, 3, 2).reshape(self.I, self.J * P, P).contiguous()
+        self.back = factors.poses.new_empty(self.I, self.B, P, P) if self.wants_poses else None
+        self.outer = factors.poses.new_zeros(self.I, P, self.J * P) if self.wants_weight else None
+
+    def _make(self, rows: slice) -> Tensor:
+        M, P = self.poses[rows], self.P
+        long = self.buffers.take("poses", (len(M), P, P, P, self.I))
+        long = long.copy_(M.unsqueeze(3).expand(-1, -1, -1, P, -1)).flatten(2)  # (b, r, D·I)
+        votes = self.take_votes(rows)
+        flat = votes.flatten(2)
+        torch.mul(long[:, None, 0], self.weight[:, 0], out=flat)
+        for r in range(1, P):
+            flat.addcmul_(long[:, None, r], self.weight[:, r])
+        return votes
+
+    def _add_gradient(self, rows: slice, gradient: Tensor) -> None:
+        (b, J, _, I), P = gradient.shape, self.P
+        each = self.buffers.take("by input", (I, b, P, J, P))
+        each = each.copy_(gradient.view(b, J, P, P, I).permute(4, 0, 2, 1, 3)).view(I, b * P, J * P)
+        if self.back is not None:
+            self.back[:, rows] = torch.bmm(each, self.columns).view(I, b, P, P)
+        if self.outer is not None:
+            M = self.poses[rows].permute(3, 1, 0, 2).reshape(I, P, b * P).contiguous()  # (I, r, (b, p))
+            self.outer.baddbmm_(M, each)
+
+    def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        if self.back is not None:
+            self.for_poses = self.back.transpose(0, 1).flatten(2)
+        if self.outer is not None:
+            self.for_weight = self.outer.view(self.I, self.P, self.J, self.P).transpose(1, 2)
+        return super().gradients()
+
+
+class _Shared(Maker):
+    """One product of matrices for a row, which leaves the votes where they are wanted."""
+
+    def __init__(self, factors: VoteFactors, wanted: tuple[bool, bool, bool]) -> None:
+        super().__init__(factors, wanted)
+        assert factors.weight is not None
+        self.poses = factors.poses.transpose(1, 2).contiguous()  # (B, K, I)
+        self.weight = factors.weight.flatten(0, 1).contiguous()  # (J·D, K)
+        self.back = torch.empty_like(self.poses) if self.wants_poses else None
+        self.outer = torch.zeros_like(self.weight) if self.wants_weight else None
+
+    def _make(self, rows: slice) -> Tensor:
+        poses, votes = self.poses[rows], self.take_votes(rows)
+        torch.bmm(self.weight.expand(len(poses), -1, -1), poses, out=votes.flatten(1, 2))
+        return votes
+
+    def _add_gradient(self, rows: slice, gradient: Tensor) -> None:
+        each = gradient.flatten(1, 2)  # (b, J·D, I)
+        if self.back is not None:
+            self.back[rows] = self.weight.t() @ each
+        if self.outer is not None:
+            self.outer += torch.bmm(each, self.poses[rows].transpose(1, 2)).sum(0)
+
+    def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        if self.back is not None:
+            self.for_poses = self.back.transpose(1, 2)
+        if self.outer is not None:
+            self.for_weight = self.outer.view(self.J, self.D, -1)
+        return super().gradients()
+
+
+MAKERS: dict[Kind, type[Maker]] = {"built": _Built, "dense": _Dense, "matrix": _Matrix, "shared": _Shared}
