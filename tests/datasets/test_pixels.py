@@ -130,7 +130,7 @@ def test_the_order_of_channels_is_told_where_the_shape_does_not_tell_it() -> Non
     assert channels_first(torch.zeros(60, 20, 30, 3)).shape == (60, 3, 20, 30)
     assert channels_first(torch.zeros(60, 3, 20, 30)).shape == (60, 3, 20, 30)
     for shape in ((60, 1, 20, 3), (60, 4, 3, 3), (60, 9, 20, 9)):
-        with pytest.raises(InputError, match='say which one by channels="first" or channels="last"'):
+        with pytest.raises(InputError, match='say which one by channels, "first" or "last"'):
             channels_first(torch.zeros(shape))
         assert channels_first(torch.zeros(shape), order="first").shape == shape
         assert channels_first(torch.zeros(shape), order="last").shape == (60, shape[3], *shape[1:3])

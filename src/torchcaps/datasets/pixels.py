@@ -199,7 +199,10 @@ def to_bytes(pixels: Shaped[Tensor, "..."]) -> UInt8[Tensor, "..."]:
 
 
 def channels_first(
-    images: Shaped[Tensor, "N ..."], where: str = "images", order: Channels | None = None
+    images: Shaped[Tensor, "N ..."],
+    where: str = "images",
+    order: Channels | None = None,
+    option: str = "channels",
 ) -> Shaped[Tensor, "N C H W"]:
     """Bring images (N, H, W), (N, C, H, W) or (N, H, W, C) to (N, C, H, W).
 
@@ -207,6 +210,7 @@ def channels_first(
         images: The images.
         where: Their name in errors.
         order: Which axis holds the channels. None takes the one axis of 1 to 4, if only one of the two is so short.
+        option: How a user gives the order, in errors.
 
     Raises:
         InputError: The shape is another one, or fits both orders or none.
@@ -227,7 +231,7 @@ def channels_first(
             both = "both axis 1 and axis 3" if fitting else "neither axis 1 nor axis 3"
             raise InputError(
                 f"{where} have the shape {tuple(images.shape)}, in which {both} could be 1 to {MAX_CHANNELS} channels; "
-                'say which one by channels="first" or channels="last"'
+                f'say which one by {option}, "first" or "last"'
             )
         (order,) = fitting
     return images if order == "first" else images.movedim(3, 1)

@@ -115,7 +115,7 @@ def _images(
     if order is not None and str(order) not in ("first", "last"):
         raise InputError(f'{path}: channels must be "first" or "last", got {shown(order)}')
     named: Any = None if order is None else str(order)
-    return to_bytes(channels_first(scale_pixels(values, scale, where), where, named)).contiguous()
+    return to_bytes(channels_first(scale_pixels(values, scale, where), where, named, "an array channels")).contiguous()
 
 
 def _to_sequences(arrays: Mapping[str, Any], x: str, where: str) -> Float32[Tensor, "N C 1 L"]:
