@@ -91,7 +91,7 @@ def can_look(tensor: Tensor) -> bool:
 
     A tensor has none on the ``meta`` device, in a graph that is compiled or exported, and under ``torch.vmap``.
     """
-    return tensor.device.type == "cpu" and tensor.numel() > 0 and is_eager() and not is_fake(tensor)
+    return is_eager() and tensor.device.type == "cpu" and tensor.numel() > 0 and not is_fake(tensor)
 
 
 def has_saved_tensor_hooks() -> bool:

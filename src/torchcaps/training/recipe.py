@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import nn
 
+from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.parts import Choice, Settings, Spec, register
 from torchcaps.ranges import (
@@ -200,6 +201,7 @@ class Recipe(Settings):
             raise InputError('class_weights must be "balanced" or a number for each class, got none')
 
 
+@checked
 def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
     """Learning rate of a step.
 

@@ -16,6 +16,7 @@ from torchcaps.ops.convolution import columns, transform
 from torchcaps.ops.convolution.choice import Way, images_at_once, plain_layout
 from torchcaps.ops.convolution.points import Pair, Plan, Shape, best_plan
 from torchcaps.ops.memory import get_working_memory
+from torchcaps.tracing import is_exporting
 
 KeptPlanes = tuple[list[Tensor], list[Tensor]]
 """The planes of features and of a kernel, kept from forward to backward."""
@@ -28,7 +29,7 @@ def plain(
 ) -> Float[Tensor, "B O h w"]:
     """Return the maps that PyTorch's own convolution gives."""
     maps = F.conv2d(features, weight, bias, stride, padding)
-    return F.relu(maps, inplace=not maps.requires_grad) if relu else maps
+    return F.relu(maps, inplace=not (maps.requires_grad or is_exporting())) if relu else maps
 
 
 @dataclass
