@@ -17,6 +17,7 @@ import torch
 # They register what presets are made of.
 import torchcaps.models.capsnet
 import torchcaps.models.cnn  # noqa: F401
+from torchcaps.checks import checked
 from torchcaps.errors import InputError, shown
 from torchcaps.models.building import build_network
 from torchcaps.models.network import Network
@@ -67,6 +68,7 @@ class Preset:
 _PRESETS: Registry[Preset] = Registry("preset")
 
 
+@checked
 def register_preset(
     name: str,
     description: str,
@@ -196,6 +198,7 @@ def _larger(strides: Sequence[int], doublings: int) -> tuple[int, ...]:
     return tuple(larger)
 
 
+@checked
 def load_pretrained(source: str | Path = "compact", *, device: torch.device | str = "cpu", **download: Any) -> Network:
     """Read a trained network of any kind, in evaluation mode; nothing in its files is executed.
 
