@@ -70,10 +70,10 @@ def assert_is_read_again(model: CapsNet, folder: Path) -> None:
 def test_the_last_layer_has_the_classes_and_layers_on_maps_get_maps() -> None:
     conv, dense, five = {"name": "conv"}, {"name": "dense"}, {"name": "dense", "num_capsules": 5}
     for layers in ((), (five,), (conv,), (dense, conv), (five, conv, dense)):
-        with pytest.raises(InputError, match=r"layers must end with a dense layer|must stand on a map"):
+        with pytest.raises(InputError, match=r"layers must end with a dense layer|must have a grid"):
             network(**MAPS, layers=layers)
     overrides = MAPS | {"grouping": "raster", "layers": [conv, dense]}
-    assert_raises(InputError, network, **overrides, say="must stand on a map, but these have no grid")
+    assert_raises(InputError, network, **overrides, say="must have a grid; primary capsules")
 
 
 SMALLEST: list[tuple[dict[str, Any], int]] = [

@@ -137,7 +137,7 @@ def test_options_and_maps_that_do_not_fit() -> None:
     for options, said in (
         ({"primary_depthwise": True}, "features of primary_types·primary_dim = 256 channels, got 3"),
         ({"primary_padding": 9}, "primary_padding must be below primary_kernel, 9, got 9"),
-        ({"grouping": "raster", "primary_activations": True}, 'primary_activations need the grouping "channels"'),
+        ({"grouping": "raster", "primary_activations": True}, 'primary_activations need grouping="channels"'),
     ):
         assert_raises(InputError, PrimaryCapsules, 3, **options, say=said)
     said = "features must be at least as large as the kernel"

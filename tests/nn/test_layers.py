@@ -250,7 +250,7 @@ def test_sizes_parts_and_options_that_do_not_fit() -> None:
             what = f"{kind.__name__}: {name} must be a {name.capitalize()}, got {type(part).__name__}"
             assert_raises(WrongType, kind, 2, 2, 2, 2, **{name: part}, say=what)
     assert_raises(InputError, ConvCapsules, 2, 2, 2, 2, layer_padding=3, say="layer_padding must be ")
-    said = "share_positions and coordinates need capsules that stand on a map"
+    said = "share_positions and coordinates need capsules on a map: types, height and width"
     for options in ({"share_positions": True}, {"coordinates": "tenths"}):
         assert_raises(InputError, DenseCapsules, 6, 4, 2, 4, **options, say=said)
     for dim, coordinates, said in (
@@ -265,7 +265,7 @@ def test_a_transform_that_does_not_return_tensors() -> None:
         def forward(self, poses: Any) -> Any:
             return self.votes(*super().forward(poses))
 
-    said = "Whole.forward must return a tuple of tensors, of which Whole.votes makes votes, got DenseVotes"
+    said = "Whole.forward must return a tuple of tensors, the arguments of Whole.votes, got DenseVotes"
     assert_raises(InputError, DenseCapsules(3, 4, 2, 4, transform=Whole()), torch.rand(2, 3, 4), say=said)
 
 
@@ -273,10 +273,10 @@ def test_capsules_that_do_not_fit() -> None:
     on_map = layer_on_map((4, 1, 1), 6)
     assert_raises(WrongType, on_map, torch.rand(2, 9, 4), say="capsules must be a Capsules, got a tensor")
     for capsules, said in (
-        (Capsules(torch.rand(2, 9, 4)), "capsules must stand on a map, but"),
+        (Capsules(torch.rand(2, 9, 4)), "capsules must have a grid; primary"),
         (maps(1, 5), "the map must have 3 types, and height and width of at least 2, got (3, 1, 5)"),
         (Capsules(torch.rand(2, 4 * 30, 4), grid=(4, 6, 5)), "got (4, 6, 5): in_types is 3, got 4"),
-        (maps()._replace(grid=(3, 5, 5)), "poses must be those of 75 capsules, got 90"),
+        (maps()._replace(grid=(3, 5, 5)), "the grid needs poses of 75 capsules, got 90"),
     ):
         assert_raises(InputError, on_map, capsules, say=said)
     assert on_map(maps(2, 2)).grid == (2, 1, 1)

@@ -75,7 +75,7 @@ class Broken:
 
 @pytest.mark.usefixtures("timm_stub")
 def test_what_timm_cannot_do_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "timm cannot make 'resnet81' with maps of features: Unknown model (resnet81)"
+    said = "timm cannot make 'resnet81' with feature maps: Unknown model (resnet81)"
     assert_raises(InputError, network, "timm:resnet81", say=said)
     assert network("timm:vit", (3, 32, 32)).map_shape == (8, 4, 4)
     said = "TimmBackbone takes no input of shape (3, 24, 24): Input height doesn't match model (32)."

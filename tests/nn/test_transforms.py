@@ -155,7 +155,7 @@ def test_votes_are_not_built_where_they_are_asked() -> None:
 
 
 def test_sizes_that_do_not_fit() -> None:
-    equal = "input and output capsules must have as many components as each other, got 3 and 4"
+    equal = "input and output capsules must have the same number of components, got 3 and 4"
     square = "the poses of input and output capsules must be square matrices of one size, such as 4×4 = 16 components"
     for kind, K, D, said in (
         ("elementwise", 3, 4, f"Elementwise: {equal}"),
@@ -163,7 +163,7 @@ def test_sizes_that_do_not_fit() -> None:
         *(("matrix", K, D, f"Matrix: {square}, got {K} and {D}") for K, D in ((8, 8), (16, 9), (4, 5))),
     ):
         assert_raises(InputError, DenseCapsules, 6, K, 5, D, transform=kind, say=said)
-    said = "this transform belongs to a layer already; make one for each"
+    said = "this transform already belongs to a layer; make one for each"
     assert_raises(InputError, DenseCapsules, 6, 6, 5, 5, transform=bound("dense")[0], say=said)
     for sizes in ((0, 2, 2), (2, 0, 2), (2, 2, 0)):
         assert_raises(InputError, BuiltVotes, torch.zeros(1, *sizes), say="at least one capsule and component")

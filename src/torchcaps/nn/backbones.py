@@ -1,4 +1,4 @@
-"""Backbones: from images to the feature maps that primary capsules are made of. Any module that gives a map is one."""
+"""Backbones: modules that compute feature maps from images, for the primary capsules."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torchcaps.parts import register
 from torchcaps.ranges import OddKernel, Padding, Pixels, Range, ShareBelowOne, Size, Width
 
 KEPT_BY_CUT = 0.87962566103423978
-"""Share of its deviation that a normal distribution keeps if it is cut at two deviations."""
+"""Standard deviation of a normal distribution cut at two standard deviations, relative to the uncut one."""
 
 
 @register("backbone", "conv")
 class ConvBackbone(nn.Module):
-    """(Stem →) convolution (→ normalisation) → activation (→ dropout), as before the capsules of Sabour et al.
+    """(Stem →) convolution (→ normalisation) → activation (→ dropout), the backbone of Sabour et al.
 
     Args:
         in_channels: Channels of the images.
@@ -30,12 +30,12 @@ class ConvBackbone(nn.Module):
         conv_stride: Stride of the first convolution, pixels.
         conv_activation: Activation after the first convolution.
         conv_init: Initial weights of the convolutions: torch's default; Keras's (Glorot uniform, bias 0); or the
-            authors' code's (truncated normal of deviation 0.05 and 0.1, bias 0.1).
+            authors' code's (truncated normal of standard deviation 0.05 and 0.1, bias 0.1).
         stem_channels: Channels of 3x3 convolutions with ReLU before the first convolution; the published networks have
             none.
-        stem_strides: Their strides, pixels, one for each.
-        stem_strides_across: Their strides along the width, one for each; none given: as stem_strides.
-        conv_norm: What comes before the activations of all convolutions except the primary capsules': nothing, or
+        stem_strides: Strides of the stem's convolutions, pixels, one for each.
+        stem_strides_across: Strides of the stem's convolutions along the width, one for each; default: stem_strides.
+        conv_norm: Normalisation before the activations of all convolutions except the primary capsules': none, or
             layer normalisation over the channels of each location.
         conv_dropout: Probability of dropout after the stem and after each other convolution except the primary
             capsules'; it drops whole channels of an image.
@@ -75,29 +75,30 @@ class ConvBackbone(nn.Module):
         self.dropout = nn.Dropout2d(conv_dropout) if conv_dropout else nn.Identity()
 
     def init_weights(self) -> None:
-        """Draw the weights as ``conv_init`` says; a network calls it once all of it stands."""
+        """Draw initial weights by ``conv_init``. A network calls this after all its parts are built."""
         draw_layers(self, self.conv_init, std=0.05)
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B c h w"]:
-        """Feature maps of images."""
+        """Return feature maps of images."""
         return self.dropout(self.activation(self.norm(self.conv(self.stem(images)))))
 
 
 @register("backbone", "stack")
 class StackBackbone(nn.Sequential):
-    """Convolutions of any kernels, each with a ReLU and, if wanted, batch normalisation.
+    """Convolutions with chosen kernels, each with a ReLU and optional batch normalisation.
 
     Args:
         in_channels: Channels of the images.
         stack_channels: Channels of the stack's convolutions.
-        stack_kernels: Their kernels, pixels, one for each.
-        stack_strides: Their strides, pixels, one for each.
-        stack_strides_across: Their strides along the width, one for each; none given: as stack_strides.
-        stack_padding: Zeros on each side of what each convolution of the stack sees, pixels.
+        stack_kernels: Kernels of the stack's convolutions, pixels, one for each.
+        stack_strides: Strides of the stack's convolutions, pixels, one for each.
+        stack_strides_across: Strides of the stack's convolutions along the width, one for each; default:
+            stack_strides.
+        stack_padding: Zero padding on each side of the input of each convolution of the stack, pixels.
         stack_norm: Batch normalisation of the stack before each ReLU (PyTorch's; the convolutions have no bias then),
             or after it (Keras's: epsilon 1e-3, running statistics that keep 0.99).
-        stack_init: How the stack's convolutions start: torch's default; He et al.'s truncated normal, bias 0 (Keras's
-            he_normal); or a truncated normal of deviation 0.05, bias 0.1.
+        stack_init: Initial weights of the stack's convolutions: torch's default; He et al.'s truncated normal, bias 0
+            (Keras's he_normal); or a truncated normal of standard deviation 0.05, bias 0.1.
     """
 
     def __init__(
@@ -144,17 +145,16 @@ class StackBackbone(nn.Sequential):
 
 @register("backbone", "sequence")
 class SequenceBackbone(nn.Module):
-    """Convolutions along sequences, each with layer normalisation over the channels of each place and a ReLU.
+    """Convolutions along sequences, each with layer normalisation over the channels of each position and a ReLU.
 
-    A place with a NaN is not there, as after the end of a sequence that is padded: zeros stand for it before each
-    convolution, which has zeros at both ends too, so that no result depends on how far a sequence is padded. Maps have
-    NaN there.
+    NaN marks padding. Padding is replaced by zeros before each convolution, and each convolution pads both ends with
+    zeros. Therefore the amount of padding never changes a result. The output has NaN at padded positions.
 
     Args:
         in_channels: Channels of the sequences.
-        sequence_channels: Channels of the convolutions.
-        sequence_kernel: Their kernel, places.
-        sequence_stride: Stride of each of them, places.
+        sequence_channels: Channels of the sequence convolutions.
+        sequence_kernel: Kernel of the sequence convolutions, positions.
+        sequence_stride: Stride of each sequence convolution, positions.
         conv_dropout: Probability of dropout after the stem and after each other convolution except the primary
             capsules'; it drops whole channels of an image.
     """
@@ -183,27 +183,27 @@ class SequenceBackbone(nn.Module):
         )
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B c H w"]:
-        """Feature maps of sequences along W."""
+        """Return feature maps of sequences along W."""
         for layer in self.layers:
-            there = ~images.isnan().any(1, keepdim=True)
-            maps = layer(images.where(there, 0))
-            images = maps.where(there[..., :: self.sequence_stride], math.nan)
+            present = ~images.isnan().any(1, keepdim=True)
+            maps = layer(images.where(present, 0))
+            images = maps.where(present[..., :: self.sequence_stride], math.nan)
         return images
 
 
 @register("backbone", "timm")
 class TimmBackbone(nn.Module):
-    """A map of features by a network of timm; ``"timm:resnet50"`` is short for one with that ``timm_model``.
+    """A feature map of a timm network. ``"timm:resnet50"`` is short for this backbone with that ``timm_model``.
 
-    Pixels of 0..1 are standardised with the mean and the deviation that the network's weights were trained with.
+    Pixels of 0..1 are standardised with the mean and standard deviation from the training of the network's weights.
 
     Args:
-        in_channels: Channels of the images; pretrained weights are brought to any number by timm.
-        timm_model: The network's name in timm.
-        timm_map: Which of its maps of features: 1 is the last and smallest, with a stride of 32 pixels in most
-            networks, 2 the one before.
-        pretrained: Start from the weights that timm downloads; a network that is read from its own files needs none.
-        freeze: Its weights and statistics stay as they are, in training too.
+        in_channels: Channels of the images; timm adapts pretrained weights to any number.
+        timm_model: Name of the network in timm.
+        timm_map: Feature map of the timm network to use: 1 is the last and smallest, with a stride of 32 pixels in
+            most networks, 2 the one before.
+        pretrained: Download timm's pretrained weights; not needed for a network that is loaded from a file.
+        freeze: Do not train the weights and batch statistics of the timm network.
 
     Raises:
         InputError: timm is not installed, or cannot make the network.
@@ -229,16 +229,14 @@ class TimmBackbone(nn.Module):
             import timm
         except ModuleNotFoundError as error:
             raise InputError(f'the backbone "timm" needs timm: {install("timm")} ({reason_of(error)})') from error
-        except Exception as error:  # such as a torchvision of another torch
+        except Exception as error:  # for example, a torchvision built for another torch
             raise InputError(f"timm cannot be imported: {type(error).__name__}: {reason_of(error)}") from error
         planned = torch.get_default_device().type == "meta"  # without memory for weights
         how: dict[str, Any] = {"pretrained": pretrained and not planned, "in_chans": in_channels}
         try:
             self.model = timm.create_model(timm_model, features_only=True, out_indices=(-timm_map,), **how)
-        except Exception as error:  # of any kind, and of the download
-            raise InputError(
-                f"timm cannot make {shown(timm_model)} with maps of features: {reason_of(error)}"
-            ) from error
+        except Exception as error:  # timm and its download raise many types
+            raise InputError(f"timm cannot make {shown(timm_model)} with feature maps: {reason_of(error)}") from error
         for name in ("mean", "std"):
             colours = torch.tensor(self.model.pretrained_cfg[name])
             if len(colours) != in_channels:
@@ -248,12 +246,12 @@ class TimmBackbone(nn.Module):
         self.train()
 
     def train(self, mode: bool = True) -> TimmBackbone:
-        """Training mode, but for the layers of a frozen network."""
+        """Set the training mode, except for the layers of a frozen network."""
         super().train(mode)
         self.model.train(mode and not self.freeze)
         return self
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B c h w"]:
-        """The map of images."""
+        """Return the feature map of images."""
         maps: Tensor = self.model((images - self.mean) / self.std)[0]
         return maps.permute(0, 3, 1, 2) if getattr(self.model, "output_fmt", None) == "NHWC" else maps

@@ -1,4 +1,4 @@
-"""What flows between the layers of a capsule network: capsules."""
+"""Capsules, the data that flows between the layers, and the results of a routing."""
 
 from __future__ import annotations
 
@@ -14,23 +14,27 @@ from torchcaps.ops.squash import safe_norm
 Grid = tuple[int, int, int]
 """Types, height and width of the capsules of a map."""
 Activations = Float[Tensor, "B I"] | None
-"""How active input capsules are, 0..1; None where the length of a pose says so."""
+"""Activations of the input capsules, 0..1. None: use the length of the pose."""
 
 
 class LayerSize(NamedTuple):
-    """How many capsules of how many components go into a layer, and come out."""
+    """Numbers and components of the input and output capsules of a layer."""
 
     in_capsules: int
-    """I; for a layer on a map, those of a window; 0 for a layer that takes any number."""
+    """Number of input capsules (I). A layer on a map counts one window. 0: the layer takes any number."""
     in_dim: int
-    """K."""
+    """Components of an input capsule (K)."""
     out_capsules: int
-    """J; for a layer on a map, the types."""
+    """Number of output capsules (J). A layer on a map counts its types."""
     out_dim: int
-    """D."""
+    """Components of an output capsule (D)."""
 
     def inputs(self, owner: object) -> int:
-        """I, for what has weights of its own for each input capsule; an InputError where the number is not known."""
+        """Return I for an ``owner`` with separate weights for each input capsule.
+
+        Raises:
+            InputError: The layer takes any number of input capsules, so I is unknown.
+        """
         if self.in_capsules == 0:
             raise InputError(
                 f"{type(owner).__name__} has weights for each input capsule, so in_capsules must be a number"
@@ -39,19 +43,19 @@ class LayerSize(NamedTuple):
 
 
 class Capsules(NamedTuple):
-    """Capsules of a batch: their poses, and how active each is."""
+    """Capsules of a batch: poses, activations, positions on a map, and a mask."""
 
     poses: Float[Tensor, "B N D"]
-    """What each capsule says of its entity."""
+    """Pose vector of each capsule: the properties of its entity."""
     activations: Float[Tensor, "B N"] | None = None
-    """How certain it is that the entity is there, 0..1; None where the length of a pose says so."""
+    """Probability that the entity is present, 0..1. None: use the length of the pose."""
     grid: Grid | None = None
-    """Where capsules stand on a map: capsule ``(type · H + y) · W + x``; else None."""
+    """Size of the map, on which a capsule has the index ``(type · H + y) · W + x``. None: capsules without a map."""
     mask: Bool[Tensor, "B N"] | None = None
-    """Which capsules are there; None if all are. What is written at the others, NaN too, is never read."""
+    """True for each capsule that is present; None if all are. Values of masked capsules are never read, even NaN."""
 
     def scores(self, eps: float = 1e-7) -> Float[Tensor, "B N"]:
-        """How present each capsule is: its activation, or the length of its pose where there is none.
+        """Return the activations, or the lengths of the poses if the capsules have no activations.
 
         Args:
             eps: Added under the root of the length.
@@ -60,52 +64,52 @@ class Capsules(NamedTuple):
 
     @classmethod
     def of(cls, given: Capsules | Tensor) -> Capsules:
-        """Capsules from capsules, or from poses (B, N, D) alone."""
+        """Return capsules unchanged, or wrap a tensor of poses (B, N, D)."""
         return given if isinstance(given, Capsules) else cls(given)
 
 
 class Routed(NamedTuple):
-    """What every routing returns."""
+    """Result of a routing."""
 
     poses: Float[Tensor, "B J D"]
     """Output capsules v_j."""
     activations: Float[Tensor, "B J"] | None = None
-    """How certain each is, 0..1; None where the length of a pose says so."""
+    """Activations of the output capsules, 0..1. None: use the length of the pose."""
     coupling: Float[Tensor, "B I J"] | None = None
-    """Coupling c_ij that made them, where it was asked for and there is one."""
+    """Coupling c_ij of the last iteration. None if it was not requested, or if the routing has none."""
 
     def to(self, dtype: torch.dtype) -> Routed:
-        """Return the same numbers in a dtype."""
+        """Convert all tensors to a dtype."""
         if self.poses.dtype == dtype:
             return self
         poses, *others = (None if each is None else each.to(dtype) for each in self)
         assert poses is not None
         return Routed(poses, *others)
 
-    def within(self, mask: Bool[Tensor, "B I"] | None) -> Routed:
-        """The same with a coupling of zero for input capsules that are not there, and zeros where none is there."""
+    def masked(self, mask: Bool[Tensor, "B I"] | None) -> Routed:
+        """Set the coupling of masked input capsules to zero, and all results of a row without any input capsule."""
         if mask is None:
             return self
-        some = mask.any(1)
+        has_inputs = mask.any(1)
         return Routed(
-            self.poses.where(some[:, None, None], 0),
-            None if self.activations is None else self.activations.where(some[:, None], 0),
+            self.poses.where(has_inputs[:, None, None], 0),
+            None if self.activations is None else self.activations.where(has_inputs[:, None], 0),
             None if self.coupling is None else self.coupling.where(mask.unsqueeze(2), 0),
         )
 
 
 class RoutingRound(NamedTuple):
-    """Every number of one iteration of routing; see :func:`torchcaps.routing_rounds`."""
+    """All intermediate results of one routing iteration; see :func:`torchcaps.routing_rounds`."""
 
     logits: Float[Tensor, "B I J"]
     """b_ij at the beginning of the iteration."""
     coupling: Float[Tensor, "B I J"]
     """c_ij, the softmax of the logits."""
     weighted_sum: Float[Tensor, "B J D"]
-    """s_j = Σ_i c_ij û_j|i, and the bias where there is one."""
+    """s_j = Σ_i c_ij û_j|i, plus the bias if the routing has one."""
     capsules: Float[Tensor, "B J D"]
     """v_j = squash(s_j)."""
     agreement: Float[Tensor, "B I J"]
     """⟨û_j|i, v_j⟩; the next iteration begins with ``logits + agreement``."""
     activations: Float[Tensor, "B J"] | None = None
-    """How certain each output capsule is; None where its length says so, as in dynamic routing."""
+    """Activations of the output capsules. None: use their lengths, as in dynamic routing."""

@@ -1,7 +1,7 @@
-"""Which capsules compete for an input capsule, and the softmax over them.
+"""The softmax over the capsules that compete with each other.
 
-In a dense layer these are the output capsules, or the input capsules of an output capsule. In a layer on a map they can
-also be the output capsules at all positions whose windows hold the input capsule: :class:`MapCompetition`.
+In a dense layer the output capsules compete for an input capsule, or the input capsules compete for an output capsule.
+In a layer on a map the output capsules of several positions can compete: :class:`MapCompetition`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ SoftmaxOver = Literal["outputs", "inputs"]
 
 
 def log_softmax(logits: Float[Tensor, "B I J"]) -> Float[Tensor, "B I J"]:
-    """The logarithm of the softmax over the output capsules; in memory as (B, J, I), where torch computes it faster."""
+    """Return the logarithm of the softmax over the output capsules.
+
+    The result lies in memory as (B, J, I), because torch computes it faster in this order.
+    """
     return logits.transpose(1, 2).log_softmax(1).transpose(1, 2)
 
 
 class MapCompetition:
-    """The competition on a map: output capsules at all positions whose windows hold an input capsule compete for it.
+    """Competition on a map: output capsules of all windows that contain an input capsule compete for it.
 
     Args:
-        children: The capsule of the map that each input capsule of each window is.
-        number: Capsules on the map, N.
+        children: Index on the map of each input capsule of each window.
+        number: Number of capsules on the map (N).
     """
 
     def __init__(self, children: Int[Tensor, "L I"], number: int) -> None:
@@ -35,40 +38,40 @@ class MapCompetition:
 
     @property
     def rows_per_image(self) -> int:
-        """L: so many rows of votes compete with each other."""
+        """Number of rows of votes that compete with each other (L)."""
         return len(self.children)
 
     def sum(self, windows: Float[Tensor, "BL I"]) -> Float[Tensor, "B N"]:
-        """What the input capsules of the windows have, summed for each capsule of the map."""
+        """Sum the values of the input capsules of all windows for each capsule of the map."""
         given = windows.unflatten(0, (-1, len(self.children))).flatten(1)  # (B, L·I)
         return given.new_zeros(len(given), self.number).index_add(1, self.children.flatten(), given)
 
     @property
     def links(self) -> Float[Tensor, "N"]:
-        """How many windows hold each capsule of the map."""
+        """Number of windows that contain each capsule of the map."""
         return self.sum(torch.ones(self.children.shape, device=self.children.device))[0]
 
     def softmax(self, logits: Float[Tensor, "BL I J"], leaky: bool) -> Float[Tensor, "BL I J"]:
-        """The softmax over the output types and the positions."""
+        """Return the softmax over the output types and the positions."""
         powers, _, total = self._powers(logits, leaky)
         return (powers / total[:, self.children].unsqueeze(3)).flatten(0, 1)
 
     def log_softmax(self, logits: Float[Tensor, "BL I J"]) -> Float[Tensor, "BL I J"]:
-        """Its logarithm, without a leak."""
+        """Return the logarithm of the softmax without a leak."""
         _, above, total = self._powers(logits, leaky=False)
         return (above - total.log()[:, self.children].unsqueeze(3)).flatten(0, 1)
 
     def _powers(self, logits: Float[Tensor, "BL I J"], leaky: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """The exponentials of logits (B, L, I, J), what they are of, and their sums (B, N).
+        """Return the exponentials (B, L, I, J), their exponents, and the sums of the exponentials (B, N).
 
-        Logits keep their order of memory.
+        The exponents are the logits minus their maximum. They keep the memory order of the logits.
         """
         given = logits.unflatten(0, (-1, len(self.children)))  # (B, L, I, J)
         B = given.shape[0]
-        with torch.no_grad():  # the largest of a child's logits, which cancels out
+        with torch.no_grad():  # the maximum of an input capsule's logits, which cancels out of the softmax
             largest = given.new_full((B, self.number), 0.0 if leaky else -math.inf)
             largest.scatter_reduce_(1, self.children.flatten().expand(B, -1), given.amax(3).flatten(1), "amax")
-            largest = largest.clamp_min(torch.finfo(given.dtype).min)  # of capsules in no window
+            largest = largest.clamp_min(torch.finfo(given.dtype).min)  # -∞ for capsules in no window
         above = given - largest[:, self.children].unsqueeze(3)
         powers = above.exp()
         total = self.sum(powers.sum(3).flatten(0, 1))

@@ -19,24 +19,24 @@ from torchcaps.ranges import Padding, Pixels, Size
 from torchcaps.tracing import is_fake
 
 ConvInit = Literal["torch", "glorot", "truncated-normal"]
-"""How weights start; see :func:`draw_layers`."""
+"""Initial distribution of weights; see :func:`draw_layers`."""
 ConvNorm = Literal["none", "channel"]
-"""What comes before an activation: nothing, or :class:`ChannelNorm`."""
+"""Normalisation before an activation: none, or :class:`ChannelNorm`."""
 
 
 class Convolution(nn.Conv2d):
-    """:class:`torch.nn.Conv2d` in the fastest way for its sizes, :func:`torchcaps.ops.convolution.convolve`.
+    """:class:`torch.nn.Conv2d` with the fastest algorithm for its sizes, :func:`torchcaps.ops.convolution.convolve`.
 
-    Parameters have the names, shapes, memory layout and starting values of PyTorch's.
+    Parameters have the names, shapes, memory layout and initial values of :class:`torch.nn.Conv2d`.
 
     Args:
-        in_channels: C.
-        out_channels: O.
-        kernel_size: Pixels, down and across.
-        stride: Pixels, or two numbers of pixels, down and across.
-        padding: Zeros on each side, pixels.
+        in_channels: Input channels (C).
+        out_channels: Output channels (O).
+        kernel_size: Height and width of the kernel, pixels.
+        stride: Stride in pixels, one number or (down, across).
+        padding: Zero padding on each side, pixels.
         bias: Add a learned number to each output channel.
-        relu: Also apply a ReLU, which then takes no memory of its own.
+        relu: Also apply a ReLU, in place, so that it needs no extra memory.
     """
 
     @checked
@@ -65,11 +65,11 @@ class Convolution(nn.Conv2d):
 class ChannelNorm(nn.LayerNorm):
     """Layer normalisation over the channels of each location, with a learned scale and shift for each channel.
 
-    Unlike batch normalisation it sees one image at a time, in training too: the result for an image depends neither on
-    the other images of its batch nor on how the batch is divided among processes.
+    Unlike batch normalisation it treats each image separately, also in training. The result for an image depends
+    neither on the other images of its batch nor on how the batch is divided among processes.
 
     Args:
-        channels: C.
+        channels: Number of channels (C).
 
     Source: Ba, Kiros, Hinton 2016 (arXiv:1607.06450), placed as in Liu et al. 2022 (arXiv:2201.03545).
     """
@@ -82,13 +82,13 @@ class ChannelNorm(nn.LayerNorm):
     @checked
     def forward(self, input: Float[Tensor, "B {self.channels} H W"]) -> Float[Tensor, "B C H W"]:
         """Normalise feature maps."""
-        if torch.float64 in (input.dtype, self.weight.dtype):  # half precision goes with float32
+        if torch.float64 in (input.dtype, self.weight.dtype):  # half precision may be mixed with float32
             check_one_dtype("ChannelNorm: input and weight", input, self.weight)
         return super().forward(input.movedim(1, -1)).movedim(-1, 1)
 
 
 def normalise(norm: nn.Module, maps: Tensor) -> Tensor:
-    """``norm(maps)``, batch normalisation, in the dtype of the maps: float32 in a network of half precision."""
+    """Apply batch normalisation in the dtype of the maps, which is float32 in a network of half precision."""
     if next(norm.buffers(), maps).dtype == maps.dtype:
         return norm(maps)
     state = norm.state_dict(keep_vars=True)
@@ -108,9 +108,9 @@ def conv_stem(
     conv_dropout: float,
     stem_strides_across: Sequence[int] = (),
 ) -> nn.Module:
-    """3×3 convolutions without padding, each with a ReLU, from images to feature maps; nothing without channels.
+    """Build 3×3 convolutions without padding, each with a ReLU; an identity if ``stem_channels`` is empty.
 
-    The arguments are the options of :class:`ConvBackbone` that have their names.
+    The arguments are the options of :class:`ConvBackbone` with the same names.
     """
     across = stem_strides_across or stem_strides
     for name, strides in (("stem_strides", stem_strides), ("stem_strides_across", across)):
@@ -135,11 +135,11 @@ def draw_layers(module: nn.Module, init: ConvInit, std: float, bias: float = 0.1
     """Draw the weights of every convolution and dense layer in a module.
 
     Args:
-        module: Holds them.
-        init: PyTorch's own start, which is left as it is; Keras's, Glorot uniform with biases of 0; or a truncated
-            normal.
-        std: Deviation of the truncated normal, cut at two deviations.
-        bias: What the biases are with the truncated normal; 0.1 in Sabour et al.'s code.
+        module: Module that contains the layers.
+        init: ``"torch"``: keep PyTorch's initial weights; ``"glorot"``: Keras's, Glorot uniform with biases of 0; or
+            ``"truncated-normal"``.
+        std: Standard deviation of the truncated normal, which is cut at two standard deviations.
+        bias: Initial biases with the truncated normal; 0.1 in Sabour et al.'s code.
     """
     if init == "torch":
         return
@@ -154,6 +154,6 @@ def draw_layers(module: nn.Module, init: ConvInit, std: float, bias: float = 0.1
 
 
 def draw_truncated(tensor: Tensor, std: float) -> None:
-    """Fill a tensor with normal numbers that are cut at two deviations; a fake tensor has no numbers to fill."""
-    if not is_fake(tensor):  # torch reads the numbers in order to draw some of them again
+    """Fill a tensor with normal numbers, cut at two standard deviations. Skip fake tensors, which hold no numbers."""
+    if not is_fake(tensor):  # trunc_normal_ reads the numbers, because it draws some of them again
         nn.init.trunc_normal_(tensor, std=std, a=-2 * std, b=2 * std)

@@ -1,4 +1,4 @@
-"""The decoder: from the capsules of the present classes back to the image."""
+"""The decoder: reconstruct the image from the capsules of the present classes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from torchcaps.ranges import Size, Width
 
 @checked
 def mask_capsules(capsules: Float[Tensor, "B J D"], targets: Targets | None = None) -> Float[Tensor, "B J D"]:
-    """Zero all capsules but those of the target classes, or, without targets, all but the longest.
+    """Set all capsules to zero except the target classes, or except the longest capsule if ``targets`` is None.
 
     Args:
         capsules: Output capsules v_j.
-        targets: :data:`~torchcaps.ops.losses.Targets`, labels or multi-hot, or None.
+        targets: Labels or multi-hot rows, :data:`~torchcaps.ops.losses.Targets`, or None.
 
     Source: Sabour, Frosst, Hinton 2017, section 4.1 (arXiv:1710.09829).
     """
@@ -40,13 +40,13 @@ def mask_capsules(capsules: Float[Tensor, "B J D"], targets: Targets | None = No
 
 @checked
 def separate_capsules(capsules: Float[Tensor, "B J D"], classes: Int[Tensor, "B P"]) -> Float[Tensor, "B P J D"]:
-    """The capsules of P objects in an image, each alone: all others are zero.
+    """Copy the capsules once for each of P objects in an image, with all capsules but the object's set to zero.
 
-    ``separate_capsules(capsules, classes).flatten(0, 1)`` is what :class:`Decoder` takes.
+    :class:`Decoder` takes ``separate_capsules(capsules, classes).flatten(0, 1)``.
 
     Args:
         capsules: Output capsules v_j.
-        classes: The classes of the objects, in 0..J-1.
+        classes: Classes of the objects, in 0..J-1.
 
     Source: Sabour, Frosst, Hinton 2017, section 6 (arXiv:1710.09829).
     """
@@ -56,24 +56,24 @@ def separate_capsules(capsules: Float[Tensor, "B J D"], classes: Int[Tensor, "B 
 
 @register("decoder", "dense")
 class Decoder(nn.Module):
-    """Fully connected decoder: J·D → 512 ReLU → 1024 ReLU → pixels, sigmoid; or one that ends in convolutions.
+    """Fully connected decoder: J·D → 512 ReLU → 1024 ReLU → pixels, sigmoid; optionally followed by convolutions.
 
-    With n ``decoder_channels``, the dense layers end in a map of H/2ⁿ × W/2ⁿ, rounded up, of the first of these
-    channels, ReLU. It is brought to twice its size, nearest neighbour, and convolved, 3×3, n times: to the other
-    channels, ReLU, and at last to the image, sigmoid. A convolution uses its weights at every place, so that large
-    images need few of them.
+    With n ``decoder_channels``, the dense layers end in a map with the first of these channels and a ReLU. Its size is
+    H/2ⁿ × W/2ⁿ, rounded up. Then the map is doubled in size (nearest neighbour) and convolved (3×3), n times. Each
+    convolution ends in a ReLU, except the last one, which ends in the image and a sigmoid. A convolution uses its
+    weights at every position, so large images need few weights.
 
     Args:
-        num_capsules: J.
-        capsule_dim: D.
-        out_shape: Shape of an image (C, H, W); pixels come out in 0..1.
+        num_capsules: Number of capsules (J).
+        capsule_dim: Components of a capsule (D).
+        out_shape: Shape of an image (C, H, W); pixels are in 0..1.
         decoder_hidden: Widths of the decoder's hidden layers.
-        decoder_channels: Channels of the maps that 3x3 convolutions make the image of, each map twice as large as the
-            one before: 64,32,16 suits colour images from 32 pixels on; the published networks have none.
+        decoder_channels: Channels of the maps of the decoder's 3x3 convolutions, each map twice as large as the one
+            before: 64,32,16 suits colour images from 32 pixels on; the published networks have none.
         decoder_init: Initial weights of the decoder: torch's default; TensorFlow's and Keras's (Glorot uniform, bias
-            0); or the authors' code's (truncated normal of deviation 0.1, bias 0.1).
-        decoder_mask: Whose capsule is decoded: the label's in training and the longest at inference; always the
-            label's (where there is one); or always the longest.
+            0); or the authors' code's (truncated normal of standard deviation 0.1, bias 0.1).
+        decoder_mask: Capsule to decode: the label's in training and the longest at inference; always the label's (if
+            there is a label); or always the longest.
 
     Source: Sabour, Frosst, Hinton 2017, section 4.1 and figure 2 (arXiv:1710.09829).
     """
@@ -111,9 +111,9 @@ class Decoder(nn.Module):
 
     @checked
     def forward(self, capsules: Float[Tensor, "B {self.num_capsules} {self.capsule_dim}"]) -> Float[Tensor, "B C H W"]:
-        """Decode capsules, of which all but the wanted ones are zero (:func:`mask_capsules`), to images in 0..1.
+        """Decode capsules to images in 0..1. Mask the capsules first with :func:`mask_capsules`.
 
-        Capsules of any floating dtype are brought to the decoder's own: routing returns float32 in a network that was
+        Capsules are converted to the dtype of the decoder, because routing returns float32 in a network that was
         converted to half precision.
         """
         weight = next(self.parameters(), capsules)  # a quantised decoder has no parameters

@@ -1,4 +1,4 @@
-"""A head of capsules for any backbone: feature maps, tokens or vectors in, a capsule for each class out."""
+"""A capsule head for any backbone: it turns feature maps, tokens or vectors into a capsule for each class."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from torchcaps.ranges import Pixels, Size, Width
 
 
 class CapsuleHead(nn.Module):
-    """Features of any backbone to class capsules: :class:`PrimaryCapsules` of 1×1, and :class:`DenseCapsules`.
+    """Capsule head on the features of any backbone: :class:`PrimaryCapsules` of 1×1, and :class:`DenseCapsules`.
 
-    Features are averaged to ``side`` x ``side`` places, whatever the size of the images, and each place becomes
-    ``primary_types`` capsules. Tokens are places of a square map, row by row; a vector is what all places have. The
-    scores, one of 0..1 for each class, are ``capsules.scores()``; :func:`torchcaps.margin_loss` takes them.
+    Feature maps of any size are averaged to a grid of ``side`` x ``side`` cells, and each cell becomes
+    ``primary_types`` capsules. Tokens are read as a square map, row by row. A vector is repeated for all cells.
+    ``capsules.scores()`` returns a score of 0..1 for each class, for :func:`torchcaps.margin_loss`.
 
     Args:
-        in_channels: C, the channels of the features.
-        num_classes: J.
-        side: Rows and columns of places.
-        primary_types: Capsules that each place becomes, so that I = primary_types x side².
-        primary_dim: K.
-        capsule_dim: D.
+        in_channels: Channels of the features (C).
+        num_classes: Number of classes (J).
+        side: Rows and columns of the grid.
+        primary_types: Capsules for each cell of the grid, so that I = primary_types x side².
+        primary_dim: Components of a primary capsule (K).
+        capsule_dim: Components of a class capsule (D).
         transform: The transform, as for :class:`DenseCapsules`.
         routing: The routing, as for :class:`DenseCapsules`.
 
@@ -65,11 +65,10 @@ class CapsuleHead(nn.Module):
         )
 
     def forward(self, features: Float[Tensor, "B C H W"] | Float[Tensor, "B N C"] | Float[Tensor, "B C"]) -> Capsules:
-        """Class capsules (B, J, D) of maps, tokens or vectors.
+        """Return class capsules (B, J, D) of maps, tokens or vectors.
 
         Raises:
-            InputError: Features of another number of axes or channels, or tokens that are not as many as a square map
-                has places.
+            InputError: Features of another number of axes or channels, or a number of tokens that is not a square.
         """
         refuse_fx(features)
         if features.ndim == 2:
@@ -78,7 +77,7 @@ class CapsuleHead(nn.Module):
             side = math.isqrt(features.shape[1])
             if side**2 != features.shape[1]:
                 raise InputError(
-                    f"tokens must be as many as a square map has places, without class tokens, got {features.shape[1]}"
+                    f"the number of tokens must be a square, without class tokens, got {features.shape[1]}"
                 )
             features = features.transpose(1, 2).unflatten(2, (side, side))
         elif features.ndim != 4:

@@ -1,4 +1,4 @@
-"""Capsule layers: a transform, which makes votes, and a routing, which makes capsules of them."""
+"""Capsule layers: a transform computes votes, and a routing computes output capsules from them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,20 @@ from torchcaps.ranges import Padding, Pixels, Size, Width
 TransformSpec = Annotated[Spec, Choice("transform")]
 RoutingSpec = Annotated[Spec, Choice("routing")]
 Coordinates = Literal["none", "centres", "tenths", "hundredths"]
-"""What votes are told of the place of their capsule on a map."""
+"""How the position of a capsule on its map is added to its votes."""
 Competition = Literal["types", "types-and-positions"]
-"""What the capsules that an input capsule of a map votes for compete over."""
+"""Which output capsules compete for an input capsule of a map."""
 
 
 class CapsuleLayer(nn.Module, ABC):
-    """What the layers have in common: a transform and a routing, told their sizes I, K, J, D.
+    """Base class of capsule layers: builds a transform and a routing for the sizes I, K, J, D.
 
-    ``competitors`` is how many output capsules compete for an input capsule, J if None; ``weights_of`` how many input
-    capsules have weights of their own, I if None.
+    Args:
+        size: Sizes of the layer.
+        transform: Name or module of the transform.
+        routing: Name or module of the routing.
+        competitors: Number of output capsules that compete for one input capsule. None: J.
+        weights_of: Number of input capsules with separate weights. None: I.
     """
 
     def __init__(
@@ -67,21 +71,22 @@ class CapsuleLayer(nn.Module, ABC):
 
     @abstractmethod
     def votes(self, capsules: Capsules) -> tuple[Votes, Activations]:
-        """What the routing is given: the votes, and the activations of the capsules that vote."""
+        """Return the inputs of the routing: the votes, and the activations of the input capsules."""
 
     @computed_in_full_precision
     def route(self, capsules: Capsules | Float[Tensor, "B I K"], *, return_coupling: bool = False) -> Routed:
-        """What the routing returns: the output capsules, and the coupling if asked for.
+        """Compute votes and route them.
 
-        Of a layer on a map, these are those of its windows, position by position: (B·L, T, D), coupling (B·L, I, T).
+        A layer on a map routes each window: it returns poses (B·L, T, D) and coupling (B·L, I, T), position by
+        position.
 
         Args:
-            capsules: Input capsules; of a layer that needs no map, their poses alone will do.
-            return_coupling: Whether the coupling c_ij of the last iteration is asked for.
+            capsules: Input capsules. A layer without a map also takes a tensor of poses.
+            return_coupling: Also return the coupling c_ij of the last iteration.
 
         Raises:
-            InputError: Poses of another shape or device, or a routing that returns something else than capsules of the
-                layer's sizes.
+            InputError: Poses of another shape or device, or a routing whose result does not have the sizes of the
+                layer.
         """
         routed, dtype = self._route_in_full_precision(capsules, return_coupling)
         return routed.to(dtype)
@@ -89,8 +94,8 @@ class CapsuleLayer(nn.Module, ABC):
     def _route_in_full_precision(
         self, capsules: Capsules | Float[Tensor, "B I K"], return_coupling: bool = False
     ) -> tuple[Routed, torch.dtype]:
-        """Return what the routing returns before it is rounded, and the dtype that it is to be rounded to."""
-        votes, activations = self.votes(capsules)  # type: ignore[arg-type]  # each layer says what it takes
+        """Return the result of the routing in full precision, and the dtype to convert it to."""
+        votes, activations = self.votes(capsules)  # type: ignore[arg-type]  # subclasses may take a tensor of poses
         dtype, votes.dtype = votes.dtype, votes.poses.dtype
         activations = None if activations is None else votes.present(activations)
         routed = self.routing(votes, activations, return_coupling=return_coupling)
@@ -102,16 +107,16 @@ class CapsuleLayer(nn.Module, ABC):
         try:
             self._look_at(*routed)
         except InputError as error:
-            raise InputError(f"{name} returned what does not fit the layer: {error}") from None
-        return routed.within(votes.mask), dtype
+            raise InputError(f"{name} returned a result that does not fit the layer: {error}") from None
+        return routed.masked(votes.mask), dtype
 
     def _transformed(self, poses: Float[Tensor, "B I K"]) -> Votes:
-        """Return the votes that the transform makes of poses."""
+        """Return the votes that the transform computes from poses."""
         tensors = self.transform(poses)
         if not isinstance(tensors, tuple) or not all(isinstance(each, Tensor) for each in tensors):
             name = type(self.transform).__name__
             raise InputError(
-                f"{name}.forward must return a tuple of tensors, of which {name}.votes makes votes, got "
+                f"{name}.forward must return a tuple of tensors, the arguments of {name}.votes, got "
                 f"{type(tensors).__name__}"
             )
         return self.transform.votes(*tensors)
@@ -123,31 +128,35 @@ class CapsuleLayer(nn.Module, ABC):
         activations: Float[Tensor, "B {self.out_capsules}"] | None,
         coupling: Float[Tensor, "B {self.in_capsules} {self.out_capsules}"] | None,
     ) -> None:
-        """Raise InputError unless a routing returned capsules of the layer's sizes."""
+        """Raise InputError unless the result of a routing has the sizes of the layer."""
 
 
 @register("layer", "dense")
 class DenseCapsules(CapsuleLayer):
-    """Fully connected capsule layer: every input capsule votes for every output capsule, routing decides.
+    """Fully connected capsule layer: every input capsule votes for every output capsule; the routing weighs the votes.
 
-    Usable alone and stacked: capsules, or poses (B, I, K) alone, in; capsules (B, J, D) out.
+    Takes :class:`Capsules` or a tensor of poses (B, I, K), and returns capsules (B, J, D). Layers can be stacked.
 
-    A stack needs poses that are not too short: every squash shortens short capsules further. In an experiment with
-    three stacked layers (32 → 16 → 8 → 4 capsules, default initialisation, Adam), fed with poses of length 0.1, both
-    softmax axes stayed at their initial loss for 1,000 steps; of length 0.2, over outputs they trained, over inputs
-    they stayed for 400 steps; of length 0.3, both trained, over outputs better.
+    A stack needs poses that are not too short, because every squash shortens short capsules further. An experiment
+    trained three stacked layers (32 → 16 → 8 → 4 capsules, default initialisation, Adam):
+
+    | length of the input poses | softmax over outputs | softmax over inputs |
+    |---|---|---|
+    | 0.1 | initial loss for 1,000 steps | initial loss for 1,000 steps |
+    | 0.2 | trained | initial loss for 400 steps |
+    | 0.3 | trained, better than over inputs | trained |
 
     Args:
-        in_capsules: I; or types, height and width of the map that the input capsules stand on, which share_positions
-            and coordinates need; None for any number, where neither transform nor routing has weights for each.
-        in_dim: K.
-        out_capsules: J, where num_capsules does not say otherwise.
-        capsule_dim: Components of an output capsule.
-        num_capsules: Output capsules of a dense layer; one for each class if none is given, as the last layer has.
-        transform: The transform, which makes votes of capsules.
-        routing: The routing algorithm, which makes capsules of votes.
-        share_positions: The capsules of a type share their weights at all positions of the map that they stand on.
-        coordinates: Votes also say where their capsule stands on the map, row and column of n: (i + 1/2)/n or
+        in_capsules: Number of input capsules (I); or types, height and width of their map, which share_positions and
+            coordinates need. None: any number, if neither transform nor routing has weights for each input capsule.
+        in_dim: Components of an input capsule (K).
+        out_capsules: Number of output capsules (J), unless num_capsules is given.
+        capsule_dim: Components of an output capsule (D).
+        num_capsules: Output capsules of a dense layer; default: one for each class, as in the last layer.
+        transform: The transform, which computes votes from capsules.
+        routing: The routing algorithm, which computes output capsules from votes.
+        share_positions: Capsules of one type share their weights at all positions of their map.
+        coordinates: Add the position of a capsule on its map to its votes, for row and column i of n: (i + 1/2)/n or
             (i + 1)/(10 n) in the last column of the first two rows of a matrix, or (i - n/2)/100 in the first two
             components (EM's code).
 
@@ -174,21 +183,21 @@ class DenseCapsules(CapsuleLayer):
             raise InputError(f"DenseCapsules: in_capsules must be a number, or types, height and width, got {shape}")
         number, grid = math.prod(shape), shape if len(shape) == 3 else None
         if grid is None and (share_positions or coordinates != "none"):
-            raise InputError("share_positions and coordinates need capsules that stand on a map")
+            raise InputError("share_positions and coordinates need capsules on a map: types, height and width")
         size = LayerSize(number, in_dim, num_capsules or out_capsules, capsule_dim)
         super().__init__(size, transform, routing, weights_of=grid[0] if share_positions and grid else None)
         self.capsule_dim, self.num_capsules = capsule_dim, num_capsules
         self.share_positions, self.coordinates = share_positions, coordinates
         self.grid = grid
-        self._places(torch.device("meta"))  # raises, where poses are no matrices
+        self._places(torch.device("meta"))  # raises if coordinates need poses that are matrices
 
     def forward(self, capsules: Capsules | Float[Tensor, "B I K"]) -> Capsules:
-        """Output capsules v_j of input capsules, or of their poses alone; see :meth:`route`."""
+        """Return the output capsules v_j; see :meth:`route`."""
         routed = self.route(capsules)
         return Capsules(routed.poses, routed.activations)
 
     def votes(self, capsules: Capsules | Float[Tensor, "B I K"]) -> tuple[Votes, Activations]:
-        """What the routing is given."""
+        """Return the inputs of the routing."""
         capsules = Capsules.of(capsules)
         votes, places = self._votes(capsules.poses, capsules.mask), self._places(capsules.poses.device)
         votes = votes if places is None else PlacedVotes(votes, places)
@@ -200,7 +209,8 @@ class DenseCapsules(CapsuleLayer):
         poses: Float[Tensor, "B {self.in_capsules} {self.in_dim}"],
         mask: Bool[Tensor, "B {self.in_capsules}"] | None,
     ) -> Votes:
-        poses = poses if mask is None else poses.where(mask.unsqueeze(2), 0)  # a transform may use them at once
+        # masked before the transform, which may sum over input capsules
+        poses = poses if mask is None else poses.where(mask.unsqueeze(2), 0)
         if not self.share_positions or self.grid is None:
             return self._transformed(poses)
         positions = math.prod(self.grid[1:])
@@ -208,7 +218,7 @@ class DenseCapsules(CapsuleLayer):
         return MapVotes(self._transformed(by_position.flatten(0, 1)), poses, positions)
 
     def _places(self, device: torch.device) -> Float[Tensor, "I D"] | None:
-        """What is added to the votes of each capsule of a map: its row and its column; None where nothing is."""
+        """Return the coordinates, row and column, to add to the votes of each capsule; None without coordinates."""
         if self.coordinates == "none" or self.grid is None:
             return None
         types, height, width = self.grid
@@ -233,25 +243,25 @@ class DenseCapsules(CapsuleLayer):
 
 @register("layer", "conv")
 class ConvCapsules(CapsuleLayer):
-    """Capsule layer on a map: the capsules of a window vote for those at the position in its middle.
+    """Capsule layer on a map: the capsules of a window vote for the output capsules at the centre of the window.
 
-    The weights are the same at all positions. Output capsules stand on a map too, in the order of
-    :class:`Capsules`, so that such layers stack.
+    All positions share the weights. Output capsules form a map too, in the order of :class:`Capsules`, so such layers
+    can be stacked.
 
     Args:
-        in_types: Capsule types of the map that comes in.
-        in_dim: K.
-        layer_types: Capsule types that go out of a layer on a map.
-        capsule_dim: Components of an output capsule.
+        in_types: Capsule types of the input map.
+        in_dim: Components of an input capsule (K).
+        layer_types: Output capsule types of a layer on a map.
+        capsule_dim: Components of an output capsule (D).
         layer_kernel: Height and width of a window of a layer on a map, positions.
         layer_stride: Stride of a layer on a map, positions.
         layer_padding: Positions without capsules around the map, on each side.
         pose_norm: After a layer on a map, batch normalisation of each component of each type of poses, with a learned
             scale and shift.
-        compete_over: In a layer on a map, the output types at one position compete for a capsule, or those of all
-            positions whose windows hold it.
-        transform: The transform, which makes votes of capsules.
-        routing: The routing algorithm, which makes capsules of votes.
+        compete_over: In a layer on a map, the output types of one position compete for an input capsule, or the output
+            types of all windows that contain it.
+        transform: The transform, which computes votes from capsules.
+        routing: The routing algorithm, which computes output capsules from votes.
 
     Source: Hinton, Sabour, Frosst 2018, "Matrix capsules with EM routing" (ICLR), for the layer and the competition
     over positions.
@@ -274,7 +284,7 @@ class ConvCapsules(CapsuleLayer):
     ) -> None:
         if layer_padding >= layer_kernel:
             raise InputError(f"layer_padding must be below layer_kernel, {layer_kernel}, got {layer_padding}")
-        windows = max(1, round((layer_kernel / layer_stride) ** 2))  # that hold a capsule which is far from the edges
+        windows = max(1, round((layer_kernel / layer_stride) ** 2))  # that contain a capsule far from the edges
         competitors = layer_types * windows if compete_over == "types-and-positions" else layer_types
         size = LayerSize(in_types * layer_kernel**2, in_dim, layer_types, capsule_dim)
         super().__init__(size, transform, routing, competitors)
@@ -285,7 +295,7 @@ class ConvCapsules(CapsuleLayer):
 
     @computed_in_full_precision
     def forward(self, capsules: Capsules) -> Capsules:
-        """Output capsules, on a map, from those of a map with its grid.
+        """Return the output capsules with their grid.
 
         Raises:
             InputError: Capsules without a grid, of other types or components, or on a map smaller than a window.
@@ -299,14 +309,14 @@ class ConvCapsules(CapsuleLayer):
         poses, activations, _ = routed.to(dtype)
         activations = None if activations is None else by_type(activations, positions)
         mask = None
-        if capsules.mask is not None and capsules.grid is not None:  # a position is there where a capsule votes for it
+        if capsules.mask is not None and capsules.grid is not None:  # a position with at least one vote is present
             voted = self._in_windows(capsules.mask.to(poses), capsules.grid).any(1, keepdim=True)
             mask = by_type(voted.expand(-1, self.layer_types), positions)
         return Capsules(by_type(poses, positions), activations, grid, mask)
 
     @checked
     def votes(self, capsules: Capsules) -> tuple[Votes, Activations]:
-        """What the routing is given: the votes of the capsules of each of the B·L windows."""
+        """Return the inputs of the routing: votes and activations of the capsules of each of the B·L windows."""
         grid, mask = capsules.grid, capsules.mask
         self.out_grid(grid)
         assert grid is not None
@@ -334,27 +344,27 @@ class ConvCapsules(CapsuleLayer):
         self, poses: Float[Tensor, "B N {self.in_dim}"], number: int, mask: Bool[Tensor, "B N"] | None
     ) -> Float[Tensor, "B N K"]:
         if poses.shape[1] != number:
-            raise InputError(f"ConvCapsules: poses must be those of {number} capsules, got {poses.shape[1]}")
+            raise InputError(f"ConvCapsules: the grid needs poses of {number} capsules, got {poses.shape[1]}")
         return poses if mask is None else poses.where(mask.unsqueeze(2), 0)
 
     def _in_windows(self, numbers: Float[Tensor, "B N"], grid: Grid) -> Float[Tensor, "BL I"]:
-        """What the capsules of a map have, one number each, for those of each window."""
+        """Collect one number of each capsule of a map by windows."""
         return self._windows(numbers.unflatten(1, grid)).flatten(1, 2).transpose(1, 2).flatten(0, 1)
 
     def window_capsules(self, grid: Grid, device: torch.device | None = None) -> Int[Tensor, "L I"]:
-        """The capsule of the map ``grid``, counted from 1, that each capsule of each window is; 0 beyond the edge."""
+        """Return the index on the map, counted from 1, of each capsule of each window; 0 outside the map."""
         number = torch.arange(1.0, math.prod(grid) + 1, device=device)  # exact up to 2^24
         return self._windows(number.view(1, *grid)).flatten(1, 2)[0].t().long()
 
     def out_grid(self, grid: Grid | None) -> Grid:
-        """Types, height and width of the map that goes out, from those of the map that comes in.
+        """Return types, height and width of the output map for an input map.
 
         Raises:
-            InputError: A map that is none, of other types, or smaller than a window.
+            InputError: No map, another number of types, or a map smaller than a window.
         """
         if grid is None:
             raise InputError(
-                "ConvCapsules: capsules must stand on a map, but these have no grid; primary capsules of the grouping "
+                "ConvCapsules: capsules must have a grid; primary capsules of the grouping "
                 '"channels" and other ConvCapsules have one'
             )
         types, *sizes = grid
@@ -368,6 +378,6 @@ class ConvCapsules(CapsuleLayer):
         return self.layer_types, height, width
 
     def _windows(self, maps: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C k2 L"]:
-        """The windows of each map."""
+        """Return the windows of each map."""
         columns = F.unfold(maps, self.layer_kernel, padding=self.layer_padding, stride=self.layer_stride)
         return columns.unflatten(1, (maps.shape[1], self.layer_kernel**2))  # (B, C, k², L)

@@ -1,4 +1,4 @@
-"""Votes of capsules on a map: with the same weights at all positions, and with their position added."""
+"""Votes of capsules on a map: with weights shared by all positions, and with the position added."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torchcaps.ops.vote_factors import VoteFactors
 
 
 class MapVotes(Votes):
-    """Votes of the capsules of a map whose weights are the same at all positions.
+    """Votes of the capsules of a map with weights shared by all positions.
 
     Args:
-        votes: Those of each position, (B·L, T, J, D).
-        poses: The capsules (B, T·L, K), type by type.
-        positions: L.
+        votes: Votes of the T capsules at each position (B·L, T, J, D).
+        poses: Capsules of the whole map (B, T·L, K), type by type.
+        positions: Number of positions (L).
     """
 
     def __init__(self, votes: Votes, poses: Float[Tensor, "B I K"], positions: int) -> None:
@@ -55,11 +55,11 @@ class MapVotes(Votes):
 
 
 class PlacedVotes(Votes):
-    """Votes to which the place of their capsule is added.
+    """Votes plus the coordinates of their capsule on the map.
 
     Args:
-        votes: Without the places.
-        places: What is added, the same for all output capsules.
+        votes: Votes without coordinates.
+        places: Coordinates to add, the same for all output capsules.
     """
 
     def __init__(self, votes: Votes, places: Float[Tensor, "I D"]) -> None:
@@ -95,5 +95,5 @@ class PlacedVotes(Votes):
 
 
 def by_type(windows: Float[Tensor, "BL T *more"], positions: int) -> Float[Tensor, "B TL *more"]:
-    """What was computed at each of a map's L ``positions``, in the order of :class:`torchcaps.nn.Capsules`."""
+    """Reorder results of each of the L ``positions`` of a map to the order of :class:`torchcaps.nn.Capsules`."""
     return windows.unflatten(0, (-1, positions)).transpose(1, 2).flatten(1, 2)

@@ -1,4 +1,4 @@
-"""Primary capsules: from feature maps to capsules."""
+"""Primary capsules: modules that compute capsules from feature maps."""
 
 from __future__ import annotations
 
@@ -22,37 +22,38 @@ from torchcaps.tracing import has_hooks
 
 @register("primary", "conv")
 class PrimaryCapsules(nn.Module):
-    """A convolution whose channels are grouped into capsules: (B, C, H, W) → capsules (B, I, K).
+    """A convolution whose output channels form capsules: (B, C, H, W) → capsules (B, I, K).
 
-    With the grouping ``"channels"``, capsule ``i = (type · H' + y) · W' + x`` holds the K channels of its type at one
-    location of the H'×W' output grid. ``"raster"`` flattens the map (component, type, y, x) and cuts it into pieces of
-    K, as several implementations do.
+    With the grouping ``"channels"``, capsule ``i = (type · H' + y) · W' + x`` consists of the K channels of its type at
+    one location of the H'×W' output grid. ``"raster"`` flattens the map (component, type, y, x) and cuts it into pieces
+    of K, as several implementations do.
 
     Args:
-        in_channels: C.
-        primary_types: Types of primary capsules; their number is types x height x width of the second convolution's
-            output.
+        in_channels: Channels of the feature maps (C).
+        primary_types: Types of primary capsules. The number of primary capsules is types x height x width of the
+            second convolution's output.
         primary_dim: Components of a primary capsule.
         primary_kernel: Kernel of the primary capsules' convolution, pixels.
         primary_stride: Stride of the primary capsules' convolution, pixels.
-        primary_padding: Zeros on each side of what the primary capsules' convolution sees, pixels.
-        primary_activation: Activation on the primary convolution, before capsules are formed.
+        primary_padding: Zero padding on each side of the input of the primary capsules' convolution, pixels.
+        primary_activation: Activation after the primary capsules' convolution, before capsules are formed.
         primary_separate_convs: One convolution for each component of a primary capsule instead of one for all.
-        grouping: A primary capsule holds the channels of one location, or neighbouring locations of a flattened map.
-        primary_output: Primary capsules are squashed; or brought to length one; or votes/types + bias, squashed
-            (authors' code); or squashed by 1 - e^-length; or left as the convolution gives them.
-        primary_norm: After the primary capsules' convolution: nothing, or batch normalisation, plain or with a learned
-            scale and shift of each channel.
-        primary_activations: Primary capsules have activations of their own, the sigmoid of one more channel for each
-            type; else their lengths are what says how active they are.
-        primary_depthwise: Each channel of a primary capsule looks at one channel of the maps, of which there are as
-            many.
-        squash_eps: Added under the squash's root. 1e-24 stands for none: it changes no vector longer than 1e-8 in
+        grouping: Components of a primary capsule: the channels of one location (channels), or neighbouring locations
+            of a flattened map (raster).
+        primary_output: Function applied to primary capsules: squash; scaling to length one; votes/types + bias, then
+            squash (authors' code); squash by 1 - e^-length; or none.
+        primary_norm: Normalisation after the primary capsules' convolution: none, or batch normalisation, plain or
+            with a learned scale and shift of each channel.
+        primary_activations: Compute activations of primary capsules, the sigmoid of one more channel for each type;
+            otherwise the lengths of the capsules are used.
+        primary_depthwise: Convolve each channel separately; the feature maps must have as many channels as the
+            primary capsules.
+        squash_eps: Added under the squash's root. 1e-24 is practically zero: it changes no vector longer than 1e-8 in
             float32, and keeps the gradient of a zero vector finite.
         conv_init: Initial weights of the convolutions: torch's default; Keras's (Glorot uniform, bias 0); or the
-            authors' code's (truncated normal of deviation 0.05 and 0.1, bias 0.1).
-        primary_init: Initial weights of the primary capsules: as conv_init says; or those of the matrix capsules'
-            code, a truncated normal of deviation 0.5 for poses, bias 0, and of 3 for activations, bias -1.
+            authors' code's (truncated normal of standard deviation 0.05 and 0.1, bias 0.1).
+        primary_init: Initial weights of the primary capsules: by conv_init; or as in the matrix capsules' code, a
+            truncated normal of standard deviation 0.5 for poses, bias 0, and of 3 for activations, bias -1.
 
     Source: Sabour, Frosst, Hinton 2017, section 4 (arXiv:1710.09829).
     """
@@ -79,7 +80,7 @@ class PrimaryCapsules(nn.Module):
     ) -> None:
         super().__init__()
         channels = primary_types * primary_dim
-        if primary_padding >= primary_kernel:  # capsules would see zeros only
+        if primary_padding >= primary_kernel:  # some capsules would see only zeros
             raise InputError(f"primary_padding must be below primary_kernel, {primary_kernel}, got {primary_padding}")
         if primary_depthwise and (primary_separate_convs or in_channels != channels):
             raise InputError(
@@ -87,7 +88,7 @@ class PrimaryCapsules(nn.Module):
                 f"{channels} channels, got {in_channels}"
             )
         if grouping == "raster" and primary_activations:
-            raise InputError('primary_activations need the grouping "channels": a capsule must stand at one place')
+            raise InputError('primary_activations need grouping="channels", where a capsule has one position')
         self.in_channels, self.primary_types, self.primary_dim = in_channels, primary_types, primary_dim
         self.primary_kernel, self.primary_stride, self.primary_padding = primary_kernel, primary_stride, primary_padding
         self.primary_activation, self.primary_separate_convs = primary_activation, primary_separate_convs
@@ -118,7 +119,7 @@ class PrimaryCapsules(nn.Module):
         self.bias = nn.Parameter(start) if primary_output == "routed" else None
 
     def init_weights(self) -> None:
-        """Draw the weights of the convolutions as the options say; a network calls it once all of it stands."""
+        """Draw the initial weights of the convolutions. A network calls this after all its parts are built."""
         if self.primary_init == "as-convolutions":
             draw_layers(self, self.conv_init, std=0.1)
         else:
@@ -128,12 +129,12 @@ class PrimaryCapsules(nn.Module):
 
     @checked
     def forward(self, features: Float[Tensor, "B {self.in_channels} H W"]) -> Capsules:
-        """Primary capsules; their poses' memory is laid out as (B, K, I), as fast routing wants it.
+        """Return primary capsules. Their poses lie in memory as (B, K, I), the order that fast routing reads.
 
-        Capsules of the grouping ``"raster"`` stand at no one place, so they have no grid.
+        With the grouping ``"raster"`` capsules have no grid, because a capsule spans several positions.
 
         Raises:
-            InputError: Features that are smaller than the kernel, with the padding.
+            InputError: Padded features that are smaller than the kernel.
         """
         maps = normalise(self.norm, in_full_precision(self._convolve(features)))
         if self.primary_activation == "relu" and (self.primary_norm != "none" or self.primary_depthwise):
@@ -153,30 +154,35 @@ class PrimaryCapsules(nn.Module):
         return Capsules(poses.transpose(1, 2), activations, grid)
 
     def is_wide(self, size: tuple[int, int], images: int) -> bool:
-        """Whether features of this height and width are convolved by products of planes where nothing is learned."""
+        """Return whether inference on maps of this size uses the fast transform of :mod:`torchcaps.ops.convolution`.
+
+        Args:
+            size: Height and width of the feature maps.
+            images: Number of images in a batch.
+        """
         kernel, stride = (self.primary_kernel,) * 2, (self.primary_stride,) * 2
         height, width = (length + 2 * self.primary_padding for length in size)
         shape = Shape(self.in_channels, self.primary_types * self.primary_dim, (height, width), kernel, stride)
         return not self.primary_depthwise and choose(shape, images, learning=False) == "transform"
 
     def _convolve(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B TK h w"]:
-        """All convolutions; separate ones are one with their weights joined, which is faster than one by one."""
+        """Apply all convolutions. Separate ones run as one convolution with joined weights, because that is faster."""
         if self.each_channel is not None:
             return self.each_channel(features)
         convs = [cast(Convolution, conv) for conv in self.convs]
         if len(convs) == 1:
             return convs[0](features)
-        if any(type(conv) is not Convolution or has_hooks(conv) for conv in convs):  # which expect a call of each
+        if any(type(conv) is not Convolution or has_hooks(conv) for conv in convs):  # hooks expect a call of each
             return torch.cat([conv(features) for conv in convs], 1)
         weight = torch.cat([conv.weight for conv in convs])
         bias = None if convs[0].bias is None else torch.cat([cast(Tensor, conv.bias) for conv in convs])
         return convolve(features, weight, bias, self.primary_stride, self.primary_padding, relu=convs[0].relu)
 
     def _group(self, maps: Float[Tensor, "B TK H W"]) -> Float[Tensor, "B K I"]:
-        """The one place where channels become capsules."""
+        """Group channels into capsules; nothing else does this."""
         if self.grouping == "raster":
             return maps.flatten(1).unflatten(1, (-1, self.primary_dim)).transpose(1, 2).contiguous()
-        if self.primary_separate_convs:  # their outputs are stacked (component, type)
+        if self.primary_separate_convs:  # the channels are ordered (component, type)
             return maps.flatten(1).unflatten(1, (self.primary_dim, -1))
         by_type = maps.unflatten(1, (self.primary_types, self.primary_dim))  # (B, T, K, H, W)
         return by_type.transpose(1, 2).flatten(2)
@@ -184,14 +190,14 @@ class PrimaryCapsules(nn.Module):
 
 @register("primary", "sequence")
 class SequenceCapsules(nn.Module):
-    """A linear map from the channels of each place to capsules, squashed; places with a NaN have none, by the mask.
+    """A linear map from the channels of each position to squashed capsules. Positions with NaN are masked.
 
     Args:
-        in_channels: C.
-        primary_types: Types of primary capsules; their number is types x height x width of the second convolution's
-            output.
+        in_channels: Channels of the feature maps (C).
+        primary_types: Types of primary capsules. The number of primary capsules is types x height x width of the
+            second convolution's output.
         primary_dim: Components of a primary capsule.
-        squash_eps: Added under the squash's root. 1e-24 stands for none: it changes no vector longer than 1e-8 in
+        squash_eps: Added under the squash's root. 1e-24 is practically zero: it changes no vector longer than 1e-8 in
             float32, and keeps the gradient of a zero vector finite.
     """
 
@@ -203,10 +209,10 @@ class SequenceCapsules(nn.Module):
         self.linear = Convolution(in_channels, primary_types * primary_dim, 1)
 
     def forward(self, features: Float[Tensor, "B C H W"]) -> Capsules:
-        """Primary capsules on the map of the features."""
-        there = ~features.isnan().any(1, keepdim=True)
-        maps = in_full_precision(self.linear(features.where(there, 0)))
+        """Return primary capsules on the map of the features."""
+        present = ~features.isnan().any(1, keepdim=True)
+        maps = in_full_precision(self.linear(features.where(present, 0)))
         by_type = maps.unflatten(1, (self.primary_types, self.primary_dim)).transpose(1, 2)  # (B, K, T, H, W)
         poses = squash(by_type.flatten(2), 1, self.squash_eps).transpose(1, 2)
-        mask = there.expand(-1, self.primary_types, -1, -1).flatten(1)
+        mask = present.expand(-1, self.primary_types, -1, -1).flatten(1)
         return Capsules(poses, None, (self.primary_types, *maps.shape[2:]), mask)

@@ -1,4 +1,4 @@
-"""Transforms: modules that turn capsules into the tensors that their votes are made of, and into the votes."""
+"""Transforms: modules that compute votes from input capsules."""
 
 from __future__ import annotations
 
@@ -22,49 +22,54 @@ WeightInit = Literal["balanced", "normal", "truncated-normal", "fan-in"]
 
 
 class Transform(nn.Module, ABC):
-    """From capsules to votes. A layer tells it its sizes once, by :meth:`bind`, where it makes its parameters.
+    """Base class of transforms. A layer calls :meth:`bind` once with its sizes; there the parameters are made.
 
-    :meth:`forward` returns tensors, so that hooks and the tools built on them see tensors; :meth:`votes` makes votes of
-    them, which a routing asks for sums. A layer calls ``transform.votes(*transform(poses))``.
+    A layer calls ``transform.votes(*transform(poses))``. :meth:`forward` returns tensors, because hooks and the tools
+    built on them need tensors. :meth:`votes` wraps them as votes, which a routing asks for sums.
 
-    Subclass it with these three methods, and register it by ``@register("transform", "mine")``, to put a transform of
-    your own into a capsule layer.
+    To use your own transform in a capsule layer, write a subclass with these three methods and register it with
+    ``@register("transform", "mine")``.
     """
 
     @abstractmethod
     def bind(self, size: LayerSize, std: float) -> None:
-        """Make the parameters for the sizes I, K, J, D; an InputError for sizes that this transform cannot have.
+        """Make the parameters for the sizes of a layer.
 
-        ``std`` is the deviation of votes, relative to the length of a pose, that suits the routing; see
-        :meth:`torchcaps.nn.Routing.balanced_std`.
+        Args:
+            size: Sizes I, K, J, D of the layer.
+            std: Standard deviation of the votes, relative to the length of a pose, that suits the routing; see
+                :meth:`torchcaps.nn.Routing.balanced_std`.
+
+        Raises:
+            InputError: Sizes that this transform cannot have.
         """
 
     @abstractmethod
     def forward(self, poses: Float[Tensor, "B I K"]) -> tuple[Tensor, ...]:
-        """Return the tensors that the votes of input capsules u_i are made of: as a rule poses and matrices."""
+        """Return the arguments of :meth:`votes` for input capsules u_i: usually poses and matrices."""
 
     @abstractmethod
     def votes(self, *tensors: Any, **_named: Any) -> Votes:  # of any signature, so that a subclass names its tensors
-        """Make votes of the tensors that :meth:`forward` returned. Parameters are used there, not here."""
+        """Return the votes from the tensors of :meth:`forward`. Use parameters only there, not here."""
 
 
 class WeightTransform(Transform):
-    """A transform with one tensor of weights, which starts at random.
+    """Base class of transforms with one tensor of random initial weights.
 
-    ``weight`` is contiguous, so that optimizers, pruning and writers of files of other libraries can flatten it. Its
-    axes stand in the order that fast routing reads; :attr:`matrices` shows them in the order of the equation.
+    ``weight`` is contiguous, because optimizers, pruning and file formats of other libraries flatten it. Its axes are
+    in the order that fast routing reads; :attr:`matrices` has them in the order of the equation.
 
     Args:
-        weight_init: Initial distribution of the transformation matrices: normal, with the deviation that suits the
-            sizes and the routing, so that layers stack (balanced); normal, or normal and cut at two deviations, with
-            weight_std; or normal with variance 2 / (I·K) (fan-in).
-        weight_std: Its standard deviation, where the distribution takes one.
+        weight_init: Initial distribution of the transformation matrices. balanced: normal, with the standard deviation
+            that suits the sizes and the routing, so that layers can be stacked. normal, truncated-normal (cut at two
+            standard deviations): with weight_std. fan-in: normal with variance 2 / (I·K).
+        weight_std: Standard deviation of the initial weights with normal and truncated-normal.
     """
 
     weight: nn.Parameter
     size: LayerSize | None = None
     axes: ClassVar[tuple[int, ...] | None] = None
-    """Axes of ``weight`` in the order of the equation; None: ``weight`` already has that order."""
+    """Permutation that brings the axes of ``weight`` to the order of the equation. None: no permutation."""
 
     def __init__(self, weight_init: WeightInit = "balanced", weight_std: PositiveFactor = 0.1) -> None:
         super().__init__()
@@ -72,16 +77,16 @@ class WeightTransform(Transform):
 
     def bind(self, size: LayerSize, std: float) -> None:
         if self.size is not None:
-            raise InputError(f"{type(self).__name__}: this transform belongs to a layer already; make one for each")
+            raise InputError(f"{type(self).__name__}: this transform already belongs to a layer; make one for each")
         self.weight = nn.Parameter(self._empty(size))
         self.size, self.balanced_std = size, std * math.sqrt(size.in_dim / self._products(size))
         self.reset_parameters()
 
     @property
     def matrices(self) -> Tensor:
-        """Return ``weight`` with its axes in the order of the equation: a view, which can be read and changed.
+        """Return ``weight`` with its axes in the order of the equation, as a view to read or change.
 
-        A view has no ``grad``; the gradient is ``weight.grad``, in the axes of ``weight``.
+        The view has no ``grad``; the gradient is ``weight.grad``, in the axes of ``weight``.
         """
         return self.weight if self.axes is None else self.weight.permute(self.axes)
 
@@ -90,11 +95,11 @@ class WeightTransform(Transform):
         """Allocate the weights; raise InputError for sizes that this transform cannot have."""
 
     def _products(self, size: LayerSize) -> int:
-        """How many products of a weight and a component of a pose are summed in a component of a vote."""
+        """Return the number of products that are summed for one component of a vote."""
         return size.in_dim
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew from torch's random generator."""
+        """Draw new weights from torch's random generator."""
         assert self.size is not None
         if self.weight_init == "truncated-normal":
             draw_truncated(self.matrices, self.weight_std)
@@ -130,7 +135,7 @@ class Dense(WeightTransform):
 
 @register("transform", "shared")
 class Shared(WeightTransform):
-    """One matrix for each output capsule, which all input capsules share: votes W_j u_i, W (J, D, K).
+    """A matrix for each output capsule, shared by all input capsules: votes W_j u_i, W (J, D, K).
 
     Source: Gu, Tresp 2020, "Improving the Robustness of Capsule Networks to Image Affine Transformations"
     (arXiv:1911.07968).
@@ -148,7 +153,7 @@ class Shared(WeightTransform):
 class Common(WeightTransform):
     """One matrix for all pairs: votes W u_i, the same for all output capsules, W (D, K).
 
-    All output capsules stay alike under a routing that starts from equal logits: start from a prior, or from noise.
+    A routing that starts from equal logits keeps all output capsules equal. Use a prior or noise as the start.
 
     Source: Li et al. 2019, "Multi-Interest Network with Dynamic Routing for Recommendation at Tmall"
     (arXiv:1904.08030), section 3.3.
@@ -164,10 +169,10 @@ class Common(WeightTransform):
 
 @register("transform", "factored")
 class Factored(WeightTransform):
-    """A matrix for each output capsule, made of two factors: votes F (f_j∘u_i), F (D, K) for all j, f_j (K).
+    """A matrix for each output capsule, the product of two factors: votes F (f_j∘u_i), F (D, K) for all j, f_j (K).
 
-    These are K·(J + D) numbers where ``"shared"`` has J·D·K. The f_j start at one: at first, the votes of an input
-    capsule are the same for all output capsules.
+    It has K·(J + D) weights; ``"shared"`` has J·D·K. The f_j are initially one, so an input capsule first casts the
+    same vote for all output capsules.
 
     Source: Heinsen 2022, "An Algorithm for Routing Vectors in Sequences" (arXiv:2211.11754), and its code.
     """
@@ -191,7 +196,7 @@ class Factored(WeightTransform):
 class Elementwise(WeightTransform):
     """A vector for each pair of an input and an output capsule: votes w_ij∘u_i, D = K.
 
-    They are computed as those of diagonal matrices. ``matrices`` is w (I, J, D), the diagonals; ``weight`` holds the
+    The votes are computed with diagonal matrices. ``matrices`` is w (I, J, D), the diagonals; ``weight`` holds the
     same numbers as (J, D, I).
 
     Source: Byerly, Kalganova, Dear 2021, "No Routing Needed Between Capsules" (arXiv:2001.09136).
@@ -217,7 +222,7 @@ class Elementwise(WeightTransform):
 
 @register("transform", "matrix")
 class Matrix(WeightTransform):
-    """Poses are square matrices M_i (P, P), and so are the weights: votes M_i W_ij, K = D = P².
+    """Products of square matrices, poses M_i (P, P) and weights W_ij (P, P): votes M_i W_ij, K = D = P².
 
     ``matrices`` is W (I, J, P, P), rows before columns; ``weight`` holds the same numbers as (J, P, P, I), columns
     before rows.
@@ -246,7 +251,7 @@ class Matrix(WeightTransform):
 
 @register("transform", "identity")
 class Identity(Transform):
-    """No transform: each input capsule votes with its own pose, D = K. It has no weights."""
+    """No transform: each input capsule votes with its pose, D = K. It has no weights."""
 
     def bind(self, size: LayerSize, std: float) -> None:
         _require_equal("Identity", size)
@@ -262,6 +267,6 @@ class Identity(Transform):
 def _require_equal(name: str, size: LayerSize) -> None:
     if size.in_dim != size.out_dim:
         raise InputError(
-            f"{name}: input and output capsules must have as many components as each other, got {size.in_dim} and "
+            f"{name}: input and output capsules must have the same number of components, got {size.in_dim} and "
             f"{size.out_dim}"
         )

@@ -1,7 +1,7 @@
-"""Votes: what each input capsule predicts for each output capsule, asked for in sums and, as a rule, never built.
+"""Votes: the predictions of the input capsules for the output capsules, usually never built in memory.
 
-A routing algorithm asks for weighted sums of the votes and for their agreement with output capsules, and for the votes
-themselves only if it must have each of them.
+A routing algorithm asks for weighted sums of the votes and for their agreement with output capsules. It builds the
+votes only if it needs each of them.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from torchcaps.ops.vote_factors import VoteFactors
 
 
 class Votes(ABC):
-    """The votes û_j|i of the input capsules of a batch for its output capsules, as a routing algorithm sees them.
+    """Base class of votes û_j|i, the interface between a transform and a routing algorithm.
 
     Votes are computed in full precision: half precision becomes float32 here, and :meth:`finish` converts results back.
 
     Args:
         poses: Input capsules u_i.
-        size: I, K, J, D.
-        dtype: Of the results: the higher of the precisions of what the votes are made of; that of the poses if None.
+        size: Sizes I, K, J, D of the layer.
+        dtype: Dtype of the results. None: the dtype of the poses. Subclasses pass the higher dtype of poses and
+            weights.
     """
 
     competition: MapCompetition | None = None
-    """Which output capsules compete on a map whose positions compete; else None."""
+    """The competition between positions of a map; None if only the output capsules of a row compete."""
     mask: Bool[Tensor, "B I"] | None = None
-    """True for each input capsule that is present; the poses of all others are zero. None if all are present."""
+    """True for each input capsule that is present; the poses of masked capsules are zero. None if all are present."""
 
     def __init__(self, poses: Float[Tensor, "B I K"], size: LayerSize, dtype: torch.dtype | None = None) -> None:
         if poses.shape[1] == 0:
@@ -45,42 +46,42 @@ class Votes(ABC):
 
     @property
     def data(self) -> Float[Tensor, "B I K"]:
-        """The poses; torchinfo reads the shape of a module's input from an attribute of this name."""
+        """The poses. torchinfo reads the shape of a module's input from an attribute named ``data``."""
         return self.poses
 
     @abstractmethod
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
-        """Σ_i c_ij û_j|i; without coupling, the plain sum."""
+        """Return Σ_i c_ij û_j|i, or the plain sum if ``coupling`` is None."""
 
     @abstractmethod
     def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
-        """⟨û_j|i, x_j⟩ with output capsules, or with any other vectors x_j."""
+        """Return the scalar products ⟨û_j|i, x_j⟩ with output capsules or any other vectors x_j."""
 
     @abstractmethod
     def build(self) -> Float[Tensor, "B I J D"]:
-        """The votes themselves, for algorithms that need each of them: B·I·J·D numbers."""
+        """Return all B·I·J·D numbers, for algorithms that need every single vote."""
 
     def factors(self) -> VoteFactors | None:
-        """Return the tensors that the votes are made of, for routings that make them a block at a time.
+        """Return the tensors from which a routing computes the votes block by block.
 
-        None if the votes can only be built. The votes of masked input capsules may be any finite numbers.
+        None if the votes can only be built. Votes of masked input capsules may be any finite numbers.
         """
         return None
 
     @abstractmethod
     def _of_images(self, images: slice) -> Votes:
-        """The votes of some images, without regard to the mask."""
+        """Return the votes of some images, ignoring the mask."""
 
     @abstractmethod
     def _hidden(self, mask: Bool[Tensor, "B I"]) -> Votes:
-        """The votes with zero in place of each number of an input capsule that is not present."""
+        """Return the votes with all numbers of masked input capsules set to zero."""
 
     def __getitem__(self, images: slice) -> Votes:
-        """The votes of some images, for algorithms that build those of a few at a time."""
+        """Return the votes of some images, for algorithms that build a few images at a time."""
         return self._like_these(self._of_images(images), None if self.mask is None else self.mask[images])
 
     def masked(self, mask: Bool[Tensor, "B I"] | None) -> Votes:
-        """The votes of the input capsules that a mask marks as present, among those that are present already."""
+        """Mask input capsules, in addition to capsules that are masked already."""
         if mask is None:
             return self
         mask = mask if self.mask is None else mask & self.mask
@@ -91,37 +92,37 @@ class Votes(ABC):
         return votes
 
     def present(self, values: Float[Tensor, "B I *more"], otherwise: float = 0.0) -> Float[Tensor, "B I *more"]:
-        """Values of the input capsules, replaced by ``otherwise`` for each input capsule that is not present.
+        """Replace the values of masked input capsules by ``otherwise``.
 
-        Every number of an input capsule passes here before it is used, so that nothing that is written at masked places
-        is read, neither by a result nor by a gradient.
+        Every number of an input capsule passes through here before it is used. Therefore neither results nor gradients
+        depend on the values of masked capsules.
         """
         if self.mask is None:
             return values
         return values.where(self.mask.reshape(*self.mask.shape, *[1] * (values.ndim - 2)), otherwise)
 
     def zeros(self) -> Float[Tensor, "B I J"]:
-        """Routing logits to start from, in full precision; in memory as (J, B, I), as agreement is."""
+        """Return routing logits of zero in full precision, in memory as (J, B, I) like the agreement."""
         shape = self.size.out_capsules, self.poses.shape[0], self.size.in_capsules
         return self.poses.new_zeros(shape).permute(1, 2, 0)
 
     def compete(
         self, logits: Float[Tensor, "B I J"], softmax_over: SoftmaxOver = "outputs", *, leaky: bool = False
     ) -> Float[Tensor, "B I J"]:
-        """Coupling c_ij: the softmax of the routing logits over the capsules that compete.
+        """Return the coupling: the softmax of the routing logits over the capsules that compete.
 
-        Over ``"outputs"``, the output capsules that an input capsule votes for compete: all of them, or, in a layer on
-        a map that says so, those of all positions whose windows hold the input capsule.
+        Over ``"outputs"``, all output capsules that an input capsule votes for compete. With
+        ``compete_over="types-and-positions"``, these are the output capsules of all windows that contain it.
 
         Args:
-            logits: b_ij.
+            logits: Routing logits b_ij.
             softmax_over: The axis on which capsules compete.
             leaky: Add a competitor with logit 0, whose share goes to no capsule.
 
         Returns:
-            c_ij; zero for input capsules that are not there.
+            Coupling c_ij; zero for masked input capsules.
         """
-        # over inputs -∞ would make a row without any capsule NaN
+        # not -∞: over inputs, the softmax of a row without any capsule would be NaN
         hidden = torch.finfo(logits.dtype).min if softmax_over == "inputs" else 0.0
         return self.present(self._compete(self.present(logits, hidden), softmax_over, leaky))
 
@@ -134,28 +135,31 @@ class Votes(ABC):
         if leaky:
             shares = torch.cat([torch.zeros_like(logits.narrow(axis, 0, 1)), logits], axis).softmax(axis)
             return shares.narrow(axis, 1, logits.shape[axis])
-        if axis == 2 and logits.movedim(2, 0).is_contiguous():  # as the contractions lay them out: kept so
+        if axis == 2 and logits.movedim(2, 0).is_contiguous():  # keep the memory order of the contractions
             return logits.movedim(2, 0).softmax(0).movedim(0, 2)
         return logits.softmax(axis)
 
     def log_compete(self, logits: Float[Tensor, "B I J"]) -> Float[Tensor, "B I J"]:
-        """The logarithm of :meth:`compete` over the outputs, exact even of couplings too small for their precision."""
+        """Return the logarithm of :meth:`compete` over outputs, exact even if the coupling itself underflows."""
         logits = self.present(logits)
         return log_softmax(logits) if self.competition is None else self.competition.log_softmax(logits)
 
     def finish(self, routed: Routed, *, coupling: bool) -> Routed:
-        """What a routing returns: ``routed`` in :attr:`dtype`, zero where no capsule is present; coupling if asked."""
+        """Convert results to :attr:`dtype`, apply the mask, and drop the coupling unless it is requested.
+
+        Every routing returns through here.
+        """
         kept = routed if coupling else Routed(routed.poses, routed.activations)
-        return kept.to(self.dtype).within(self.mask)
+        return kept.to(self.dtype).masked(self.mask)
 
 
 class BuiltVotes(Votes):
-    """Votes that stand in a tensor.
+    """Votes from a tensor.
 
     Args:
-        votes: û_j|i.
-        poses: What they were made of; if None, the votes for the first output capsule take their place.
-        dtype: Of the results; that of the votes if None.
+        votes: Votes û_j|i.
+        poses: Input capsules behind the votes. None: use the votes for the first output capsule.
+        dtype: Dtype of the results. None: the dtype of the votes.
     """
 
     @checked
@@ -174,15 +178,15 @@ class BuiltVotes(Votes):
 
     @classmethod
     def of(cls, given: Votes | Float[Tensor, "B I J D"], mask: Bool[Tensor, "B I"] | None = None) -> Votes:
-        """Votes from votes, or from a tensor; of a mask's capsules alone."""
+        """Return votes unchanged or wrap a tensor of votes, and apply the mask."""
         return (given if isinstance(given, Votes) else cls(given)).masked(mask)
 
     def _of_images(self, images: slice) -> Votes:
         return BuiltVotes(self.votes[images], self.poses[images])
 
     def _hidden(self, mask: Bool[Tensor, "B I"]) -> Votes:
-        there = mask.unsqueeze(2)
-        return BuiltVotes(self.votes.where(there.unsqueeze(3), 0), self.poses.where(there, 0))
+        present = mask.unsqueeze(2)
+        return BuiltVotes(self.votes.where(present.unsqueeze(3), 0), self.poses.where(present, 0))
 
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
         if coupling is None:
@@ -200,11 +204,11 @@ class BuiltVotes(Votes):
 
 
 class VotesOfPoses(Votes):
-    """Votes that are made of poses, with weights that are the same for all images."""
+    """Votes computed from poses with weights that all images share."""
 
     @abstractmethod
     def _of(self, poses: Float[Tensor, "B I K"]) -> Votes:
-        """The votes of other poses, with the same weights."""
+        """Return the votes of other poses with the same weights."""
 
     def _of_images(self, images: slice) -> Votes:
         return self._of(self.poses[images])
@@ -214,18 +218,18 @@ class VotesOfPoses(Votes):
 
 
 class DenseVotes(VotesOfPoses):
-    """Votes W_ij u_i, a matrix for each pair.
+    """Votes W_ij u_i with a matrix for each pair of an input and an output capsule.
 
     Args:
         poses: Input capsules u_i.
-        weight: W_ij.
+        weight: Matrices W_ij.
     """
 
     @checked
     def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"]) -> None:
         size = LayerSize(weight.shape[0], poses.shape[2], *weight.shape[1:3])
         super().__init__(poses, size, torch.promote_types(poses.dtype, weight.dtype))
-        self.weight = weight.to(self.poses.dtype)  # once, so that the gradients of its uses are summed in this dtype
+        self.weight = weight.to(self.poses.dtype)  # converted once, so that its gradients are summed in this dtype
 
     def _of(self, poses: Float[Tensor, "B I K"]) -> Votes:
         return DenseVotes(poses, self.weight)
@@ -244,9 +248,9 @@ class DenseVotes(VotesOfPoses):
 
 
 class IdentityVotes(VotesOfPoses):
-    """Votes u_i, the same for all output capsules; a subclass does something for each of these, to all input capsules.
+    """Votes u_i, the same for all output capsules. Subclasses apply a map T_j for each output capsule.
 
-    What is done to sums of poses, and not to each pose, is done J times instead of I·J times.
+    T_j is applied to sums of poses, so it runs J times instead of I·J times.
     """
 
     def __init__(
@@ -282,7 +286,7 @@ class IdentityVotes(VotesOfPoses):
         return poses.expand(*poses.shape[:-2], self.size.out_capsules, -1)
 
     def _transpose(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B J K"]:
-        """T_jᵀ x, so that ⟨T_j u, x⟩ = ⟨u, T_jᵀ x⟩."""
+        """Return T_jᵀ x, with which ⟨T_j u, x⟩ = ⟨u, T_jᵀ x⟩."""
         return parents
 
 
@@ -322,7 +326,7 @@ class CommonVotes(IdentityVotes):
 
 
 class FactoredVotes(CommonVotes):
-    """Votes F (f_j∘u_i): the matrix of an output capsule is a matrix of all, whose columns it scales."""
+    """Votes F (f_j∘u_i): all output capsules share the matrix F, and each scales its columns by f_j."""
 
     def __init__(
         self, poses: Float[Tensor, "B I K"], scale: Float[Tensor, "J K"], weight: Float[Tensor, "D K"]
@@ -343,7 +347,7 @@ class FactoredVotes(CommonVotes):
 class MatrixVotes(VotesOfPoses):
     """Votes M_i W_ij of poses that are square matrices, M_i (P, P), read row by row: K = D = P².
 
-    The rows of a pose are transformed alike, so that a row is a capsule of P components to the sums.
+    All rows of a pose are multiplied by the same matrix. The sums treat each row as a capsule of P components.
     """
 
     def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J P P"]) -> None:
@@ -356,7 +360,7 @@ class MatrixVotes(VotesOfPoses):
 
     @property
     def rows(self) -> DenseVotes:
-        """The votes of the rows (B·P, I, P), each a capsule."""
+        """Votes of the rows (B·P, I, P), each treated as a capsule."""
         return DenseVotes(self._rows_of(self.poses), self.weight.mT)
 
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:

@@ -1,4 +1,4 @@
-"""Behaviour-to-interest routing: dynamic routing of the items that a user has seen, to a few interests."""
+"""Behaviour-to-interest routing: dynamic routing from the items of a user's history to a few interests."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from torchcaps.ranges import AtLeastOneIteration, Epsilon
 from torchcaps.tracing import is_eager, is_graph_capture
 
 Start = Literal["noise", "queries"]
-"""Where routing logits start."""
+"""Initial routing logits."""
 NOISE_ITEMS = 4096
-"""Items of a history whose noise is drawn in advance; a graph takes no more, since it cannot draw a generator's."""
+"""Number of items with noise drawn in advance. A graph takes no more, because it cannot use a seeded generator."""
 
 
 @register("routing", "b2i")
 class B2IRouting(Routing):
-    """Dynamic routing whose logits start from noise or from learned queries.
+    """Dynamic routing with initial logits from noise or from learned queries.
 
-        b_ij ~ N(0, 1), cut at two deviations     "noise"
-        b_ij = ⟨û_j|i, q_j⟩                       "queries", with a learned vector q_j (D)
+        b_ij ~ N(0, 1), cut at two standard deviations     "noise"
+        b_ij = ⟨û_j|i, q_j⟩                                "queries", with a learned vector q_j (D)
         v_j  = dynamic_routing(û, num_iterations, prior=b)
 
-    Under one matrix for all pairs (the transform ``"common"``) the votes of an item are the same for all interests, so
-    that equal logits would keep the interests equal. Noise is drawn anew for each row in training. In evaluation it is
-    the same at each call and on every device, because it is drawn on the CPU from a fixed seed: its n-th row belongs to
-    the n-th item that the mask marks as present. An exported or compiled graph with noise takes 4,096 items at most.
-    With noise, gradients flow through the last weighted sum only, as in the source.
+    With one matrix for all pairs (the transform ``"common"``), an item casts the same vote for all interests.
+    Equal logits would therefore keep the interests equal. In training, noise is drawn anew for each row. In evaluation
+    it is the same at each call and on every device, because it is drawn on the CPU from a fixed seed. Row n of the
+    noise belongs to the n-th item that the mask marks as present. An exported or compiled graph with noise takes at
+    most 4,096 items. With noise, gradients flow through the last weighted sum only, as in the source.
 
     Args:
-        num_iterations: Routing iterations: how many times the coupling is computed.
-        start_from: Where the logits of B2I routing start: from noise, or from the agreement with learned queries.
+        num_iterations: Routing iterations: number of times that the coupling is computed.
+        start_from: Initial logits of B2I routing: noise, or the agreement with learned queries.
         interest_eps: Added under the root of B2I routing's squash.
 
     Source: Li et al. 2019, "Multi-Interest Network with Dynamic Routing for Recommendation at Tmall"
@@ -56,14 +56,14 @@ class B2IRouting(Routing):
         self.queries: nn.Parameter | None = None
 
     def bind(self, size: LayerSize) -> None:
-        """Make the queries (J, D), or draw the noise of evaluation."""
+        """Make the queries (J, D), or draw the noise for evaluation."""
         if self.start_from == "queries":
             self.queries = nn.Parameter(torch.randn(size.out_capsules, size.out_dim))
         else:
             self._noise = seeded_noise(NOISE_ITEMS, size.out_capsules)
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
-        """Route; see :class:`Routing`. Activations are not used: the length of a pose says the same."""
+        """Route; see :class:`Routing`. Activations are ignored, because the lengths of poses have this role."""
         return dynamic_routing(
             votes,
             self.num_iterations,
@@ -74,11 +74,11 @@ class B2IRouting(Routing):
         )
 
     def rounds(self, votes: Votes, activations: Activations = None) -> list[RoutingRound]:
-        """Every number of each iteration; see :func:`torchcaps.routing_rounds`."""
+        """Return the intermediate results of each iteration; see :func:`torchcaps.routing_rounds`."""
         return routing_rounds(votes, self.num_iterations, prior=self.prior(votes), eps=self.interest_eps)
 
     def prior(self, votes: Votes) -> Float[Tensor, "B I J"]:
-        """The routing logits at the start."""
+        """Return the initial routing logits."""
         (B, I, _), J = votes.poses.shape, votes.size.out_capsules
         if self.queries is not None:
             return votes.agreement(self.queries.to(votes.poses.dtype).expand(B, -1, -1))
@@ -92,8 +92,8 @@ class B2IRouting(Routing):
         return self._noise_of(I, device).to(dtype)[place]
 
     def _noise_of(self, items: int, device: torch.device) -> Float[Tensor, "N J"]:
-        """Return the noise of at least so many items, which is always drawn on the CPU."""
-        if isinstance(items, int) and len(self._noise) < items:  # not a symbol of a graph
+        """Return the noise for at least ``items`` items. It is always drawn on the CPU."""
+        if isinstance(items, int) and len(self._noise) < items:  # a graph may pass a symbol
             if is_graph_capture():
                 raise InputError(f"B2IRouting: a graph takes at most {len(self._noise)} items with noise, got {items}")
             self._noise = seeded_noise(2 ** math.ceil(math.log2(items)), self._noise.shape[1])
@@ -104,12 +104,12 @@ class B2IRouting(Routing):
 
 
 def seeded_noise(number: int, out_capsules: int) -> Float[Tensor, "I J"]:
-    """Draw the noise of evaluation; the first items of a longer history have the same numbers."""
+    """Draw the noise for evaluation. The first items of a longer history get the same numbers."""
     generator = torch.Generator("cpu").manual_seed(0)
     uniform = torch.rand(number, out_capsules, generator=generator, device="cpu", dtype=torch.float32)
     return truncated_normal(uniform)
 
 
 def truncated_normal(uniform: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Normal numbers, cut at two deviations, of uniform ones."""
+    """Convert uniform numbers to normal ones, cut at two standard deviations."""
     return 2**0.5 * ((2 * uniform - 1) * math.erf(2**0.5)).erfinv()

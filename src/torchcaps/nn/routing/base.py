@@ -1,4 +1,4 @@
-"""A routing algorithm: the abstract class of every module that makes output capsules of votes."""
+"""Base class of routing algorithms, the modules that compute output capsules from votes."""
 
 from __future__ import annotations
 
@@ -19,45 +19,47 @@ from torchcaps.ops.squash import safe_norm
 
 
 class Routing(nn.Module, ABC):
-    """A routing algorithm: from the votes of input capsules to output capsules.
+    """Base class of routing algorithms, which compute output capsules from the votes of input capsules.
 
-    Subclass it with a :meth:`forward` of the signature below, and register it by ``@register("routing", "mine")``, to
-    put an algorithm of your own into a capsule layer. Parameters whose shapes depend on the layer's sizes are made in
-    :meth:`bind`.
+    To use your own algorithm in a capsule layer, write a subclass with the :meth:`forward` below and register it with
+    ``@register("routing", "mine")``. Make parameters whose shapes depend on the layer's sizes in :meth:`bind`.
     """
 
     softmax_over: SoftmaxOver | None = "outputs"
-    """The axis on which capsules compete, over which coupling sums to one; None if it sums to one over neither."""
+    """The axis on which capsules compete and the coupling sums to one. None: the coupling sums to one on no axis."""
     leaky: bool = False
-    """Whether a competitor that is no capsule takes a share of the coupling."""
+    """True if the softmax has one more competitor, whose share goes to no capsule."""
     num_iterations: int = 1
-    """How many times the coupling is computed."""
+    """Number of times that the coupling is computed."""
     size: LayerSize | None = None
-    """I, K, J, D of the layer that it belongs to."""
+    """Sizes I, K, J, D of the layer that contains the routing."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Turn autocast off inside the algorithm of each subclass, also if it is called without a layer."""
+        """Turn autocast off inside the algorithm of each subclass, even for calls without a layer."""
         super().__init_subclass__(**options)
         for name in ("forward", "rounds"):
             if name in vars(cls):
                 setattr(cls, name, computed_in_full_precision(vars(cls)[name]))
 
     def bind(self, size: LayerSize) -> None:
-        """Make the parameters for the sizes I, K, J, D; a layer calls this once."""
+        """Make the parameters for the sizes I, K, J, D. A layer calls this once."""
 
     @staticmethod
     def activations_of(votes: Votes, activations: Activations) -> Float[Tensor, "B I"]:
-        """How active the input capsules are, in full precision; the lengths of their poses where nothing says so."""
+        """Return the activations of the input capsules in full precision, or the lengths of their poses if None."""
         active = safe_norm(votes.poses) if activations is None else activations
         return votes.present(active.to(votes.poses.dtype))
 
     def balanced_std(self, size: LayerSize) -> float:
-        """The deviation of votes, relative to the length of a pose, with which output capsules start well.
+        """Return the standard deviation of votes, relative to the length of a pose, for balanced output capsules.
 
-        That is neither short, as too small a deviation halves the lengths again and again in a stack until nothing is
-        left, nor saturated. Under uniform coupling c the sum of votes has D components of variance I·c²·σ²·‖u‖², where
-        c = 1/J (competition over outputs), 1/I (over inputs) or 1 (no competition): σ = 1 / (c·√(I·D)) makes its length
-        near one for poses of length one. J of ``size`` is how many output capsules compete for an input capsule.
+        Balanced output capsules are neither so short that a stack of layers shrinks them to nothing, nor saturated.
+        Under uniform coupling c, the sum of votes has D components of variance I·c²·σ²·‖u‖². Here c is 1/J (competition
+        over outputs), 1/I (over inputs) or 1 (no competition). With σ = 1 / (c·√(I·D)) the sum has a length near one
+        for poses of length one.
+
+        Args:
+            size: Sizes of the layer, where J is the number of output capsules that compete for an input capsule.
         """
         I, J, D = max(size.in_capsules, 1), size.out_capsules, size.out_dim
         competitors = {"outputs": J, "inputs": I, None: 1}[self.softmax_over]
@@ -79,20 +81,20 @@ class Routing(nn.Module, ABC):
         """Route.
 
         Args:
-            votes: What the input capsules predict for the output capsules.
-            activations: How active the input capsules are, 0..1; None where the length of a pose says so.
-            return_coupling: Whether the coupling is asked for.
+            votes: Votes of the input capsules for the output capsules.
+            activations: Activations of the input capsules, 0..1. None: use the length of the pose.
+            return_coupling: Also return the coupling.
 
         Returns:
-            Output capsules, and the coupling if it was asked for and there is one.
+            Output capsules, and the coupling if it was requested and the algorithm has one.
         """
 
     @computed_in_full_precision
     def rounds(self, votes: Votes, activations: Activations = None) -> list[RoutingRound]:
-        """Every number of each iteration, for pictures and statistics; the arguments are those of :meth:`forward`.
+        """Return the intermediate results of each iteration, for figures and statistics; see :meth:`forward`.
 
-        Of an algorithm that does not say more, this is one iteration: its coupling, and logits whose softmax the
-        coupling is, ln c_ij.
+        The default is one iteration with the final coupling. Its logits are ln c_ij, because their softmax is the
+        coupling.
 
         Raises:
             InputError: The algorithm returns no coupling.
@@ -107,17 +109,17 @@ class Routing(nn.Module, ABC):
 
 
 class ScoredRouting(Routing):
-    """A routing that normalises poses, so that their lengths say nothing: an activation is σ(w·v_j + b).
+    """Base class of routings that normalise poses. An activation is σ(w·v_j + b), because all lengths are equal.
 
-    w (D) and b are learned, the same for all output capsules.
+    w (D) and b are learned and shared by all output capsules.
     """
 
     def bind(self, size: LayerSize) -> None:
-        """Make w and b; the parameters of the algorithm come before them."""
+        """Make w and b. Subclasses make their parameters first and then call this."""
         D = size.out_dim
         self.score = nn.Parameter(torch.empty(D).uniform_(-1, 1) / math.sqrt(D))
         self.score_bias = nn.Parameter(torch.zeros(()))
 
     def scored(self, poses: Float[Tensor, "B J D"]) -> Float[Tensor, "B J"]:
-        """Return the activations of output capsules, whose poses are still in full precision."""
+        """Return the activations of output capsules from their poses in full precision."""
         return (poses @ self.score.to(poses.dtype) + self.score_bias.to(poses.dtype)).sigmoid()

@@ -1,11 +1,11 @@
-"""Dynamic routing, as Sabour, Frosst and Hinton (2017) write it: the loop to read, and to change.
+"""Dynamic routing as in Sabour, Frosst and Hinton (2017): the readable loop, and the entry to the fast path.
 
 B batch, I input capsules, J output capsules, D components of an output capsule, K components of an input capsule.
 
-:func:`dynamic_routing` is the one loop, over votes of any kind. Dense layers and :func:`route` take the same numbers
-from :mod:`torchcaps.ops.fused`, which never builds the votes. ``tests/nn/test_dynamic_routing.py`` holds both and their
-first and second derivatives equal for every option. If you add an option to the loop, either add it to ``ops/fused``
-(forward, backward and loop), or let ``DynamicRouting.forward`` call the loop for it.
+:func:`dynamic_routing` is the loop over votes of any kind. Dense layers and :func:`route` compute the same results with
+:mod:`torchcaps.ops.fused`, which never builds the votes. ``tests/nn/test_dynamic_routing.py`` checks that both, and
+their first and second derivatives, are equal for every option. If you add an option to the loop, either add it to
+``ops/fused`` (forward, backward and loop), or let ``DynamicRouting.forward`` call the loop for it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from torchcaps.ranges import Epsilon, Iterations
 from torchcaps.tracing import needs_torch_operations
 
 Backend = Literal["auto", "reference", "recompute"]
-"""How votes are routed; see :func:`route`."""
+"""Implementation of dynamic routing; see :func:`route`."""
 Prior = Float[Tensor, "I J"] | Float[Tensor, "B I J"]
-"""Routing logits to start from, for all images or for each."""
+"""Initial routing logits, the same for all images or one set for each image."""
 
 
 @checked
@@ -52,39 +52,39 @@ def dynamic_routing(
     return_coupling: bool = False,
     rounds: list[RoutingRound] | None = None,
 ) -> Routed:
-    """Routing by agreement: each input capsule sends its vote to the outputs that agree with it.
+    """Routing by agreement: raise the weight of votes that agree with their output capsule, iteration by iteration.
 
         b_ij ← prior_ij (or 0)
         repeat num_iterations times:
             c_ij = softmax(b_ij)                      over j ("outputs") or over i ("inputs")
             v_j  = squash(Σ_i c_ij û_j|i + bias_j)
-            b_ij ← b_ij + ⟨û_j|i, v_j⟩                (not after the last time)
+            b_ij ← b_ij + ⟨û_j|i, v_j⟩                (not after the last iteration)
 
     Args:
-        votes: û_j|i = W_ij u_i, the prediction of input capsule i for output capsule j; a tensor, or
+        votes: Votes û_j|i = W_ij u_i, the predictions of input capsule i for output capsule j; a tensor, or
             :class:`torchcaps.nn.Votes`, which need not be built.
-        num_iterations: How many times the coupling is computed, 0 to 1,000. 1 is uniform coupling (or the prior's). 0
-            is no routing at all: the plain sum of the votes (plus bias), not squashed, with a coupling of ones.
-        softmax_over: The axis on which capsules compete. ``"outputs"``, as in the paper: each input capsule shares
-            itself out among the outputs. ``"inputs"``, as in several well-known implementations: each output capsule
-            shares its attention out among the inputs.
-        stop_gradient: Let gradients flow through the last weighted sum only: the coupling is a constant, so a learned
-            prior gets no gradient.
+        num_iterations: Number of times that the coupling is computed, 0 to 1,000. 1 is uniform coupling (or the
+            prior's). 0 is no routing: the plain sum of the votes (plus bias), not squashed, with a coupling of ones.
+        softmax_over: The axis on which capsules compete. ``"outputs"``, as in the paper: the couplings of an input
+            capsule sum to one. ``"inputs"``, as in several well-known implementations: the couplings of an output
+            capsule sum to one.
+        stop_gradient: Let gradients flow through the last weighted sum only. The coupling is then a constant, so a
+            learned prior gets no gradient.
         bias: Added before the squash.
-        prior: Start of the routing logits, the same for all images or one for each; may be learned.
+        prior: Initial routing logits, the same for all images or one set for each image; may be learned.
         leaky: Add a "none of the above" competitor with logit 0 to the softmax, so that coupling sums to less than 1.
         eps: The squash's epsilon.
-        mask: Which input capsules are there; all if None. What is written at the others, NaN too, changes nothing: each
-            row's result is that of its own capsules alone, and zeros where it has none.
+        mask: True for each input capsule that is present; all if None. Values of masked capsules, even NaN, never
+            change a result. A row without any input capsule gives zeros.
         return_coupling: Also return the coupling of the last iteration.
-        rounds: A list to which every number of each iteration is added; see :func:`routing_rounds`.
+        rounds: List that receives the intermediate results of each iteration; see :func:`routing_rounds`.
 
     Returns:
         Output capsules v_j, lengths in [0, 1), in the dtype of ``votes`` (half precision is computed in float32), and
-        c_ij if it is asked for.
+        c_ij if requested.
 
     Source: Sabour, Frosst, Hinton 2017, procedure 1 (arXiv:1710.09829); bias and leaky from the authors' released
-    code. b starts at zero in the paper's experiments; a learned prior is mentioned in its section 2.
+    code. The initial b is zero in the paper's experiments; section 2 mentions a learned prior.
     """
     given = BuiltVotes.of(votes, mask)
 
@@ -99,7 +99,7 @@ def dynamic_routing(
         routed = Routed(weighted_sum(None), coupling=torch.ones_like(logits))
     for iteration in range(1, num_iterations + 1):
         coupling = given.compete(logits, softmax_over, leaky=leaky)  # c_ij = softmax b_ij
-        if stop_gradient:  # what made the coupling gets no gradient, so only the last weighted sum does
+        if stop_gradient:  # only the last weighted sum gets a gradient
             coupling = coupling.detach()
         s = weighted_sum(coupling)
         capsules = squash(s, eps=eps)  # v_j
@@ -117,17 +117,17 @@ def dynamic_routing(
 def routing_rounds(
     votes: Votes | Float[Tensor, "B I J D"], num_iterations: Iterations = 3, **options: Any
 ) -> list[RoutingRound]:
-    """Every number of each iteration of :func:`dynamic_routing`, to be followed with a pencil.
+    """Return the intermediate results of each iteration of :func:`dynamic_routing`, to follow it by hand.
 
     Args:
-        votes: û_j|i, as in :func:`dynamic_routing`.
-        num_iterations: How many times the coupling is computed.
+        votes: Votes û_j|i, as in :func:`dynamic_routing`.
+        num_iterations: Number of times that the coupling is computed.
         **options: The other arguments of :func:`dynamic_routing`, such as ``softmax_over`` and ``mask``.
 
     Returns:
-        The rounds 1, 2, ... of routing, as many as ``num_iterations``: logits, coupling and agreement (B, I, J),
-        weighted sums and capsules (B, J, D), in the dtype of ``votes`` (half precision is computed, and returned, in
-        float32). The numbers kept are 3·B·I·J + 2·B·J·D an iteration.
+        One :class:`~torchcaps.nn.RoutingRound` for each of the ``num_iterations`` iterations: logits, coupling and
+        agreement (B, I, J), weighted sums and capsules (B, J, D). The dtype is that of ``votes`` (half precision is
+        computed, and returned, in float32). An iteration keeps 3·B·I·J + 2·B·J·D numbers.
 
     Examples:
         Three input capsules vote for one output capsule of one component; only the last one disagrees.
@@ -167,24 +167,23 @@ def route(  # noqa: D417  the other arguments are dynamic_routing's
 ) -> Routed:
     """Routing by agreement from poses and transformation matrices, without storing the votes.
 
-    The result of ``dynamic_routing(compute_votes(poses, weight), ...)``; the votes, B·I·J·D numbers, are not built, but
-    for those of very few images, which stay in the processor's caches.
+    Computes ``dynamic_routing(compute_votes(poses, weight), ...)``. The votes, B·I·J·D numbers, are built only for very
+    few images, because then they stay in the processor's caches.
 
     Args:
         poses: Input capsules u_i.
-        weight: Transformation matrices W_ij. Fastest when its memory is laid out as (J, D, K, I), as
-            :class:`torchcaps.nn.DenseCapsules` keeps it.
+        weight: Transformation matrices W_ij. Fastest if they lie in memory as (J, D, K, I), as in
+            :class:`torchcaps.nn.DenseCapsules`.
         backend: ``"reference"`` builds the votes and follows the equations. ``"recompute"`` builds no votes, on any
             device, within :func:`set_working_memory`; it takes no prior, and no mask if inputs compete. ``"auto"``
-            is recompute wherever that is possible, and the reference while a model is exported, under ``torch.func``
-            and in forward-mode differentiation, which need torch's own operations. Each can be differentiated any
-            number of times.
+            uses recompute if possible. It uses the reference for exports, ``torch.func`` and forward-mode
+            differentiation, because these need torch's own operations. Both can be differentiated any number of times.
     """
     if min(weight.shape) == 0:
         raise InputError(f"route: weight must be of at least one capsule and component, got {tuple(weight.shape)}")
     by_loop = prior is not None or (mask is not None and softmax_over == "inputs")
     if backend == "recompute" and by_loop:
-        raise InputError('route: backend="recompute" has no prior and no mask over inputs; take backend="reference"')
+        raise InputError('route: backend="recompute" has no prior and no mask over inputs; use backend="reference"')
     poses = poses if mask is None else poses.where(mask.unsqueeze(2), 0)
     if backend == "reference" or by_loop or needs_torch_operations():
         votes = DenseVotes(poses, weight)
@@ -202,29 +201,29 @@ def route(  # noqa: D417  the other arguments are dynamic_routing's
         )
     options = Options(num_iterations, softmax_over == "inputs", stop_gradient, leaky, eps)
     capsules, coupling = route_recompute(poses, weight, bias, options, return_coupling)
-    return Routed(capsules, coupling=coupling).within(mask)
+    return Routed(capsules, coupling=coupling).masked(mask)
 
 
 @register("routing", "dynamic")
 class DynamicRouting(Routing):
-    """Routing by agreement, :func:`torchcaps.dynamic_routing`, with a bias and a start that may be learned.
+    """Routing by agreement, :func:`torchcaps.dynamic_routing`, with an optional learned bias and prior.
 
     Args:
-        num_iterations: Routing iterations: how many times the coupling is computed; 1 is uniform coupling, 0 no
+        num_iterations: Routing iterations: number of times that the coupling is computed; 1 is uniform coupling, 0 no
             routing, no squash.
         softmax_over: The axis on which capsules compete: the paper's outputs, or the inputs.
-        stop_gradient: Gradients flow through the last weighted sum only.
+        stop_gradient: Let gradients flow through the last weighted sum only.
         leaky: Add a "none of the above" competitor to the softmax.
         capsule_bias: Learned bias, starting at 0.1, added before the capsules' squash.
         learn_prior: Learn the initial routing logits.
-        squash_eps: Added under the squash's root. 1e-24 stands for none: it changes no vector longer than 1e-8 in
+        squash_eps: Added under the squash's root. 1e-24 is practically zero: it changes no vector longer than 1e-8 in
             float32, and keeps the gradient of a zero vector finite.
 
     Source: Sabour, Frosst, Hinton 2017, procedure 1 (arXiv:1710.09829); the bias from the authors' released code.
     """
 
     backend: Backend = "auto"
-    """How dense votes are routed; see :func:`torchcaps.route`."""
+    """Implementation for dense votes; see :func:`torchcaps.route`."""
 
     def __init__(
         self,
@@ -240,7 +239,7 @@ class DynamicRouting(Routing):
         super().__init__()
         if learn_prior and (stop_gradient or num_iterations == 0):
             raise InputError(
-                "learn_prior needs stop_gradient=False and num_iterations of at least 1: else no gradient reaches it"
+                "learn_prior needs stop_gradient=False and num_iterations of at least 1: otherwise it gets no gradient"
             )
         self.num_iterations, self.softmax_over, self.stop_gradient = num_iterations, softmax_over, stop_gradient
         self.leaky, self.capsule_bias, self.learn_prior, self.squash_eps = leaky, capsule_bias, learn_prior, squash_eps
@@ -248,7 +247,7 @@ class DynamicRouting(Routing):
         self.prior: nn.Parameter | None = None
 
     def bind(self, size: LayerSize) -> None:
-        """Make the bias (J, D) and the prior (I, J), where they are wanted."""
+        """Make the bias (J, D) with ``capsule_bias``, and the prior (I, J) with ``learn_prior``."""
         _, _, J, D = size
         if self.capsule_bias:
             self.bias = nn.Parameter(torch.full((J, D), 0.1))
@@ -258,10 +257,9 @@ class DynamicRouting(Routing):
     def balanced_std(self, size: LayerSize) -> float:
         """See :class:`Routing`.
 
-        Over inputs, votes that give a length of one under uniform coupling are of length √I, of which the second
-        iteration chooses a single one, and the squash is saturated. There the sum grows from one iteration to the next:
-        of short sums, the t-th has about the length s_t = σ²·s²_{t-1}, and s_1 = σ·√(D/I). The last one, s_r, is of
-        length one for σ = (I/D)^(1/(6 - 2^(3-r))).
+        Over inputs, the rule of the base class would give votes of length √I. The second iteration then selects a
+        single vote and saturates the squash. Therefore σ follows from the growth of short sums over the iterations:
+        s_1 = σ·√(D/I) and s_t ≈ σ²·s²_{t-1}. The last sum s_r has length one for σ = (I/D)^(1/(6 - 2^(3-r))).
         """
         I, D = max(size.in_capsules, 1), size.out_dim
         if self.num_iterations == 0:
@@ -271,7 +269,7 @@ class DynamicRouting(Routing):
         return super().balanced_std(size)
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
-        """Route; see :class:`Routing`. Activations are not used: the length of a pose says the same."""
+        """Route; see :class:`Routing`. Activations are ignored, because the lengths of poses have this role."""
         options = self._options() | {"return_coupling": return_coupling}
         if isinstance(votes, DenseVotes) and votes.competition is None and self.prior is None:
             options |= {"mask": votes.mask, "backend": self.backend}
@@ -282,7 +280,10 @@ class DynamicRouting(Routing):
     def rounds(
         self, votes: Votes, activations: Activations = None, num_iterations: Iterations | None = None
     ) -> list[RoutingRound]:
-        """Return every number of each iteration, by default as many as the layer has; see :func:`routing_rounds`."""
+        """Return the intermediate results of ``num_iterations`` iterations (default: the layer's number).
+
+        See :func:`routing_rounds`.
+        """
         return routing_rounds(
             votes, self.num_iterations if num_iterations is None else num_iterations, **self._options()
         )

@@ -1,6 +1,6 @@
-"""EM routing, as the paper writes it: each output capsule is a Gaussian, fitted to the votes it is responsible for.
+"""EM routing as in the paper: each output capsule is a Gaussian, fitted to its share of the votes.
 
-The algorithm of its authors' code, which is another one, is in :mod:`~torchcaps.nn.routing.em_code`.
+The authors' code has another algorithm; see :mod:`~torchcaps.nn.routing.em_code`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def em_routing(
     mask: Bool[Tensor, "B I"] | None = None,
     return_coupling: bool = False,
 ) -> Routed:
-    """EM routing as the paper writes it: a mixture of Gaussians with diagonal covariance, fitted to the votes V_ij.
+    """EM routing as in the paper: a mixture of Gaussians with diagonal covariance, fitted to the votes V_ij.
 
         c_ij ← 1/J
         repeat for t = 0, 1, ..., num_iterations - 1:
@@ -40,29 +40,30 @@ def em_routing(
             μ_jh  = Σ_i c_ij a_i V_ijh / R_j
             σ²_jh = Σ_i c_ij a_i (V_ijh - μ_jh)² / R_j + 1e-9
             l_j   = λ_t (β_a,j - cost_scale · R_j Σ_h (β_u,j + ln σ_jh)),   λ_t = final_lambda (1 - 0.95^(t+1))
-            c_ij ← softmax_j(ln sigmoid(l_j) + ln N(V_ij; μ_j, σ²_j))       (not after the last time)
+            c_ij ← softmax_j(ln sigmoid(l_j) + ln N(V_ij; μ_j, σ²_j))       (not after the last iteration)
         pose_j = μ_j,   a_j = sigmoid(l_j)
 
-    Everything is computed from logarithms, so a coupling that is too small for its precision still gives an output
-    capsule its mean. The votes are worked on some images at a time, within :func:`torchcaps.set_working_memory`.
+    All steps use logarithms, so an output capsule gets its mean even if its coupling underflows. The votes are
+    processed some images at a time, within :func:`torchcaps.set_working_memory`.
 
     Args:
-        votes: V_ij, the prediction of input capsule i for output capsule j; a tensor, or :class:`torchcaps.nn.Votes`.
-        activations: a_i, at least 0. Input capsules with 0 change nothing; where all of an image are 0, so are poses.
-        beta_u: What it costs to describe one component of a vote, learned.
-        beta_a: What it costs not to activate an output capsule, learned.
-        num_iterations: How often the Gaussians are fitted, 1 to 1,000.
-        final_lambda: The inverse temperature that λ_t grows towards.
+        votes: Votes V_ij of input capsule i for output capsule j; a tensor, or :class:`torchcaps.nn.Votes`.
+        activations: Activations a_i of the input capsules, at least 0. An input capsule with 0 has no influence. If
+            all capsules of an image have 0, its poses are 0.
+        beta_u: Cost of describing one component of a vote, learned.
+        beta_a: Cost of not activating an output capsule, learned.
+        num_iterations: Number of fits of the Gaussians, 1 to 1,000.
+        final_lambda: Limit of the inverse temperature λ_t.
         cost_scale: Factor on the costs; 1 in the paper, 100·J/I in the re-implementation by Gritzman.
-        mask: Which input capsules are there; all if None; as for :func:`torchcaps.dynamic_routing`.
-        return_coupling: Also return the coupling c_ij of the last fit, before it is multiplied by a_i.
+        mask: True for each input capsule that is present; all if None; as for :func:`torchcaps.dynamic_routing`.
+        return_coupling: Also return the coupling c_ij of the last fit, without the factor a_i.
 
     Returns:
         Poses, and activations in 0..1, in the dtype of ``votes`` (half precision is computed in float32), and c_ij if
-        it is asked for.
+        requested.
 
     Source: Hinton, Sabour, Frosst 2018, "Matrix capsules with EM routing", procedure 1 (ICLR 2018); the floor of the
-    variance is that of Gritzman 2019, "Avoiding implementation pitfalls of matrix capsules" (arXiv:1907.00652).
+    variance from Gritzman 2019, "Avoiding implementation pitfalls of matrix capsules" (arXiv:1907.00652).
     """
     learned, settings = (beta_u, beta_a), (final_lambda, cost_scale, 0.0, 1.0)
     return route_mixture(
@@ -81,9 +82,9 @@ def fit(
     cost_of_inputs: float,
     unit: float,
 ) -> Gaussians:
-    """The equations of :func:`em_routing`.
+    """Compute the equations of :func:`em_routing`.
 
-    ``cost_of_inputs``, over the number of inputs, adds to the cost scale; ``beta_a`` is β_a times ``unit``.
+    The cost scale is ``cost_scale`` plus ``cost_of_inputs`` / number of inputs. ``beta_a`` is β_a times ``unit``.
     """
     votes, log_posterior = given.votes, None
     _, _, D, _ = votes.shape
@@ -107,16 +108,16 @@ def fit(
 
 @register("routing", "em")
 class EMRouting(MixtureRouting):
-    """EM routing as the paper writes it: :func:`torchcaps.em_routing`; β_u and β_a start at zero.
+    """EM routing as in the paper: :func:`torchcaps.em_routing`; β_u and β_a are initially zero.
 
-    The parameter ``beta_a`` is β_a·``final_lambda``, which is of the size of a logit: the temperature makes β_a itself
-    a hundred times larger, so that an optimizer with one step size for all parameters, as Adam is, hardly moves it.
+    The parameter ``beta_a`` is β_a·``final_lambda``, which is as large as a logit. β_a itself is a hundred times larger
+    because of the temperature, so an optimizer with one step size for all parameters (Adam) would hardly move it.
 
     Args:
-        num_iterations: Routing iterations: how often the Gaussians are fitted.
-        final_lambda: The inverse temperature that EM's iterations grow towards.
-        cost_scale: Factor on EM's costs, 1 in the paper; 100 times output capsules over input capsules if none is
-            given, so that costs do not grow with the number of input capsules.
+        num_iterations: Routing iterations: number of fits of the Gaussians.
+        final_lambda: Limit of EM's inverse temperature over the iterations.
+        cost_scale: Factor on EM's costs, 1 in the paper; default: 100 times output capsules over input capsules, so
+            that costs do not grow with the number of input capsules.
     """
 
     equations = "em"
@@ -137,5 +138,5 @@ class EMRouting(MixtureRouting):
         return self.final_lambda, self.cost_scale, 0.0, self.final_lambda
 
     def balanced_std(self, size: LayerSize) -> float:
-        """See :class:`Routing`; votes whose components vary by about one cost about nothing at the start."""
+        """See :class:`Routing`; votes with components of standard deviation one have initial costs near zero."""
         return 1.0

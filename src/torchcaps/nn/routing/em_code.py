@@ -1,4 +1,4 @@
-"""EM routing, as its authors' released code has it, which is not the paper's algorithm."""
+"""EM routing as in the authors' released code, which differs from the paper."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchcaps.parts import register
 from torchcaps.ranges import AtLeastOneIteration, PositiveFactor
 
 MASS_EPS = 1e-5
-"""Added to the mass of an output capsule in a layer that is not on a map; on a map 1e-7."""
+"""Added to the mass of an output capsule in a layer without a map; 1e-7 in a layer on a map."""
 
 
 @checked
@@ -32,7 +32,7 @@ def em_routing_code(
     mask: Bool[Tensor, "B I"] | None = None,
     return_coupling: bool = False,
 ) -> Routed:
-    """EM routing as the authors' released code has it, which is not the paper's.
+    """EM routing as in the authors' released code, which differs from the paper.
 
         c_ij ← 1/J,  x_jh ← 0
         repeat for t = 0, 1, ..., num_iterations - 1:
@@ -41,27 +41,26 @@ def em_routing_code(
             σ²_jh = Σ_i c_ij a_i (V_ijh - x_jh)² / R_j + min_variance
             win_j = -R_j (Σ_h ln σ²_jh + sigma_bias_j · D · (ln 2π + 1))
             l_j   = β_t (win_j - 5000 · activation_bias_j),               β_t = final_beta (1 - 0.95^(t+1))
-            c_ij ← softmax_j(ln sigmoid(l_j) + ln N(V_ij; x_j, σ²_j))     (not after the last time)
+            c_ij ← softmax_j(ln sigmoid(l_j) + ln N(V_ij; x_j, σ²_j))     (not after the last iteration)
         pose_j = x_j,   a_j = sigmoid(l_j)
 
-    Against the paper, the centre moves by nine tenths in an iteration, the variance is taken about the moved centre,
-    and the costs are weighted otherwise. The votes are worked on some images at a time, within
-    :func:`torchcaps.set_working_memory`.
+    It differs from the paper in three points: the centre moves only nine tenths of the way in an iteration, the
+    variance is taken about the moved centre, and the costs have other weights. The votes are processed some images at
+    a time, within :func:`torchcaps.set_working_memory`.
 
     Args:
-        votes: V_ij, the prediction of input capsule i for output capsule j; a tensor, or :class:`torchcaps.nn.Votes`.
-        activations: a_i, at least 0. Input capsules with 0 change nothing.
-        sigma_bias: Weight of what a vote costs, learned.
-        activation_bias: A five-thousandth of what an active output capsule costs, learned.
-        num_iterations: How often the Gaussians are fitted, 1 to 1,000.
-        final_beta: The inverse temperature that β_t grows towards. The code's class layer hands on a quarter of its
-            own.
+        votes: Votes V_ij of input capsule i for output capsule j; a tensor, or :class:`torchcaps.nn.Votes`.
+        activations: Activations a_i of the input capsules, at least 0. An input capsule with 0 has no influence.
+        sigma_bias: Weight of the cost of a vote, learned.
+        activation_bias: Cost of an active output capsule divided by 5,000, learned.
+        num_iterations: Number of fits of the Gaussians, 1 to 1,000.
+        final_beta: Limit of the inverse temperature β_t. The class layer of the code passes on a quarter of its value.
         min_variance: Added to the variances.
-        mask: Which input capsules are there; all if None; as for :func:`torchcaps.dynamic_routing`.
-        return_coupling: Also return the coupling c_ij of the last fit, before it is multiplied by a_i.
+        mask: True for each input capsule that is present; all if None; as for :func:`torchcaps.dynamic_routing`.
+        return_coupling: Also return the coupling c_ij of the last fit, without the factor a_i.
 
     Returns:
-        As :func:`torchcaps.em_routing`.
+        Poses and activations as from :func:`torchcaps.em_routing`.
 
     Source: the code of Hinton, Sabour, Frosst 2018, ``capsule_em/em_layers.py``, ``update_em_routing``, in
     google-research/google-research.
@@ -82,11 +81,11 @@ def fit(
     min_variance: float,
     mass_eps: float,
 ) -> Gaussians:
-    """The equations of :func:`em_routing_code`."""
+    """Compute the equations of :func:`em_routing_code`."""
     votes, log_posterior = given.votes, None
     B, J, D, _ = votes.shape
     centres = given.activations.new_zeros(B, J, D)
-    log_coupling = given.uniform()  # on maps too
+    log_coupling = given.uniform()  # even on maps, as in the code
     for t in range(num_iterations):
         shares = log_coupling.exp() * given.activations  # (B, J, I)
         mass = shares.sum(2) + mass_eps  # (B, J)
@@ -110,16 +109,16 @@ def fit(
 
 @register("routing", "em-code")
 class EMCodeRouting(MixtureRouting):
-    """EM routing as its authors' code has it: :func:`torchcaps.em_routing_code`.
+    """EM routing as in the authors' code: :func:`torchcaps.em_routing_code`.
 
-    β_u is the code's sigma bias, β_a its activation bias; they start at 0.5 in a layer on a map and at 2 and 1 in
-    another, as does what is added to the mass: 1e-7 and 1e-5.
+    β_u is the code's sigma bias, β_a its activation bias. Both are initially 0.5 in a layer on a map; otherwise they
+    are initially 2 and 1. The mass gets 1e-7 added on a map, otherwise 1e-5.
 
     Args:
-        num_iterations: Routing iterations: how often the Gaussians are fitted.
-        final_beta: The inverse temperature that the iterations of EM's code grow towards.
+        num_iterations: Routing iterations: number of fits of the Gaussians.
+        final_beta: Limit of the inverse temperature of EM's code over the iterations.
         min_variance: Added to the variances of EM's code.
-        on_map: Whether the layer is one on a map: EM's code starts its biases otherwise there.
+        on_map: Use the initial biases of EM's code for a layer on a map.
     """
 
     equations = "em-code"

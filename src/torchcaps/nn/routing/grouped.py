@@ -20,20 +20,20 @@ from torchcaps.ranges import Width
 
 @register("routing", "grouped")
 class GroupedRouting(Routing):
-    """Another routing in each group of input capsules by itself, and the sum of what the groups find.
+    """Another routing for each group of input capsules, and the sum of the groups' output capsules.
 
         v_j = Σ_g routing(V_ij of the capsules i of group g)_j
 
-    The groups are equal parts of the input capsules in their order: with as many groups as types of a map, a type is a
-    group, as in the source. Lengths reach G instead of one, so that margins of a loss mean something else; where the
-    routing gives activations, these are the means of the groups'.
+    The groups are equal parts of the input capsules in their order. With one group for each type of a map, a group is
+    a type, as in the source. Lengths reach G instead of one, so a loss needs other margins. Activations are the means
+    of the groups' activations.
 
     Args:
-        num_groups: G, groups of input capsules that are routed by themselves.
-        group_routing: The routing in each of the groups, with parameters of its own.
+        num_groups: Number of groups of input capsules (G), each routed separately.
+        group_routing: The routing of each group, with separate parameters for each group.
 
     Source: "Divide and conquer" capsules, PLoS One 2025 (doi:10.1371/journal.pone.0329202), and its code: dynamic
-    routing whose logits start from learned numbers, zero at first.
+    routing with a learned prior, initially zero.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class GroupedRouting(Routing):
             cast(Routing, group).bind(self._of_group(size))
 
     def balanced_std(self, size: LayerSize) -> float:
-        """That of the groups."""
+        """Return the standard deviation for the routing of a group."""
         return self.group_routing.balanced_std(self._of_group(size))
 
     def _of_group(self, size: LayerSize) -> LayerSize:
         return size._replace(in_capsules=size.in_capsules // self.num_groups)
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
-        """Route; see :class:`Routing`. Votes of matrices for each pair are not built."""
+        """Route; see :class:`Routing`. Dense votes are not built."""
         given = votes if isinstance(votes, DenseVotes) else votes.build()
         size, found = votes.size.in_capsules // self.num_groups, []
         for n, group in enumerate(self.groups):
@@ -81,9 +81,12 @@ class GroupedRouting(Routing):
 
 
 def _part_of(votes: Votes, given: DenseVotes | Float[Tensor, "B I J D"], part: slice) -> Votes:
-    """The votes of some of the input capsules, in full precision, so that the sum of the groups is rounded only once.
+    """Return the votes of some input capsules, in full precision, so that the sum of the groups is rounded only once.
 
-    ``given`` are the same votes, as matrices or built.
+    Args:
+        votes: Votes of all input capsules.
+        given: The same votes as dense votes or as a tensor.
+        part: Input capsules of the group.
     """
     poses = votes.poses[:, part]
     some = BuiltVotes(given[:, part], poses) if isinstance(given, Tensor) else DenseVotes(poses, given.weight[part])

@@ -1,4 +1,4 @@
-"""Heinsen's routing of 2019: output capsules are Gaussians, and what they ignore counts against them."""
+"""Heinsen's routing of 2019: output capsules are Gaussians, and ignored data lowers their activation."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from torchcaps.ranges import AtLeastOneIteration, Epsilon
 
 @register("routing", "heinsen-matrix")
 class HeinsenMatrixRouting(MixtureRouting):
-    """EM without a temperature, whose activations weigh the data that a capsule uses against those that it ignores.
+    """EM without a temperature; an activation is the value of the used data minus the cost of the ignored data.
 
         c_ij ← 1/J
         repeat num_iterations times:
-            D_ij  = c_ij a_i                                          used by j; a_i - D_ij is ignored
+            D_ij  = c_ij a_i                                          used by j; j ignores a_i - D_ij
             l_j   = Σ_i β_use,ij D_ij - β_ignore,ij (a_i - D_ij)
             μ_jh  = Σ_i D_ij V_ijh / (Σ_i D_ij + eps)
             σ²_jh = Σ_i D_ij (V_ijh - μ_jh)² / (Σ_i D_ij + eps) + eps
-            c_ij ← softmax_j(ln sigmoid(l_j) + ln N(V_ij; μ_j, σ²_j))  (not after the last time)
+            c_ij ← softmax_j(ln sigmoid(l_j) + ln N(V_ij; μ_j, σ²_j))  (not after the last iteration)
         pose_j = μ_j,   a_j = sigmoid(l_j)
 
-    A learned bias (I, J, D) is part of the votes V_ij. It and both β (I, J) start at zero; in a layer that takes any
-    number of input capsules, these share them, as in the source.
+    A learned bias (I, J, D) is part of the votes V_ij. The bias and both β (I, J) are initially zero. In a layer that
+    takes any number of input capsules, all input capsules share them, as in the source.
 
     Args:
-        num_iterations: Routing iterations: how often the Gaussians are fitted.
-        variance_eps: Added to the variances of Heinsen's Gaussians, and to what their sums are divided by.
+        num_iterations: Routing iterations: number of fits of the Gaussians.
+        variance_eps: Added to the variances of Heinsen's Gaussians, and to the divisors of their sums.
 
-    Source: Heinsen 2019, "An Algorithm for Routing Capsules in All Domains" (arXiv:1911.00792), and its code, whose
-    input scores are the logits of a_i; it begins with the transform ``"matrix"``.
+    Source: Heinsen 2019, "An Algorithm for Routing Capsules in All Domains" (arXiv:1911.00792), and its code. There,
+    the input scores are the logits of a_i, and the transform is ``"matrix"``.
     """
 
     equations = "heinsen-matrix"
@@ -69,7 +69,7 @@ def fit(
     num_iterations: int,
     eps: float,
 ) -> Gaussians:
-    """The equations of :class:`HeinsenMatrixRouting`."""
+    """Compute the equations of :class:`HeinsenMatrixRouting`."""
     votes, active, log_posterior = given.votes, given.activations, None  # active: (B, 1, I)
     log_coupling = given.start()
     for t in range(num_iterations):

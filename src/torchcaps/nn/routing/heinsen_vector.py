@@ -1,4 +1,4 @@
-"""Heinsen's routing of 2022: an output capsule is a sum of the inputs that it predicts well, each for its credit."""
+"""Heinsen's routing of 2022: an output capsule is a weighted sum of the votes of inputs that it predicts well."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from torchcaps.ranges import AtLeastOneIteration
 
 @register("routing", "heinsen-vector")
 class HeinsenVectorRouting(ScoredRouting):
-    """Output capsules predict the inputs, and compete for each by how well they do.
+    """Output capsules predict the input capsules; the best predictor of an input capsule gets most of its vote.
 
-        f_i  = sigmoid(⟨A_i, u_i⟩ / √I + a_i)                                  how much of u_i are data
+        f_i  = sigmoid(⟨A_i, u_i⟩ / √I + a_i)                                  share of u_i that is data
         c_ij ← 1/J
         repeat num_iterations times:
             φ_ij = β_use,ij c_ij f_i - β_ignore,ij (f_i - c_ij f_i)            the credit of i for j
             s_j  = Σ_i φ_ij (V_ij / √I + b_j)
-            p_j  = (LayerNorm(s_j) G) ∘ g_j + h_j                              what j predicts of the inputs
-            c_ij ← softmax_j(ln sigmoid(m_ij ⟨u_i, p_j⟩ + n_ij))               (not after the last time)
+            p_j  = (LayerNorm(s_j) G) ∘ g_j + h_j                              prediction of the inputs by j
+            c_ij ← softmax_j(ln sigmoid(m_ij ⟨u_i, p_j⟩ + n_ij))               (not after the last iteration)
         v_j  = LayerNorm(s_j)
 
-    I is the number of input capsules that are there: the source divides by the padded number, so that padding changes
-    its result. The votes are not built. A_i (K), a_i, m_ij, n_ij and both β_ij belong to an input capsule; in a layer
-    that takes any number of them, they share the first four, and β_ij is an affine function of u_i, as in the source.
-    A pose of one component is not normalised.
+    I is the number of input capsules without padding. The source divides by the padded number, so padding changes its
+    result. The votes are not built. Each input capsule has its A_i (K), a_i, m_ij, n_ij and both β_ij. In a layer that
+    takes any number of input capsules, all share the first four, and β_ij is an affine function of u_i, as in the
+    source. A pose of one component is not normalised.
 
     Args:
-        num_iterations: Routing iterations: how many times the coupling is computed; 1 is uniform coupling.
+        num_iterations: Routing iterations: number of times that the coupling is computed; 1 is uniform coupling.
 
-    Source: Heinsen 2022, "An Algorithm for Routing Vectors in Sequences" (arXiv:2211.11754), and its code, whose votes
-    are those of the transform ``"factored"``.
+    Source: Heinsen 2022, "An Algorithm for Routing Vectors in Sequences" (arXiv:2211.11754), and its code, which uses
+    the transform ``"factored"``.
     """
 
     def __init__(self, num_iterations: AtLeastOneIteration = 2) -> None:
@@ -46,7 +46,7 @@ class HeinsenVectorRouting(ScoredRouting):
         self.num_iterations = num_iterations
 
     def bind(self, size: LayerSize) -> None:
-        """Make the parameters, which start as in the source."""
+        """Make the parameters, with the initial values of the source."""
         I, K, J, D = size
         rows, std = max(I, 1), K**-0.5
         self.data_weight, self.data_bias = nn.Parameter(2 * std * torch.randn(rows, K)), nn.Parameter(torch.zeros(rows))
@@ -55,33 +55,35 @@ class HeinsenVectorRouting(ScoredRouting):
         self.predict_scale, self.predict_bias = nn.Parameter(torch.randn(J, K)), nn.Parameter(torch.zeros(J, K))
         self.match_scale, self.match_bias = nn.Parameter(std * torch.randn(rows, J)), nn.Parameter(torch.zeros(rows, J))
         start = torch.randn(2, I, J) if I else std * (2 * torch.rand(2, 1, J) - 1)
-        self.beta = nn.Parameter(start)  # of what is used, and of what is ignored
+        self.beta = nn.Parameter(start)  # β_use, β_ignore
         self.beta_weight = None if I else nn.Parameter(std * (2 * torch.rand(2, K, J) - 1))
         super().bind(size)
 
     def balanced_std(self, size: LayerSize) -> float:
-        """See :class:`Routing`; that of the source, before its sums are divided by √I."""
+        """See :class:`Routing`; the value of the source, before its sums are divided by √I."""
         return 2 / math.sqrt(size.in_dim)
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
-        """Route; see :class:`Routing`. Activations of the input capsules are not used: f_i stands for them."""
+        """Route; see :class:`Routing`. Activations of the input capsules are ignored, because f_i has their role."""
         poses = votes.poses
-        own = {name: each.to(poses.dtype) for name, each in self.named_parameters()}
-        there = votes.present(poses.new_ones(poses.shape[:2]))
-        scale = there.sum(1).clamp_min(1)[:, None, None] ** -0.5  # 1/√I
-        score = (scale * poses * own["data_weight"]).sum(2) + own["data_bias"]
-        data = (there * score.sigmoid()).unsqueeze(2)  # f_i
-        beta = own["beta"] if self.beta_weight is None else own["beta"] + poses.unsqueeze(1) @ own["beta_weight"]
+        learned = {name: each.to(poses.dtype) for name, each in self.named_parameters()}
+        present = votes.present(poses.new_ones(poses.shape[:2]))
+        scale = present.sum(1).clamp_min(1)[:, None, None] ** -0.5  # 1/√I
+        score = (scale * poses * learned["data_weight"]).sum(2) + learned["data_bias"]
+        data = (present * score.sigmoid()).unsqueeze(2)  # f_i
+        beta = learned["beta"]
+        if self.beta_weight is not None:
+            beta = beta + poses.unsqueeze(1) @ learned["beta_weight"]
         use, ignore = beta.unbind(-3)
         logits = votes.zeros()
         for iteration in range(1, self.num_iterations + 1):
             coupling = votes.compete(logits)
             credit = use * coupling * data - ignore * (data - coupling * data)
             total = votes.weighted_sum(credit) * scale
-            total = _normalised(total + credit.sum(1).unsqueeze(2) * own["vote_bias"])
+            total = _normalised(total + credit.sum(1).unsqueeze(2) * learned["vote_bias"])
             if iteration < self.num_iterations:
-                predicted = total @ own["predict"] * own["predict_scale"] + own["predict_bias"]  # (B, J, K)
-                logits = F.logsigmoid(poses @ predicted.mT * own["match_scale"] + own["match_bias"])
+                predicted = total @ learned["predict"] * learned["predict_scale"] + learned["predict_bias"]  # (B, J, K)
+                logits = F.logsigmoid(poses @ predicted.mT * learned["match_scale"] + learned["match_bias"])
         return votes.finish(Routed(total, self.scored(total), coupling), coupling=return_coupling)
 
 

@@ -1,4 +1,4 @@
-"""Homogeneous vector capsules: nothing is routed, the votes are summed."""
+"""Homogeneous vector capsules: the sum of the votes, without routing."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torchcaps.parts import register
 
 @register("routing", "hvc")
 class HVCRouting(Routing):
-    """The sum of the votes, without coupling and without squash; its length is a logit of the class.
+    """Sum of the votes without coupling and squash. The length of a sum is a logit of its class.
 
         v_j = ReLU(BatchNorm(Σ_i V_ij) + b)
 
-    The normalisation is over the images of a batch and the output capsules, for each component; b (D) is learned. In
-    the source the votes are those of the transform ``"elementwise"``, and the loss is the cross-entropy of the softmax
-    of lengths (``"score-cross-entropy"`` with a scale of 1). Lengths are not below one, so the margin loss does not go
-    with it. The running statistics follow a batch by PyTorch's tenth, where the source has 0.0003.
+    The normalisation is over the images of a batch and the output capsules, for each component; b (D) is learned. The
+    source uses the transform ``"elementwise"`` and the cross-entropy of the softmax of lengths (the loss
+    ``"score-cross-entropy"`` with a scale of 1). The margin loss does not suit it, because lengths may exceed one. The
+    momentum of the running statistics is PyTorch's 0.1; the source has 0.0003.
 
     Source: Byerly, Kalganova, Dear 2021, "No Routing Needed Between Capsules" (arXiv:2001.09136), and its code.
     """
@@ -34,7 +34,7 @@ class HVCRouting(Routing):
         self.bias = nn.Parameter(torch.zeros(size.out_dim))
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
-        """Sum; see :class:`Routing`. Activations are not used. The coupling is one."""
+        """Sum the votes; see :class:`Routing`. Activations are ignored. The coupling is one."""
         total = votes.weighted_sum(None)
         poses = (batch_normalised(total.mT, self.norm).mT + self.bias.to(total.dtype)).relu()
         return votes.finish(Routed(poses, coupling=votes.zeros() + 1), coupling=return_coupling)

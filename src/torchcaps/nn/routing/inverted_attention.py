@@ -1,4 +1,4 @@
-"""Inverted attention routing: the output capsules compete for an input capsule's vote, and are then normalised."""
+"""Inverted attention routing: output capsules compete for the vote of an input capsule and are normalised."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ def inverted_attention_routing(
     mask: Bool[Tensor, "B I"] | None = None,
     return_coupling: bool = False,
 ) -> Routed:
-    """Attention whose softmax goes over the receivers: the output capsules compete for an input capsule's vote.
+    """Attention with the softmax over the receivers: output capsules compete for the vote of an input capsule.
 
         c_ij = 1/J                             in the first iteration,
-        c_ij = softmax_j(⟨û_j|i, v_j⟩ / √D)    in all others
+        c_ij = softmax_j(⟨û_j|i, v_j⟩ / √D)    in all later iterations,
         v_j  = LayerNorm(Σ_i c_ij û_j|i)       over the D components, after each iteration
 
     Args:
-        votes: û_j|i, the prediction of input capsule i for output capsule j; a tensor, or :class:`torchcaps.nn.Votes`.
-        num_iterations: How many times the coupling is computed, 1 to 1,000; 1 is uniform coupling.
+        votes: Votes û_j|i of input capsule i for output capsule j; a tensor, or :class:`torchcaps.nn.Votes`.
+        num_iterations: Number of times that the coupling is computed, 1 to 1,000; 1 is uniform coupling.
         norm_weight: Scale of the normalisation; 1 if None.
         norm_bias: Shift of the normalisation; 0 if None.
         eps: Added to the variance of the D components.
-        mask: Which input capsules are there; all if None; as for :func:`torchcaps.dynamic_routing`.
+        mask: True for each input capsule that is present; all if None; as for :func:`torchcaps.dynamic_routing`.
         return_coupling: Also return the coupling of the last iteration.
 
     Returns:
-        Output capsules v_j, normalised, not squashed: their length is no score. The dtype is that of ``votes`` (half
-        precision is computed in float32). With ``return_coupling`` also c_ij. Of one component the normalisation
-        leaves ``norm_bias`` only.
+        Output capsules v_j, normalised, not squashed, so their length is no score. The dtype is that of ``votes`` (half
+        precision is computed in float32). With ``return_coupling`` also c_ij. With D = 1 the normalised result is
+        ``norm_bias``.
 
     Source: Tsai, Srivastava, Goh, Salakhutdinov 2020, "Capsules with inverted dot-product attention routing"
-    (arXiv:2002.04764), procedure 1 for a layer by itself.
+    (arXiv:2002.04764), procedure 1 for a single layer.
     """
     given = BuiltVotes.of(votes, mask)
     routed = _route(given, num_iterations, norm_weight, norm_bias, eps)
@@ -65,7 +65,7 @@ def _route(
     norm_bias: Float[Tensor, "D"] | None,
     eps: float = 1e-5,
 ) -> Routed:
-    """The equations of :func:`inverted_attention_routing`."""
+    """Compute the equations of :func:`inverted_attention_routing`."""
     J, D = votes.size.out_capsules, votes.size.out_dim
     coupling = None
     total = votes.weighted_sum(None) / J
@@ -79,15 +79,15 @@ def _route(
 
 @register("routing", "inverted-attention")
 class InvertedAttentionRouting(ScoredRouting):
-    """Attention whose softmax goes over the receivers: :func:`torchcaps.inverted_attention_routing`.
+    """Attention with the softmax over the receivers: :func:`torchcaps.inverted_attention_routing`.
 
     The normalisation's scale and shift (D) are learned.
 
     Args:
-        num_iterations: Routing iterations: how many times the coupling is computed; 1 is uniform coupling.
+        num_iterations: Routing iterations: number of times that the coupling is computed; 1 is uniform coupling.
 
-    Source: Tsai, Srivastava, Goh, Salakhutdinov 2020 (arXiv:2002.04764), each layer by itself; the logit of the
-    activation is the source's class score.
+    Source: Tsai, Srivastava, Goh, Salakhutdinov 2020 (arXiv:2002.04764), each layer routed separately; the logit of
+    the activation is the source's class score.
     """
 
     def __init__(self, num_iterations: AtLeastOneIteration = 2) -> None:
@@ -101,6 +101,6 @@ class InvertedAttentionRouting(ScoredRouting):
         super().bind(size)
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
-        """Route; see :class:`Routing`. Activations of the input capsules are not used."""
+        """Route; see :class:`Routing`. Activations of the input capsules are ignored."""
         routed = _route(votes, self.num_iterations, self.norm_weight, self.norm_bias)
         return votes.finish(routed._replace(activations=self.scored(routed.poses)), coupling=return_coupling)

@@ -1,4 +1,4 @@
-"""Self-attention routing: each input capsule attends to the output capsules that its votes agree with."""
+"""Self-attention routing: the coupling of a vote grows with its agreement with all votes for the same output."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def self_attention_routing(
     mask: Bool[Tensor, "B I"] | None = None,
     return_coupling: bool = False,
 ) -> Routed:
-    """Routing without iterations: a vote is coupled as strongly as it agrees with all votes for the same output.
+    """Routing without iterations: the coupling of a vote grows with its agreement with all votes for the same output.
 
         a_ij = ⟨û_j|i, Σ_k û_j|k⟩ / √D
         c_ij = softmax_j(a_ij) + bias_ij
         v_j  = exponential_squash(Σ_i c_ij û_j|i)
 
     Args:
-        votes: û_j|i, the prediction of input capsule i for output capsule j; a tensor, or :class:`torchcaps.nn.Votes`.
+        votes: Votes û_j|i of input capsule i for output capsule j; a tensor, or :class:`torchcaps.nn.Votes`.
         bias: Added to the coupling after the softmax; may be learned, and negative.
-        mask: Which input capsules are there; all if None; as for :func:`torchcaps.dynamic_routing`.
+        mask: True for each input capsule that is present; all if None; as for :func:`torchcaps.dynamic_routing`.
         return_coupling: Also return the coupling c_ij, bias included.
 
     Returns:
         Output capsules v_j, lengths in [0, 1), in the dtype of ``votes`` (half precision is computed in float32), and
-        c_ij if it is asked for.
+        c_ij if requested.
 
     Source: Mazzia, Salvetti, Chiaberge 2021, "Efficient-CapsNet: capsule network with self-attention routing",
     section 3 (arXiv:2101.12491).
@@ -59,7 +59,7 @@ class SelfAttentionRouting(Routing):
     """Attention among the votes, without iterations: :func:`torchcaps.self_attention_routing`.
 
     Args:
-        attention_bias: Learn what is added to the coupling of self-attention, from zero.
+        attention_bias: Learn a bias on the coupling of self-attention, initially zero.
     """
 
     def __init__(self, *, attention_bias: bool = True) -> None:
@@ -68,10 +68,10 @@ class SelfAttentionRouting(Routing):
         self.bias: nn.Parameter | None = None
 
     def bind(self, size: LayerSize) -> None:
-        """Make the bias (I, J), where it is wanted."""
+        """Make the bias (I, J) with ``attention_bias``."""
         if self.attention_bias:
             self.bias = nn.Parameter(torch.zeros(size.inputs(self), size.out_capsules))
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
-        """Route; see :class:`Routing`. Activations are not used: the length of a pose says the same."""
+        """Route; see :class:`Routing`. Activations are ignored, because the lengths of poses have this role."""
         return self_attention_routing(votes, bias=self.bias, return_coupling=return_coupling)

@@ -1,4 +1,4 @@
-"""Self-routing: each input capsule chooses its output capsules by itself, without looking at the others."""
+"""Self-routing: each input capsule chooses its output capsules from its pose alone."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ def self_routing(
     mask: Bool[Tensor, "B I"] | None = None,
     return_coupling: bool = False,
 ) -> Routed:
-    """A mixture of experts: routing logits come from each input capsule alone, without agreement or iterations.
+    """Mixture of experts: the routing logits of an input capsule depend on its pose alone, without iterations.
 
         c_ij   = softmax_j(logits_ij)
         pose_j = Σ_i c_ij a_i û_j|i / Σ_i c_ij a_i
         a_j    = Σ_i c_ij a_i / Σ_i a_i
 
-    The shares c_ij a_i / Σ_i c_ij a_i are computed from logarithms, so an output capsule has its mean even where all
-    couplings are too small for their precision.
+    The shares c_ij a_i / Σ_i c_ij a_i are computed from logarithms, so an output capsule gets its mean even if all its
+    couplings underflow.
 
     Args:
-        votes: û_j|i, the prediction of input capsule i for output capsule j; a tensor, or :class:`torchcaps.nn.Votes`.
-        activations: a_i, at least 0. Where all of an image are 0, so are its poses and activations.
-        routing_logits: Of input capsule i for output capsule j, in the source a linear function of its pose u_i.
-        mask: Which input capsules are there; all if None; as for :func:`torchcaps.dynamic_routing`.
-        return_coupling: Also return the coupling c_ij, before it is multiplied by a_i.
+        votes: Votes û_j|i of input capsule i for output capsule j; a tensor, or :class:`torchcaps.nn.Votes`.
+        activations: Activations a_i of the input capsules, at least 0. If all capsules of an image have 0, its poses
+            and activations are 0.
+        routing_logits: Logits of input capsule i for output capsule j, in the source a linear function of its pose u_i.
+        mask: True for each input capsule that is present; all if None; as for :func:`torchcaps.dynamic_routing`.
+        return_coupling: Also return the coupling c_ij, without the factor a_i.
 
     Returns:
         Poses, and activations, which sum to 1 over j, in the dtype of ``votes`` (half precision is computed in
-        float32), and c_ij if it is asked for.
+        float32), and c_ij if requested.
 
     Source: Hahn, Pyeon, Kim 2019, "Self-routing capsule networks", section 3 (NeurIPS 2019).
     """
@@ -60,10 +61,10 @@ def self_routing(
 
 @register("routing", "self")
 class SelfRouting(Routing):
-    """Each input capsule chooses for itself: :func:`torchcaps.self_routing`, logits w_ij·u_i + b_ij from zero.
+    """Self-routing, :func:`torchcaps.self_routing`, with the learned logits w_ij·u_i + b_ij.
 
-    w is (I, J, K) and b (I, J), and the coupling is uniform at the start. Without activations, those of the input
-    capsules are the lengths of their poses.
+    w (I, J, K) and b (I, J) are initially zero, so the initial coupling is uniform. Without activations, the lengths
+    of the input poses are used.
     """
 
     def bind(self, size: LayerSize) -> None:
@@ -72,7 +73,7 @@ class SelfRouting(Routing):
         self.weight, self.bias = nn.Parameter(torch.zeros(I, J, K)), nn.Parameter(torch.zeros(I, J))
 
     def balanced_std(self, size: LayerSize) -> float:
-        """See :class:`Routing`; output poses are means, so that votes are as long as poses."""
+        """See :class:`Routing`; output poses are means of votes, so votes should be as long as poses."""
         return 1 / math.sqrt(size.out_dim)
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:

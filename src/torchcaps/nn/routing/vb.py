@@ -1,4 +1,4 @@
-"""Variational Bayes routing: EM routing with priors over the Gaussians, against output capsules that collapse."""
+"""Variational Bayes routing: EM routing with priors on the Gaussians, which prevent their collapse."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ def vb_routing(
             p_jh = 1 + Σ_i c_ij a_i (V_ijh - μ_jh)² + (R_j / κ_j) μ_jh²                 (the inverse of Ψ_j)
             ln|Λ_j| = Σ_{d=0}^{D-1} ψ((ν_j - d) / 2) + D ln 2 - Σ_h ln p_jh,   ln π_j = ψ(α_j) - ψ(Σ_j α_j)
             ln q_ij = ½ ln|Λ_j| - ½ D ln 2π - ½ (D / κ_j + ν_j Σ_h (V_ijh - m_jh)² / p_jh)
-            c_ij ← softmax_j(ln π_j + ln q_ij)                                          (not after the last time)
+            c_ij ← softmax_j(ln π_j + ln q_ij)                                          (not after the last iteration)
         pose_j = m_j
         l_j    = β_a,j - (exp(ln π_j) H_j + β_u,j),   H_j = ½ D ln(2πe) - ½ ln|Λ_j|
 
-    The coupling is normalised from logarithms. The released code floors the sum of densities at 1e-11 instead, which
-    with D = 16 many capsules stay below. The votes are worked on some images at a time, within
+    The coupling is normalised in logarithms. The released code floors the sum of densities at 1e-11 instead, but with
+    D = 16 the sums of many capsules are smaller. The votes are processed some images at a time, within
     :func:`torchcaps.set_working_memory`.
 
     Args:
-        votes: V_ij, the prediction of input capsule i for output capsule j; a tensor, or :class:`torchcaps.nn.Votes`.
-        activations: a_i, at least 0. Input capsules with 0 change nothing.
+        votes: Votes V_ij of input capsule i for output capsule j; a tensor, or :class:`torchcaps.nn.Votes`.
+        activations: Activations a_i of the input capsules, at least 0. An input capsule with 0 has no influence.
         beta_u: Cost of an active output capsule, learned.
         beta_a: Threshold of the activation, learned.
-        num_iterations: How often the Gaussians are fitted, 1 to 1,000.
-        mask: Which input capsules are there; all if None; as for :func:`torchcaps.dynamic_routing`.
-        return_coupling: Also return the coupling c_ij of the last fit, before it is multiplied by a_i.
+        num_iterations: Number of fits of the Gaussians, 1 to 1,000.
+        mask: True for each input capsule that is present; all if None; as for :func:`torchcaps.dynamic_routing`.
+        return_coupling: Also return the coupling c_ij of the last fit, without the factor a_i.
 
     Returns:
-        Poses m_j; as activations the *logits* l_j, before the batch normalisation and the sigmoid that a layer adds; in
-        the dtype of ``votes`` (half precision is computed in float32); and c_ij if it is asked for.
+        Poses m_j, and as activations the *logits* l_j, to which a layer applies batch normalisation and a sigmoid. Both
+        are in the dtype of ``votes`` (half precision is computed in float32). Also c_ij if requested.
 
     Source: De Sousa Ribeiro, Leontidis, Kollias 2020, "Capsule routing via variational Bayes", algorithm 1
     (arXiv:1905.11455).
@@ -82,11 +82,11 @@ def vb_routing(
 
 @equations("vb")
 def fit(given: MixtureInputs, beta_u: Float[Tensor, "J"], beta_a: Float[Tensor, "J"], num_iterations: int) -> Gaussians:
-    """The equations of :func:`vb_routing`."""
+    """Compute the equations of :func:`vb_routing`."""
     votes, log_posterior = given.votes, None
     _, J, D, _ = votes.shape
     steps = torch.arange(D, dtype=beta_u.dtype, device=beta_u.device)
-    log_coupling = given.uniform()  # on maps too
+    log_coupling = given.uniform()  # even on maps
     for iteration in range(1, num_iterations + 1):
         shares, mass = share_out(log_coupling, given.activations)  # (B, J, I)
         mass = mass.expand(-1, J)  # (B, J)
@@ -115,9 +115,9 @@ def fit(given: MixtureInputs, beta_u: Float[Tensor, "J"], beta_a: Float[Tensor, 
 
 
 def digamma(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The digamma function of numbers of at least one; in a graph that is exported, of operations that ONNX has.
+    """Return the digamma function of numbers of at least one. Exported graphs use only operations that ONNX has.
 
-    There it is ψ(x) = ψ(x + 6) - Σ_{k<6} 1 / (x + k), and Stirling's series of ψ(x + 6), whose error is below 1e-9.
+    They use ψ(x) = ψ(x + 6) - Σ_{k<6} 1 / (x + k), with Stirling's series for ψ(x + 6); its error is below 1e-9.
     """
     if not is_exporting():
         return torch.digamma(x)
@@ -129,10 +129,10 @@ def digamma(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 @register("routing", "vb")
 class VBRouting(MixtureRouting):
-    """Variational Bayes routing: :func:`torchcaps.vb_routing`; β_u and β_a start at zero.
+    """Variational Bayes routing: :func:`torchcaps.vb_routing`; β_u and β_a are initially zero.
 
     The logits of the activations and the poses are normalised over the batch, without scale and shift, as in the
-    source; a batch of one image in training takes the running statistics.
+    source. A training batch of one image uses the running statistics.
     """
 
     equations = "vb"
@@ -143,11 +143,11 @@ class VBRouting(MixtureRouting):
         self.activation_norm = nn.BatchNorm1d(size.out_capsules, affine=False).train(self.training)
 
     def balanced_std(self, size: LayerSize) -> float:
-        """See :class:`Routing`; that of the source, whose matrices of 4×4 start with a variance of about 1/(16·I).
+        """See :class:`Routing`; the value of the source, where 4×4 matrices have an initial variance of about 1/(16·I).
 
-        The prior has the variance one. Votes that vary less start with a coupling that is near uniform, and the
-        normalisation brings poses to variance one, however short votes are. Of three layers whose votes vary by one,
-        nothing is learned in the first hundred steps.
+        The prior has variance one. Votes with a smaller variance have an initial coupling near uniform, and the
+        normalisation scales poses of any length to variance one. Three layers with votes of variance one learn nothing
+        in the first hundred steps.
         """
         return 1 / (2 * math.sqrt(max(size.in_capsules, 1) * size.out_dim))
 
@@ -158,7 +158,7 @@ class VBRouting(MixtureRouting):
 
 
 def batch_normalised(x: Float[Tensor, "B J *D"], norm: nn.BatchNorm1d) -> Float[Tensor, "B J *D"]:
-    """Batch normalisation, which takes the running statistics where a single row has none of its own."""
+    """Apply batch normalisation. A single row uses the running statistics, because it has no variance."""
     if norm.training and x.shape[0] > 1:
         return normalise(norm, x)
     mean, variance = (each.to(x.dtype) for each in (norm.running_mean, norm.running_var) if each is not None)
