@@ -225,7 +225,7 @@ def test_votes_that_can_only_be_built_are_built_a_block_at_a_time(name: str, mon
     leaves = {"poses": random(5, 7, 3), "weight": random(7, 4, 5, 3), "activations": random(5, 7).sigmoid()}
     leaves = {name: each.requires_grad_() for name, each in leaves.items()}
     found = []
-    monkeypatch.setattr("torchcaps.ops.checkpoint.BLOCK", 2 * 7 * 4 * 5 * 8)
+    monkeypatch.setattr("torchcaps.ops.checkpoint.MAX_BLOCK_BYTES", 2 * 7 * 4 * 5 * 8)
     for make in (Doubled, lambda *given: BuiltVotes(Doubled(*given).build(), given[0])):
         votes = make(leaves["poses"], leaves["weight"])
         found.append(with_gradients(layer.routing(votes, leaves["activations"], return_coupling=True), leaves))

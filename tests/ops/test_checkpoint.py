@@ -16,7 +16,7 @@ def test_a_block_holds_no_more_votes_than_it_may(monkeypatch: pytest.MonkeyPatch
     def lengths(*given: object, **more: int) -> list[int]:
         return [each.stop - each.start for each in blocks(*given, **more)]  # type: ignore[arg-type]
 
-    monkeypatch.setattr(checkpoint, "BLOCK", 3 * 80)
+    monkeypatch.setattr(checkpoint, "MAX_BLOCK_BYTES", 3 * 80)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert lengths(8, 80, CPU) == [3, 3, 2]
     assert lengths(8, 80, CPU, multiple=2) == [2, 2, 2, 2]

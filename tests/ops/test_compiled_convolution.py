@@ -24,7 +24,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every convolution goes this way."""
     monkeypatch.setattr(compiled, "choose", lambda *_: request.param)
     monkeypatch.setattr("torchcaps.ops.convolution.choose", lambda *_: request.param)
-    monkeypatch.setattr(choice, "LEAST_GAIN", float("inf"))
+    monkeypatch.setattr(choice, "MAX_COST_RATIO", float("inf"))
     return str(request.param)
 
 
@@ -86,7 +86,7 @@ def test_planes_wait_for_their_backward_pass_and_for_nothing_else(monkeypatch: p
     kernel_planes = transform.kernel_planes
     monkeypatch.setattr(transform, "kernel_planes", lambda *given: made.append("kernel") or kernel_planes(*given))
     monkeypatch.setattr(compiled, "choose", lambda *_: "transform")
-    monkeypatch.setattr(choice, "LEAST_GAIN", float("inf"))
+    monkeypatch.setattr(choice, "MAX_COST_RATIO", float("inf"))
     case = SIZES[0]
 
     def call(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -113,7 +113,7 @@ def test_planes_wait_for_their_backward_pass_and_for_nothing_else(monkeypatch: p
 
 def test_planes_are_kept_between_compiled_calls_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "choose", lambda *_: "transform")
-    monkeypatch.setattr(choice, "LEAST_GAIN", float("inf"))
+    monkeypatch.setattr(choice, "MAX_COST_RATIO", float("inf"))
     convolution, features = Convolution(3, 4, 3), torch.randn(2, 3, 8, 8)
     passes._kept.clear()
     torch._dynamo.reset()

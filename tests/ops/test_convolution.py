@@ -75,7 +75,7 @@ def drawn(count: int) -> list[Case]:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the transform take all images at once, even where it does not pay."""
-    monkeypatch.setattr(choice, "LEAST_GAIN", float("inf"))
+    monkeypatch.setattr(choice, "MAX_COST_RATIO", float("inf"))
 
 
 @pytest.fixture
@@ -140,9 +140,9 @@ def check(case: Case, way: str) -> None:
 
 
 def test_columns_are_conv2d(ways: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for block in (columns.BLOCK, 1, 5_000):
-        monkeypatch.setattr(columns, "BLOCK", block)
-        for case in CASES if block != columns.BLOCK else CASES + drawn(40):
+    for block in (columns.MAX_BLOCK_NUMBERS, 1, 5_000):
+        monkeypatch.setattr(columns, "MAX_BLOCK_NUMBERS", block)
+        for case in CASES if block != columns.MAX_BLOCK_NUMBERS else CASES + drawn(40):
             check(case, "columns")
     assert set(ways) == {"columns"}
 

@@ -15,7 +15,7 @@ import torch
 from calling import in_threads
 from torchcaps.machine import MIB
 from torchcaps.ops import memory
-from torchcaps.ops.memory import ALIGNMENT, SMALLEST, get_working_memory, new_empty, set_working_memory
+from torchcaps.ops.memory import ALIGNMENT_BYTES, MIN_POOLED_BYTES, get_working_memory, new_empty, set_working_memory
 
 LARGE = (3, 5, 100_003)  # 6 MB
 
@@ -37,17 +37,17 @@ def held() -> int:
 
 
 def test_a_tensor_like_any_other() -> None:
-    for shape in (LARGE, (2, 0, 3), (), (7,), (SMALLEST // 4,), (SMALLEST // 4 - 1,)):
+    for shape in (LARGE, (2, 0, 3), (), (7,), (MIN_POOLED_BYTES // 4,), (MIN_POOLED_BYTES // 4 - 1,)):
         tensor = new_empty(shape)
         assert (type(tensor), tensor.shape, tensor.dtype) == (torch.Tensor, shape, torch.float32)
         assert tensor.is_contiguous()
         assert tensor.fill_(3).eq(3).all()
-    alive = [new_empty((SMALLEST // 4 + 1_001 * n,)) for n in range(9)]
+    alive = [new_empty((MIN_POOLED_BYTES // 4 + 1_001 * n,)) for n in range(9)]
     assert [tensor.data_ptr() % 64 for tensor in alive] == [0] * 9, "large ones start at a cache line"
 
 
 def test_memory_is_used_again_when_its_tensor_is_gone() -> None:
-    small = new_empty((SMALLEST // 4 - 1,))
+    small = new_empty((MIN_POOLED_BYTES // 4 - 1,))
     del small
     tensor = new_empty(LARGE)
     at = tensor.data_ptr()
@@ -61,10 +61,10 @@ def test_memory_is_used_again_when_its_tensor_is_gone() -> None:
 
 
 def test_not_for_what_is_much_smaller_or_larger() -> None:
-    tensor = new_empty((4 * SMALLEST,))
-    at, size = tensor.data_ptr(), 16 * SMALLEST + ALIGNMENT
+    tensor = new_empty((4 * MIN_POOLED_BYTES,))
+    at, size = tensor.data_ptr(), 16 * MIN_POOLED_BYTES + ALIGNMENT_BYTES
     del tensor
-    small, larger = new_empty((SMALLEST,)), new_empty((4 * SMALLEST + 1,))
+    small, larger = new_empty((MIN_POOLED_BYTES,)), new_empty((4 * MIN_POOLED_BYTES + 1,))
     assert at not in (small.data_ptr(), larger.data_ptr())
     assert held() == size
 
@@ -90,23 +90,23 @@ def test_memory_that_somebody_still_reads_is_not_used_again() -> None:
 
 def test_blocks_beyond_the_working_memory_are_let_go() -> None:
     set_working_memory(10)
-    tensors = [new_empty((SMALLEST,)) for _ in range(4)]  # of 4 MiB each
+    tensors = [new_empty((MIN_POOLED_BYTES,)) for _ in range(4)]  # of 4 MiB each
     while tensors:
         del tensors[0]
     assert 8 * MIB <= held() <= 10 * MIB
-    large = new_empty((2 * SMALLEST,))  # 8 MiB: it and what waits do not fit together
+    large = new_empty((2 * MIN_POOLED_BYTES,))  # 8 MiB: it and what waits do not fit together
     assert held() == 0
     del large, tensors
     set_working_memory(5)
     assert held() == 0
-    tensors = [new_empty((SMALLEST,)) for _ in range(2)]
+    tensors = [new_empty((MIN_POOLED_BYTES,)) for _ in range(2)]
     last = tensors[1].data_ptr()
     while tensors:
         del tensors[0]
-    assert new_empty((SMALLEST,)).data_ptr() == last, "those given back first go first"
+    assert new_empty((MIN_POOLED_BYTES,)).data_ptr() == last, "those given back first go first"
     set_working_memory(1)
     assert held() == 0
-    tensor = new_empty((SMALLEST,))  # more than may be kept: it is had all the same
+    tensor = new_empty((MIN_POOLED_BYTES,))  # more than may be kept: it is had all the same
     del tensor
     assert held() == 0
 
@@ -117,7 +117,7 @@ def test_no_two_threads_get_the_same_memory() -> None:
     def work() -> None:
         mark = threading.get_ident() % 1000
         for n in range(20):
-            tensors = [new_empty((SMALLEST // 4 + 500 * ((n + mark) % 5),)).fill_(mark) for _ in range(3)]
+            tensors = [new_empty((MIN_POOLED_BYTES // 4 + 500 * ((n + mark) % 5),)).fill_(mark) for _ in range(3)]
             wrong.extend(mark for tensor in tensors if not bool(tensor.eq(mark).all()))
 
     in_threads(work)

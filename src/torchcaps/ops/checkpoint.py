@@ -1,4 +1,4 @@
-"""Work on some images at a time, of which the backward pass computes the middle again instead of keeping it."""
+"""Process some images at a time. The backward pass recomputes intermediate results instead of keeping them."""
 
 from __future__ import annotations
 
@@ -13,29 +13,34 @@ from torchcaps.machine import MIB
 from torchcaps.ops.memory import get_working_memory, slices
 from torchcaps.tracing import is_graph_capture
 
-BLOCK = 2 * MIB
-"""Bytes of the votes that a core works on at a time, for its caches; all that is made of them takes many times more."""
+MAX_BLOCK_BYTES = 2 * MIB
+"""Bytes of votes for each core in a block on a CPU. Results computed from the votes take many times more."""
 TENSORS_PER_VOTE = 16
-"""Tensors of the votes' size that an algorithm with three iterations keeps for its gradient."""
+"""Number of tensors of the votes' size that an algorithm with three iterations keeps for its gradient."""
 ItemT = TypeVar("ItemT")
 
 
 def blocks(rows: int, row_bytes: int, device: torch.device, multiple: int = 1) -> list[slice]:
-    """How rows, each with ``row_bytes`` of votes, are cut, so that no more votes than those of a block are in memory.
+    """Cut rows into blocks, so that only the votes of one block are in memory.
 
-    All are one block where they fit, and where torch makes a graph of the work. A block has a multiple of ``multiple``
-    rows.
+    All rows form one block if they fit, or if torch captures a graph.
+
+    Args:
+        rows: Number of rows.
+        row_bytes: Bytes of votes in a row.
+        device: Device of the votes; blocks are smaller on a CPU.
+        multiple: Every block has a multiple of this number of rows.
     """
     if is_graph_capture():
         return [slice(0, rows)]
     room = int(get_working_memory() * MIB / (TENSORS_PER_VOTE if torch.is_grad_enabled() else 1))
     if device.type == "cpu":
-        room = min(room, BLOCK * torch.get_num_threads())
+        room = min(room, MAX_BLOCK_BYTES * torch.get_num_threads())
     return slices(rows, max(1, room // (row_bytes * multiple)) * multiple) or [slice(0, 0)]
 
 
 def in_blocks(work: Callable[[ItemT], Sequence[Tensor]], items: Sequence[ItemT]) -> tuple[Tensor, ...]:
-    """The results of all items, one after the other, joined along their first axis; of one item, kept as they are."""
+    """Apply ``work`` to one item after the other and concatenate the results along their first axis."""
     if len(items) == 1:
         return tuple(work(items[0]))
     results = [

@@ -1,18 +1,17 @@
-"""The calculus of votes: the sums that routing takes over votes, with the votes never built.
+"""Sums over votes for routing, computed without building the votes.
 
-A vote û_j|i = W_ij u_i meets the rest of a routing algorithm in two sums only: weighted by a coupling, and multiplied
-by a parent. Both are parts of one number that is linear in four tensors,
+A routing algorithm uses the votes û_j|i = W_ij u_i in two sums: weighted by a coupling c, and multiplied by a parent x
+(an output capsule). Both sums follow from one number that is linear in four tensors:
 
     Σ_bijdk c_bij x_bjd W_ijdk u_bik
 
-and leave one of the four out: the weighted sum s leaves out x, the agreement a leaves out c. So does the gradient of
-each with respect to a factor: it leaves that factor out, and has the gradient of the sum in the place of what the sum
-left out. There are four such contractions, and everything made of them can be differentiated any number of times.
-Nothing is ever of the votes' size.
+The weighted sum s leaves out x, and the agreement a leaves out c. The gradient of a sum with respect to a factor leaves
+out that factor. It contains the gradient of the sum instead of the tensor that the sum left out. So there are four
+contractions, all results can be differentiated any number of times, and no tensor has the size of the votes.
 
 Inside, tensors lie in memory with the input capsules innermost: poses u (B, K, I), weight W (J, D, K, I), coupling c
-(J, B, I), parents x (B, J, D). Then each contraction is, for some outputs j and images b, one matrix product and one
-pass over (j, b, K·I) numbers, which are made block by block within :func:`torchcaps.set_working_memory`. Without
+(J, B, I), parents x (B, J, D). For some outputs j and images b, a contraction is then one matrix product and one pass
+over (j, b, K·I) numbers. These are computed block by block within :func:`torchcaps.set_working_memory`. Without
 coupling, the weighted sum is one matrix product.
 """
 
@@ -37,12 +36,12 @@ from torchcaps.tracing import needs_torch_operations
 @checked
 @computed_in_full_precision
 def compute_votes(poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"]) -> Float[Tensor, "B I J D"]:
-    """Votes û_j|i = W_ij u_i: what input capsule i predicts for output capsule j.
+    """Votes û_j|i = W_ij u_i, the predictions of input capsule i for output capsule j.
 
     Args:
         poses: Input capsules u_i.
-        weight: Transformation matrices W_ij, fastest laid out in memory as (J, D, K, I), as
-            :class:`torchcaps.nn.DenseCapsules` keeps them.
+        weight: Transformation matrices W_ij; fastest if they lie in memory as (J, D, K, I), as in
+            :class:`torchcaps.nn.DenseCapsules`.
 
     Returns:
         Votes, in the higher of the two precisions.
@@ -58,16 +57,16 @@ def compute_votes(poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"
 def weighted_sum(
     poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"], coupling: Float[Tensor, "B I J"] | None = None
 ) -> Float[Tensor, "B J D"]:
-    """The sum of votes, weighted by their coupling: s_j = Σ_i c_ij W_ij u_i.
+    """Sum of votes, weighted by their coupling: s_j = Σ_i c_ij W_ij u_i.
 
     Args:
         poses: Input capsules u_i.
-        weight: Transformation matrices W_ij, fastest laid out in memory as (J, D, K, I), as
-            :class:`torchcaps.nn.DenseCapsules` keeps them.
-        coupling: c_ij; None is 1 for each pair.
+        weight: Transformation matrices W_ij; fastest if they lie in memory as (J, D, K, I), as in
+            :class:`torchcaps.nn.DenseCapsules`.
+        coupling: Coupling c_ij. None: 1 for each pair.
 
     Returns:
-        The sums s_j, in the highest of the precisions (half precision is computed in float32).
+        Sums s_j, in the highest of the precisions (half precision is computed in float32).
 
     Source: Sabour, Frosst, Hinton 2017, equation 2 (arXiv:1710.09829).
     """
@@ -86,16 +85,16 @@ def weighted_sum(
 def agreement(
     poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"], parents: Float[Tensor, "B J D"]
 ) -> Float[Tensor, "B I J"]:
-    """The scalar product of each vote with its parent: a_ij = ⟨W_ij u_i, x_j⟩.
+    """Scalar product of each vote with its parent: a_ij = ⟨W_ij u_i, x_j⟩.
 
     Args:
         poses: Input capsules u_i.
-        weight: Transformation matrices W_ij, fastest laid out in memory as (J, D, K, I), as
-            :class:`torchcaps.nn.DenseCapsules` keeps them.
+        weight: Transformation matrices W_ij; fastest if they lie in memory as (J, D, K, I), as in
+            :class:`torchcaps.nn.DenseCapsules`.
         parents: Output capsules, or any other vectors x_j.
 
     Returns:
-        The agreement a_ij, in the precision of :func:`weighted_sum`.
+        Agreement a_ij, in the precision of :func:`weighted_sum`.
 
     Source: Sabour, Frosst, Hinton 2017, section 2 (arXiv:1710.09829).
     """
@@ -108,7 +107,7 @@ def agreement(
 
 
 def _in_full_precision(poses: Tensor, weight: Tensor, more: Any) -> tuple[torch.dtype, Tensor, Tensor, Any]:
-    """The dtype of the result, the highest of all, and the tensors in the dtype that is computed in."""
+    """Return the highest dtype, which the result gets, and the tensors in the dtype of the computation."""
     given = [poses, weight] if more is None else [poses, weight, more]
     dtype = functools.reduce(torch.promote_types, (each.dtype for each in given))
     u, W, *rest = (each.to(full_dtype(dtype)) for each in given)
@@ -117,14 +116,14 @@ def _in_full_precision(poses: Tensor, weight: Tensor, more: Any) -> tuple[torch.
 
 # ---- the four contractions, block by block
 
-_COUPLING, _PARENTS, _POSES, _WEIGHT = range(4)  # places of c, x, u and W: which of them a contraction leaves out
+_COUPLING, _PARENTS, _POSES, _WEIGHT = range(4)  # indices of c, x, u and W, to name the tensor that is left out
 
 
 def _contract(left_out: int, c: Any, x: Any, u: Any, W: Any) -> Tensor:
-    """The contraction of the other three.
+    """Contract three of the four tensors.
 
-    Each block is the poses times their coupling, (j, b, K, I), or the parents as their children see them, W_ijᵀ x_j,
-    likewise; then their sum with what is left.
+    A block (j, b, K, I) holds the products of poses and coupling, or W_ijᵀ x_j. It is then summed with the remaining
+    tensor.
     """
     u, W = (None if each is None else each.contiguous() for each in (u, W))
     found = _new_result(left_out, c, x, u, W)
@@ -147,7 +146,7 @@ def _contract(left_out: int, c: Any, x: Any, u: Any, W: Any) -> Tensor:
 
 
 def _new_result(left_out: int, _c: Any, x: Any, u: Any, W: Any) -> Tensor:
-    """Where a contraction goes: zeros where it is summed over blocks."""
+    """Allocate the result of a contraction: zeros if it is summed over blocks, otherwise empty."""
     if left_out == _COUPLING:
         return u.new_empty(W.shape[0], u.shape[0], u.shape[2])
     if left_out == _PARENTS:
@@ -158,7 +157,7 @@ def _new_result(left_out: int, _c: Any, x: Any, u: Any, W: Any) -> Tensor:
 
 
 def _blocks(u: Float[Tensor, "B K I"], J: int) -> Iterator[tuple[slice, slice, Float[Tensor, "j b K I"]]]:
-    """Outputs and images that are worked on together, and the memory for it, the same for all blocks."""
+    """Yield blocks of outputs and images, with a work buffer that all blocks share."""
     B, K, I = u.shape
     room = block_bytes(u.device) // (u.element_size() * K * I)  # pairs of an image and an output
     b = max(1, min(B, max_batch_slice(B, u.device), room))
@@ -179,7 +178,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: A
 
 
 def _backward(ctx: Any, grad: Tensor) -> Any:
-    """The contractions that leave out a factor each, with the gradient in the place of what the sum left out."""
+    """Return the gradient of each factor: the contraction without it, with ``grad`` as the tensor left out before."""
     factors = list(ctx.saved_tensors)
     factors[ctx.left_out] = grad
     wanted = enumerate(ctx.needs_input_grad[1:])

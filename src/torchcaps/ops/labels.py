@@ -1,6 +1,6 @@
-"""The classes of several objects in one image, and the error of numbers: what losses and scores of tasks are made of.
+"""Building blocks of the tasks' losses and scores: classes of several objects in an image, and regression errors.
 
-P is the number of objects in an image, each of another class.
+P is the number of objects in an image. All objects of an image have different classes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torchcaps.tracing import can_look, is_eager
 
 
 def top_classes(scores: Float[Tensor, "*B J"], objects: int) -> Int[Tensor, "*B P"]:
-    """The classes of the P highest scores, the highest first; of equal ones the first class comes first.
+    """Return the classes of the P highest scores in descending order. Equal scores keep the order of the classes.
 
-    ``topk`` leaves the order of equal numbers open, and ONNX has no stable sort; both have this argmax.
+    It uses argmax, because ``topk`` does not define the order of equal numbers, and ONNX has no stable sort.
     """
     left, found = scores.detach(), []
     for _ in range(objects):
@@ -29,13 +29,13 @@ def top_classes(scores: Float[Tensor, "*B J"], objects: int) -> Int[Tensor, "*B 
 
 
 def is_correct(scores: Float[Tensor, "B J"], labels: Shaped[Tensor, "B ..."]) -> Bool[Tensor, "B"]:
-    """Return whether an image's highest scores are exactly those of its classes.
+    """Return True for each image whose highest scores belong exactly to its classes.
 
     Args:
         scores: Class scores.
-        labels: The class of each image (B,); the classes of its P objects (B, P), P below J; or rows (B, J), of which
-            the largest numbers name the classes: one-hot rows, several ones, or the shares of mixed images. A row of
-            zeros names no class, so no answer to it is correct.
+        labels: The class of each image (B,); the classes of its P objects (B, P), P below J; or rows (B, J) with the
+            largest numbers at the classes: one-hot rows, several ones, or the shares of mixed images. A row of zeros
+            has no class, so no answer to it is correct.
 
     Source: Sabour, Frosst, Hinton 2017, section 6 (arXiv:1710.09829).
     """
@@ -50,14 +50,14 @@ def is_correct(scores: Float[Tensor, "B J"], labels: Shaped[Tensor, "B ..."]) ->
     return (top_classes(scores, labels.shape[1]).sort(-1).values == labels.sort(-1).values).all(-1)
 
 
-def order(given: Int[Tensor, "B P"], labels: Int[Tensor, "B P"]) -> Int[Tensor, "B P"]:
-    """The permutation of an image's labels that puts each beside the class that it is to be compared with.
+def match_labels(given: Int[Tensor, "B P"], labels: Int[Tensor, "B P"]) -> Int[Tensor, "B P"]:
+    """Return the permutation that reorders each row of labels so that it lines up with ``given``.
 
-    ``labels.gather(1, order(given, labels))`` stands beside ``given``: a class that is in both beside itself, the
-    others in the order in which either came. The classes of a row are all different.
+    In ``labels.gather(1, match_labels(given, labels))`` a class that both rows contain has the same column as in
+    ``given``. The remaining classes keep their order. The classes of a row are all different.
     """
     same = given.unsqueeze(2) == labels.unsqueeze(1)  # (B, P given, P labels)
-    # both in one order: the classes that are in both by their number, then the others as they came
+    # sort both rows: first the common classes by their number, then the rest in their original order
     last = torch.iinfo(torch.int32).max + torch.arange(given.shape[1], device=given.device)
     first = torch.where(same.any(2), given, last).argsort(1)
     second = torch.where(same.any(1), labels, last).argsort(1)
@@ -65,32 +65,32 @@ def order(given: Int[Tensor, "B P"], labels: Int[Tensor, "B P"]) -> Int[Tensor, 
 
 
 def one_hot(labels: Int[Tensor, "*B"], num_classes: int, name: str) -> Shaped[Tensor, "*B J"]:
-    """Return a row for each label that has a one at its class, and zeros elsewhere.
+    """Return a row for each label with a one at its class and zeros elsewhere.
 
-    Unlike torch's function it never waits for the values of the labels, so that it works under ``torch.vmap``.
+    Unlike torch's function it never waits for the values of the labels, so it works under ``torch.vmap``.
 
     Args:
         labels: Classes, in 0..num_classes-1.
-        num_classes: How many classes there are (J).
-        name: What an error calls the labels.
+        num_classes: Number of classes (J).
+        name: Name of the labels in an error message.
 
     Raises:
         InputError: Labels out of range on the CPU. Eager code on a GPU stops at a device-side assertion instead.
     """
     check_classes(name, labels, num_classes)
     if labels.device.type == "cuda" and is_eager():
-        return F.one_hot(labels.long(), num_classes)  # a comparison would give rows of zeros for wrong labels
+        return F.one_hot(labels.long(), num_classes)  # the comparison below hides labels out of range
     return labels.unsqueeze(-1) == torch.arange(num_classes, device=labels.device)
 
 
 @checked
 def label_rows(scores: Float[Tensor, "B J"], targets: Int[Tensor, "B ..."], objects: int) -> Float[Tensor, "B J"]:
-    """The labels of P different objects in each image as one row of zeros and ones.
+    """Convert the labels of P different objects in each image to one row of zeros and ones.
 
-    Values are looked at on the CPU only: on a GPU that would wait for the device.
+    Values are checked on the CPU only, because a check on a GPU waits for the device.
 
     Raises:
-        InputError: Another number of objects, labels that are no classes, or two objects of one class in an image.
+        InputError: Another number of objects, labels out of range, or two objects of one class in an image.
     """
     if targets.shape[1:] != (objects,):
         raise InputError(
@@ -110,7 +110,7 @@ def label_rows(scores: Float[Tensor, "B J"], targets: Int[Tensor, "B ..."], obje
 def squared_error(
     values: Float[Tensor, "B J"], targets: Float[Tensor, "B J"], scale: Float[Tensor, "J"]
 ) -> Float[Tensor, ""]:
-    """The mean over images and numbers of ((value − target) / scale)², the loss of a regression."""
+    """Return the mean over images and numbers of ((value − target) / scale)², the loss of a regression."""
     return ((values - targets) / scale).square().mean()
 
 

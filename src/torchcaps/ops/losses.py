@@ -17,14 +17,14 @@ from torchcaps.ranges import Factor, PositiveFactor
 from torchcaps.tracing import can_look
 
 Reduction = Literal["mean", "sum", "none"]
-"""The mean over the batch of the sums over classes, the sum of both, or one value an image, shape (B,)."""
+"""Mean over the batch of the sums over classes; sum over both; or one value for each image, shape (B,)."""
 Targets = Int[Tensor, "B"] | Int[Tensor, "B 1"] | Shaped[Tensor, "B J"]
 """Class indices (B,) or (B, 1), or multi-hot (B, J) with a one for each class that is present.
 
-Of a single class, J = 1, targets (B, 1) are multi-hot.
+With a single class, J = 1, targets (B, 1) are multi-hot.
 """
-CLIP = 1e-7
-"""The smallest probability that a logarithm is taken of, Keras's."""
+MIN_PROBABILITY = 1e-7
+"""Keras's lower limit of a probability before its logarithm."""
 
 
 @checked
@@ -38,17 +38,17 @@ def margin_loss(
     power: PositiveFactor = 2,
     reduction: Reduction = "mean",
 ) -> Float[Tensor, "..."]:
-    """Margin loss: a present class wants a long capsule, an absent one a short capsule.
+    """Margin loss: a penalty for short capsules of present classes and for long capsules of absent classes.
 
         L = Σ_j  T_j max(0, m_plus − ‖v_j‖)^power + lam (1 − T_j) max(0, ‖v_j‖ − m_minus)^power
 
     Args:
-        lengths: ‖v_j‖, one a class.
-        targets: :data:`Targets`, labels or multi-hot.
-        m_plus: Length above which a present class costs nothing.
-        m_minus: Length below which an absent class costs nothing.
+        lengths: Lengths ‖v_j‖, one for each class.
+        targets: Labels or multi-hot rows, :data:`Targets`.
+        m_plus: Length above which a present class has no loss.
+        m_minus: Length below which an absent class has no loss.
         lam: Weight of the absent classes.
-        power: 2 as in the paper; 1 for the implementations that forgot the square.
+        power: Exponent; 2 as in the paper, 1 as in implementations without the square.
         reduction: :data:`Reduction`; ``"mean"`` as in the paper.
 
     Source: Sabour, Frosst, Hinton 2017, equation 4 (arXiv:1710.09829).
@@ -68,16 +68,16 @@ def normalised_cross_entropy(
         L = −Σ_j T_j log clip(‖v_j‖ / Σ_k ‖v_k‖, 1e-7, 1 − 1e-7)
 
     Args:
-        lengths: ‖v_j‖, one a class, not negative.
-        targets: :data:`Targets`, labels or multi-hot.
+        lengths: Lengths ‖v_j‖, one for each class, not negative.
+        targets: Labels or multi-hot rows, :data:`Targets`.
         reduction: :data:`Reduction`.
 
-    Source: what Keras's ``categorical_crossentropy`` does to outputs that are no probabilities.
+    Source: Keras's ``categorical_crossentropy`` on outputs that do not sum to one.
     """
     present = multi_hot(lengths, targets, "normalised_cross_entropy")
     lengths = lengths.to(present.dtype)
     share = lengths / lengths.sum(-1, keepdim=True).clamp_min(torch.finfo(lengths.dtype).tiny)
-    return _reduce(-(present * share.clamp(CLIP, 1 - CLIP).log()).sum(-1), reduction)
+    return _reduce(-(present * share.clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY).log()).sum(-1), reduction)
 
 
 @checked
@@ -88,14 +88,14 @@ def spread_loss(
     margin: Factor | Float[Tensor, ""] = 0.9,
     reduction: Reduction = "mean",
 ) -> Float[Tensor, "..."]:
-    """Spread loss: the class that is present wants to be more active than each other one by a margin.
+    """Spread loss: a penalty for each absent class whose score is not below the present class's by a margin.
 
         L = Σ_{j≠t} max(0, margin − (a_t − a_j))²
 
     Args:
-        scores: a_j, one a class; activations in 0..1, as a rule.
-        targets: :data:`Targets`, labels t or multi-hot; of several classes that are present, a_t is the mean.
-        margin: By which a_t should be above the others, 0..1; the source lets it grow from 0.2 to 0.9.
+        scores: Scores a_j, one for each class; usually activations in 0..1.
+        targets: Labels t or multi-hot rows, :data:`Targets`. With several present classes, a_t is their mean.
+        margin: Margin between a_t and each other score, 0..1; in the source it grows from 0.2 to 0.9.
         reduction: :data:`Reduction`.
 
     Source: Hinton, Sabour, Frosst 2018, "Matrix capsules with EM routing", equation 3 (ICLR 2018).
@@ -119,12 +119,12 @@ def score_cross_entropy(
         L = −Σ_j T_j log softmax_j(scale · a_j)
 
     Args:
-        scores: a_j, lengths or activations, one a class.
-        targets: :data:`Targets`, labels or multi-hot.
+        scores: Scores a_j, lengths or activations, one for each class.
+        targets: Labels or multi-hot rows, :data:`Targets`.
         scale: Factor on the scores.
         reduction: :data:`Reduction`.
 
-    Source: with a scale of 1 the loss of De Sousa Ribeiro et al. 2020 (arXiv:1905.11455), whose logits are activations.
+    Source: with a scale of 1 the loss of De Sousa Ribeiro et al. 2020 (arXiv:1905.11455), with activations as logits.
     """
     present = multi_hot(scores, targets, "score_cross_entropy")
     return _reduce(-(present * (scale * scores.to(present.dtype)).log_softmax(1)).sum(1), reduction)
@@ -141,7 +141,7 @@ def reconstruction_loss(
 
     Args:
         reconstruction: Decoded images, pixels 0..1, any shape of two axes or more with the batch first.
-        images: The images to compare with, the same shape. Half precision is computed in float32.
+        images: Images to compare with, of the same shape. Half precision is computed in float32.
         reduction: ``"sum_per_image"``: the sum over an image's pixels, averaged over the batch, as in the paper;
             ``"mean"``: the mean over all pixels, 784 times less on MNIST.
 
@@ -158,15 +158,15 @@ def reconstruction_loss(
 
 @checked
 def multi_hot(scores: Float[Tensor, "B J"], targets: Targets, caller: str = "multi_hot") -> Float[Tensor, "B J"]:
-    """Targets as one row of zeros and ones an image, from labels or from rows that are multi-hot already.
+    """Convert labels to one multi-hot row for each image; rows that are multi-hot already keep their values.
 
     Args:
-        scores: Give the shape (B, J) and the dtype (float32 for half precision).
-        targets: :data:`Targets`, labels in [0, J); rows may be integers, booleans or floats in [0, 1].
-        caller: The function to name in an error.
+        scores: Tensor with the shape (B, J) and the dtype of the result (float32 for half precision).
+        targets: Labels in 0..J-1, or rows of integers, booleans or floats in [0, 1]; :data:`Targets`.
+        caller: Name of the calling function in an error message.
 
     Raises:
-        InputError: Labels or values that do not fit; those on a GPU are not looked at.
+        InputError: Labels or values out of range. Values on a GPU are not checked.
     """
     dtype = full_dtype(scores.dtype)
     if targets.shape == scores.shape:
@@ -176,7 +176,7 @@ def multi_hot(scores: Float[Tensor, "B J"], targets: Targets, caller: str = "mul
                 f"{caller}: multi-hot targets must lie in 0..1, got {present.min().item()}..{present.max().item()}"
             )
         return present
-    labels = targets.flatten()  # not by len(), which would be the constant of an exported graph
+    labels = targets.flatten()  # without len(), because an exported graph would keep it as a constant
     return one_hot(labels, scores.shape[1], f"{caller}: labels").to(dtype)
 
 

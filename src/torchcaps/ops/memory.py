@@ -1,4 +1,4 @@
-"""Working memory: how much of it may be used, and large blocks of it that are used again."""
+"""Working memory: its limit, the cutting of work into blocks that fit, and a pool of reusable memory."""
 
 from __future__ import annotations
 
@@ -19,60 +19,63 @@ from torchcaps.machine import MIB
 from torchcaps.ranges import Range
 from torchcaps.tracing import is_float32_on_cpu
 
-WORKING_MEMORY = 512.0  # MiB; the planes of MNIST's primary convolution at batch 128 take 380
-BLOCK = 16.0  # MiB on a CPU: a block's buffers stay in the caches; best for a large layer, near best for MNIST's
+WORKING_MEMORY_MIB = 512.0  # the planes of MNIST's primary convolution at batch 128 take 380
+MAX_BLOCK_MIB = 16.0  # on a CPU, so that buffers stay in the caches; best for a large layer, near best for MNIST's
 MAX_BATCH_SLICE = 128  # images on a CPU; more do not make the products faster there
-ALIGNMENT = 64  # bytes: a cache line
-MOST_WASTE = 3  # times what is needed: a block that is larger stays for those who need it
-SMALLEST = MIB  # bytes; the system's allocator is as fast for less
+ALIGNMENT_BYTES = 64  # a cache line
+MAX_SIZE_RATIO = 3  # a free block is reused only if it is at most 3 times larger than needed
+MIN_POOLED_BYTES = MIB  # for smaller tensors, the system's allocator is as fast
 
 
 @checked
 def set_working_memory(mib: Annotated[float, Range(0, 1e12, above=True)]) -> None:
-    """Set how much memory the work buffers of one call of a routing or of a convolution may take.
+    """Set the limit on the memory for work buffers of one call of a routing or a convolution.
 
-    Vote-free routing works block by block, in blocks that fit. On a CPU they are no larger than its caches like, 16
-    MiB; on a GPU smaller blocks would only mean more calls. Capsules that compete with each other stay together, so a
-    block is at least one input capsule with all its outputs (``softmax_over="outputs"``) or one output with all its
-    inputs, and up to 16 images. The transform of a convolution takes as many images at a time as fit; where too few do,
-    the convolution is computed plainly. EM, variational Bayes and Heinsen's matrix routing make the votes of as many
-    images at a time as fit, and on a CPU at most 4 MiB of votes a core; rows that compete with each other stay
-    together. Networks that learn nothing take as many images through their convolutions at a time as fit, and keep the
-    transformed kernels of up to four convolutions, of this size together.
+    - Vote-free routing works in blocks that fit. On a CPU a block has at most 16 MiB, because of the caches. Capsules
+      that compete with each other stay together. So a block is at least one input capsule with all its outputs
+      (``softmax_over="outputs"``) or one output with all its inputs, and up to 16 images.
+    - EM, variational Bayes and Heinsen's matrix routing compute the votes of as many images at a time as fit, on a CPU
+      at most 4 MiB of votes for each core. Rows that compete with each other stay together.
+    - The transform of a convolution takes as many images at a time as fit. If too few fit, PyTorch's convolution runs.
+    - In inference, networks pass as many images at a time through their convolutions as fit. They keep the transformed
+      kernels of up to four convolutions, within this limit.
 
-    The output, the gradients and what routing saves for its backward pass come on top. The setting holds for all
-    threads, from the next call on, and changes results by rounding only.
+    The output, the gradients and the tensors saved for a backward pass are not counted. The setting is valid for all
+    threads from the next call on. It changes results by rounding only.
 
     Args:
-        mib: MiB; 512 at the start.
+        mib: Limit in MiB (default 512).
     """
     _pool.mib = float(mib)
     _pool.trim()
 
 
 def get_working_memory() -> float:
-    """MiB that the work buffers of one call may take; see :func:`set_working_memory`."""
+    """Return the limit in MiB on the work buffers of one call; see :func:`set_working_memory`."""
     return _pool.mib
 
 
 def block_bytes(device: torch.device) -> int:
-    """Return how many bytes the buffers of a block may take: on a CPU also no more than its caches like."""
+    """Return the limit in bytes on the buffers of a block; on a CPU the caches limit it too."""
     mib = get_working_memory()
-    return int((min(BLOCK, mib) if device.type == "cpu" else mib) * MIB)
+    return int((min(MAX_BLOCK_MIB, mib) if device.type == "cpu" else mib) * MIB)
 
 
 def max_batch_slice(images: int, device: torch.device) -> int:
-    """Return the most images of a batch that are worked on together."""
+    """Return the largest number of images of a batch in one block."""
     return MAX_BATCH_SLICE if device.type == "cpu" else images
 
 
 def slices(size: int, piece: int) -> list[slice]:
-    """``size`` things in pieces of that length; the last one may be shorter."""
+    """Cut ``size`` items into slices of length ``piece``; the last one may be shorter."""
     return [slice(start, min(start + piece, size)) for start in range(0, size, piece)]
 
 
 def nearly_equal(size: int, most: int, multiple: int = 1) -> int:
-    """Length of the nearly equal pieces, at most ``most`` long, that ``size`` is cut into."""
+    """Return the length of pieces when ``size`` is cut into nearly equal pieces of at most ``most``.
+
+    Pieces have a multiple of ``multiple``, except the last one.
+    """
     if size <= most:
         return max(size, 1)
     most = most // multiple * multiple or max(most, 1)
@@ -81,16 +84,16 @@ def nearly_equal(size: int, most: int, multiple: int = 1) -> int:
 
 
 class _Pool:
-    """Blocks of memory that tensors have given back, as many as the working memory, ``mib``, allows.
+    """Free blocks of memory from deleted tensors, up to ``mib`` together with the blocks in use.
 
-    Memory that the system has just given to a process costs more to touch for the first time than most arithmetic on
-    it: up to 100 ms for the 52 MB of a feature map of MNIST's network at batch 128. NumPy asks for it in large pages
-    where the system has them, and a block that was given back is used again.
+    The first touch of fresh memory costs more than most arithmetic on it: up to 100 ms for the 52 MB of a feature map
+    of MNIST's network at batch 128. Therefore blocks are reused. NumPy allocates them in large pages if the system has
+    them.
     """
 
     def __init__(self) -> None:
-        self.mib = WORKING_MEMORY
-        self._lock = threading.RLock()  # a tensor may die, and give back, while its thread takes
+        self.mib = WORKING_MEMORY_MIB
+        self._lock = threading.RLock()  # reentrant: a tensor may be deleted while its thread takes a block
         self._free: list[np.ndarray] = []
         self._lent = 0  # bytes
 
@@ -98,10 +101,10 @@ class _Pool:
         self._lock = threading.RLock()
 
     def take(self, size: int) -> np.ndarray:
-        """The smallest block of at least ``size`` bytes."""
+        """Return the smallest free block of at least ``size`` bytes, or a new one."""
         with self._lock:
             fitting = [
-                (block.nbytes, n) for n, block in enumerate(self._free) if size <= block.nbytes <= MOST_WASTE * size
+                (block.nbytes, n) for n, block in enumerate(self._free) if size <= block.nbytes <= MAX_SIZE_RATIO * size
             ]
             if not fitting:
                 self.trim(size)
@@ -110,14 +113,14 @@ class _Pool:
             return block
 
     def give_back(self, block: np.ndarray) -> None:
-        """Keep a block for the next tensor that it fits."""
+        """Keep a block for reuse."""
         with self._lock:
             self._lent -= block.nbytes
             self._free.append(block)
             self.trim()
 
     def trim(self, room: int = 0) -> None:
-        """Let the oldest blocks go until all, and ``room`` bytes to come, fit into the working memory."""
+        """Free the oldest blocks until all blocks and ``room`` more bytes fit into the working memory."""
         with self._lock:
             held = room + self._lent + sum(block.nbytes for block in self._free)
             while self._free and held > self.mib * MIB:
@@ -130,23 +133,23 @@ if hasattr(os, "register_at_fork"):  # another thread may hold the lock while th
 
 
 def new_empty(shape: Sequence[int]) -> Float[Tensor, "..."]:
-    """A float32 tensor on the CPU whose numbers are not set, in memory that is used again when the tensor is gone."""
+    """Return an uninitialised float32 tensor on the CPU. Its memory is reused after the tensor is deleted."""
     numbers = math.prod(shape)
-    if 4 * numbers < SMALLEST:
+    if 4 * numbers < MIN_POOLED_BYTES:
         return torch.empty(tuple(shape))
-    block = _pool.take(4 * numbers + ALIGNMENT)
-    start = -block.ctypes.data % ALIGNMENT
+    block = _pool.take(4 * numbers + ALIGNMENT_BYTES)
+    start = -block.ctypes.data % ALIGNMENT_BYTES
     lease = block[start : start + 4 * numbers].view(np.float32).reshape(tuple(shape))
-    # the tensor's storage keeps this array alive, and nothing else does
+    # only the tensor's storage keeps this array alive, so the block returns when the storage is freed
     weakref.finalize(lease, _pool.give_back, block).atexit = False
-    return torch.from_numpy(lease)  # not a view of a tensor, so that backward passes add to it in place
+    return torch.from_numpy(lease)  # not a view of a tensor, so that backward passes can add to it in place
 
 
 class Buffers:
-    """Work buffers of one call, used again and again: fresh memory would cost more than the arithmetic.
+    """Work buffers of one call, reused by name because fresh memory would cost more than the arithmetic.
 
     Args:
-        like: A tensor of the dtype and on the device of the buffers.
+        like: Tensor with the dtype and device of the buffers.
     """
 
     def __init__(self, like: Tensor) -> None:
@@ -154,7 +157,7 @@ class Buffers:
         self._flat: dict[str, Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Return the buffer of that name in ``shape``, with whatever it holds."""
+        """Return the buffer ``name`` in ``shape``, with its old contents."""
         size = math.prod(shape)
         flat = self._flat.get(name)
         if flat is None or flat.numel() < size:
@@ -162,5 +165,5 @@ class Buffers:
         return flat[:size].view(shape)
 
     def contiguous(self, name: str, tensor: Tensor) -> Tensor:
-        """Return ``tensor`` itself if it is contiguous, else its copy in the buffer of that name."""
+        """Return ``tensor`` if it is contiguous, otherwise a copy of it in the buffer ``name``."""
         return tensor if tensor.is_contiguous() else self.take(name, tensor.shape).copy_(tensor)

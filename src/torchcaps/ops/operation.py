@@ -19,11 +19,17 @@ def operation(
     backward: Callable[..., Any],
     save: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
 ) -> Callable[..., Any]:
-    """A function with a gradient of its own, as eager code and ``torch.compile`` call it.
+    """Build a function with a hand-written gradient for eager code and ``torch.compile``.
 
-    To ``torch.compile`` it is one operation, which it does not look into. The arguments are those of
-    :func:`torch.library.custom_op` and of :class:`torch.autograd.Function`; ``save`` is its ``setup_context``, and
-    ``fake`` makes results without numbers.
+    ``torch.compile`` treats the function as one opaque operation.
+
+    Args:
+        name: Name of the operation in the namespace ``torchcaps``.
+        schema: Types of arguments and results, as for :func:`torch.library.custom_op`.
+        forward: Function that computes the results.
+        fake: Function that returns results without numbers, for tracing.
+        backward: Backward pass, as for :class:`torch.autograd.Function`.
+        save: ``setup_context`` of :class:`torch.autograd.Function`.
     """
     methods = {"forward": forward, "setup_context": save or (lambda *_: None), "backward": backward}
     function: Any = type(name, (torch.autograd.Function,), {key: staticmethod(value) for key, value in methods.items()})
@@ -35,7 +41,7 @@ def operation(
         if is_recording_operations():
             return compiled(*given)
         if is_eager() and not torch.is_grad_enabled():
-            return forward(*given)  # autograd's own work is 3 % of one image's
+            return forward(*given)  # autograd's overhead is 3 % of the time of one image
         return function.apply(*given)
 
     return run

@@ -1,8 +1,8 @@
-"""Half precision is computed in float32 everywhere outside convolutions and dense layers.
+"""Float32 computation for inputs of half precision, everywhere outside convolutions and dense layers.
 
-There are two parts to it. Tensors of half precision are converted where they come in, by :func:`full_dtype`, and
-results are converted back once, at the end. Autocast, which rounds the factors of matrix products, is turned off by
-:func:`computed_in_full_precision` for a whole function and for its gradients.
+Two mechanisms do this. Functions convert half-precision inputs with :func:`full_dtype`, and convert their results back
+once, at the end. :func:`computed_in_full_precision` turns autocast off for a function and for its gradients, because
+autocast rounds the factors of matrix products.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def full_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return float32 for half precision, and any other dtype as it is."""
+    """Return float32 for half precision, and any other dtype unchanged."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def in_full_precision(x: Tensor) -> Tensor:
-    """Return a tensor in :func:`full_dtype` of its dtype."""
+    """Convert a tensor of half precision to float32; see :func:`full_dtype`."""
     return x.to(full_dtype(x.dtype))
 
 
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Turn autocast off on ``device``: the softmax and the squash magnify the rounding of half-precision products."""
+    """Turn autocast off on ``device``, because softmax and squash magnify the rounding of half-precision products."""
     if _uses_autocast(device.type):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
@@ -42,9 +42,9 @@ def full_precision(device: torch.device) -> contextlib.AbstractContextManager[An
 def computed_in_full_precision(function: FunctionT) -> FunctionT:
     """Turn autocast off while a function runs, and while its results are differentiated.
 
-    The second part matters because autocast also rounds the factors of gradients if ``backward`` is called inside its
-    context. Only the steps between the function's arguments and its results are changed. A graph of torch.compile does
-    not have this second part, because ``torch._functorch.config.backward_pass_autocast`` decides for all of it.
+    Autocast also rounds the factors of gradients if ``backward`` is called inside its context. Therefore it is turned
+    off for the steps of the backward pass between the function's results and its arguments. This does not apply to a
+    graph of torch.compile, where ``torch._functorch.config.backward_pass_autocast`` decides for the whole graph.
     """
 
     @functools.wraps(function)
@@ -80,7 +80,7 @@ def check_one_dtype(what: str, *tensors: Tensor | None) -> None:
     dtypes = dict.fromkeys(tensor.dtype for tensor in given)
     if len(dtypes) > 1:
         cast = _uses_autocast(given[0].device.type)
-        if not cast or torch.float64 in dtypes:  # which autocast leaves alone
+        if not cast or torch.float64 in dtypes:  # autocast does not convert float64
             raise WrongType(f"{what} must be of one dtype, got {' and '.join(map(str, dtypes))}")
 
 
@@ -92,9 +92,9 @@ def _uses_autocast(kind: str) -> bool:
 
 
 class _WithoutAutocast:
-    """Two hooks of a step of the backward pass, which turn autocast off before it and back on after it.
+    """Two hooks that turn autocast off before a step of the backward pass and restore it afterwards.
 
-    A step can run on a thread of autograd's own, so that each thread has a stack of states.
+    Autograd may run a step on another thread, so each thread has a separate stack of states.
     """
 
     def __init__(self, kind: str) -> None:
@@ -109,13 +109,14 @@ class _WithoutAutocast:
 
 
 def _differentiate_without_autocast(kind: str, results: Iterable[Tensor], given: Iterable[Tensor]) -> None:
-    """Turn autocast off for each step of the backward pass from ``results`` to the tensors that they are made of."""
+    """Turn autocast off for each step of the backward pass from ``results`` back to ``given``."""
     hooks = _WithoutAutocast(kind)
-    seen = {tensor.grad_fn for tensor in given}  # what lies before belongs to the caller
+    seen = {tensor.grad_fn for tensor in given}  # earlier steps belong to the caller
     pending = [tensor.grad_fn for tensor in results]
     while pending:
         step = pending.pop()
-        if step is None or step in seen or not step.next_functions:  # the last: a leaf, whose step outlives the graph
+        # a step without next functions belongs to a leaf and outlives the graph, so it gets no hooks
+        if step is None or step in seen or not step.next_functions:
             continue
         seen.add(step)
         step.register_prehook(hooks.before)

@@ -1,4 +1,4 @@
-"""The length of a capsule, and the non-linearity that keeps it below one."""
+"""Squash functions, which keep the length of a capsule below one, and a safe norm."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from torchcaps.ranges import Epsilon
 
 @checked
 def squash(x: Float[Tensor, "..."], dim: int = -1, eps: Epsilon = 1e-7) -> Float[Tensor, "..."]:
-    """Shrink vectors to lengths in [0, 1) and keep their directions: the capsule's non-linearity.
+    """Shrink vectors to lengths in [0, 1) and keep their directions: the non-linearity of capsules.
 
         squash(s) = n / (1 + n) · s / √(n + eps),    n = ‖s‖²
 
-    Short vectors go to almost zero, long ones to almost one. ``squash(0) = 0`` with a finite gradient, which the
-    formula with ‖s‖ in place of the root does not have. Half precision is computed in float32.
+    Short vectors get lengths near zero, long vectors lengths near one. ``squash(0) = 0`` with a finite gradient,
+    because of ``eps``. Half precision is computed in float32.
 
     Args:
         x: Vectors along ``dim``, any shape of at least one axis, any floating dtype. Their squared lengths must be
-            finite in the precision computed in: lengths below 1.8e19 in float32.
-        dim: The axis that holds a vector's components.
+            finite in the precision of the computation: lengths below 1.8e19 in float32.
+        dim: Axis of a vector's components.
         eps: Added under the root.
 
     Returns:
-        Same shape and dtype as ``x``.
+        Vectors of the same shape and dtype as ``x``.
 
     Source: Sabour, Frosst, Hinton 2017, equation 1 (arXiv:1710.09829), with ``eps`` added.
     """
@@ -36,24 +36,25 @@ def squash(x: Float[Tensor, "..."], dim: int = -1, eps: Epsilon = 1e-7) -> Float
 
 
 def squashed(s: Float[Tensor, "..."], dim: int, eps: float) -> Float[Tensor, "..."]:
-    """:func:`squash` of vectors that were checked, in their own precision."""
+    """:func:`squash` without checks and conversions."""
     squared = s.square().sum(dim, keepdim=True)
     return squared / (1 + squared) * torch.rsqrt(squared + eps) * s
 
 
 @checked
 def exponential_squash(x: Float[Tensor, "..."], dim: int = -1) -> Float[Tensor, "..."]:
-    """Shrink vectors to lengths in [0, 1), short ones hardly at all, and keep their directions.
+    """Shrink vectors to lengths in [0, 1), leave short vectors almost unchanged, and keep directions.
 
         squash(s) = (1 - e^(-‖s‖)) · s / ‖s‖
 
-    Unlike :func:`squash`, a short vector keeps its length: ``squash(0) = 0``, and there the derivative is the
-    identity. Nothing is added under the root; both are exact for vectors of any length. Arguments are as there.
+    Unlike :func:`squash`, a short vector nearly keeps its length. ``squash(0) = 0``, and the derivative at 0 is the
+    identity. Nothing is added under the root; values and gradients are exact for vectors of any length. The arguments
+    are the same as for :func:`squash`.
 
     Source: Mazzia, Salvetti, Chiaberge 2021, equation 6 (arXiv:2101.12491); Xi, Bing, Jin 2017 (arXiv:1712.03480).
     """
     s = _vectors(x, dim)
-    # the largest component is taken out of the root, so that no square is too small or too large for the precision
+    # divide by the largest component first, so that no square underflows or overflows
     largest = s.detach().abs().amax(dim, keepdim=True) if s.shape[dim] else s.detach().sum(dim, keepdim=True)
     largest = largest.where(largest > 0, 1.0)
     squared = (s / largest).square().sum(dim, keepdim=True)
@@ -70,9 +71,10 @@ def exponential_squash(x: Float[Tensor, "..."], dim: int = -1) -> Float[Tensor, 
 def safe_norm(
     x: Float[Tensor, "..."], dim: int = -1, keepdim: bool = False, eps: Epsilon = 1e-7
 ) -> Float[Tensor, "..."]:
-    """Length of vectors, ``√(‖x‖² + eps)``, whose gradient at zero is zero instead of NaN; ``√eps`` for a zero vector.
+    """Length of vectors, ``√(‖x‖² + eps)``. Its gradient at zero is zero instead of NaN.
 
-    Arguments are as for :func:`squash`; the result has no axis ``dim``, or with ``keepdim`` one of size one.
+    The length of a zero vector is ``√eps``. Arguments are as for :func:`squash`. The result has no axis ``dim``, or an
+    axis of size one with ``keepdim``.
     """
     s = _vectors(x, dim)
     return (s.square().sum(dim, keepdim=keepdim) + eps).sqrt().to(x.dtype)

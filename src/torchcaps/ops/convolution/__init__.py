@@ -1,13 +1,13 @@
-"""Convolutions, faster than PyTorch's own where that can be: ``convolve``.
+"""Fast convolutions on a CPU: ``convolve``.
 
-The reference is one line, ``F.conv2d``. ``README.md`` beside this file derives the transform. To be
-read in this order:
+The reference is one line, ``F.conv2d``. ``README.md`` in this folder derives the transform. Read the files in this
+order:
 
-- :mod:`.points`: the matrices of the transform, and how a convolution is cut into phases and tiles;
-- :mod:`.transform`: forward and backward, from top to bottom;
-- :mod:`.columns`: the other way, one matrix product, for few input channels and for very few images;
-- :mod:`.choice`: which way is taken; :mod:`.passes`: forward and backward in that way;
-- this file: how PyTorch calls them eagerly; :mod:`.compiled`: how ``torch.compile`` does.
+- :mod:`.points`: cuts a convolution into phases and tiles, and makes the matrices of the transform;
+- :mod:`.transform`: forward and backward pass by the transform, from top to bottom;
+- :mod:`.columns`: a convolution as one matrix product, for few input channels or very few images;
+- :mod:`.choice`: chooses the algorithm; :mod:`.passes`: forward and backward pass with the chosen algorithm;
+- this file: the entry for eager code; :mod:`.compiled`: the entry for ``torch.compile``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torchcaps.ranges import Padding, Pixels
 from torchcaps.tracing import is_compiled_as_one, is_float32_on_cpu
 
 Backend = Literal["auto", "plain", "columns", "transform"]
-"""How a convolution is computed; see :func:`convolve`."""
+"""Algorithm of a convolution; see :func:`convolve`."""
 
 __all__ = ["Backend", "Shape", "choose", "convolve"]
 
@@ -47,32 +47,31 @@ def convolve(
     relu: bool = False,
     backend: Backend = "auto",
 ) -> Float[Tensor, "B O h w"]:
-    """A 2-D convolution, in the fastest way for its sizes.
+    """2-D convolution with the fastest algorithm for its sizes.
 
         maps_bo(y, x) = bias_o + Σ_c Σ_ij weight_oc(i, j) · features_bc(s·y + i, s·x + j)
 
-    On a CPU and in float32 it is computed as a product of planes, with a fifth of the multiplications (wide kernels
-    and many channels), as one matrix product (few input channels), or by PyTorch; everything else by PyTorch: other
-    devices and dtypes, autocast, ``torch.func``, exports. Gradients can be differentiated again. A
-    NaN or an infinite number among the features reaches all outputs of its tile, where PyTorch's reaches those under
-    whose windows it lies.
+    On a CPU in float32 there are three algorithms: the transform, which needs a fifth of the multiplications (wide
+    kernels and many channels); one matrix product (few input channels); and PyTorch's convolution. All other cases use
+    PyTorch's convolution: other devices and dtypes, autocast, ``torch.func``, exports. Gradients can be differentiated
+    again. With the transform, a NaN or an infinite feature changes all outputs of its tile; with PyTorch, only the
+    outputs whose windows contain it.
 
     Args:
-        features: Maps, or images.
+        features: Feature maps or images.
         weight: Kernels; fastest if they are contiguous.
         bias: Added to each output channel.
-        stride: Pixels, down and across.
-        padding: Zeros on each side, pixels, down and across.
-        relu: Also apply a ReLU, which then takes no memory of its own in the backward pass.
-        backend: ``"auto"``: the fastest; ``"plain"``: ``F.conv2d``; ``"columns"``: one matrix product;
-            ``"transform"``: products of planes. What cannot be computed in the way that is asked for is computed
-            plainly, as above.
+        stride: Stride in pixels, one number or (down, across).
+        padding: Zero padding on each side in pixels, one number or (down, across).
+        relu: Also apply a ReLU, which then needs no extra memory in the backward pass.
+        backend: ``"auto"``: the fastest algorithm; ``"plain"``: ``F.conv2d``; ``"columns"``: one matrix product;
+            ``"transform"``: the transform. ``F.conv2d`` is also used if the requested algorithm does not apply.
 
     Returns:
-        Maps of H' = ⌊(H + 2·padding − k) / s⌋ + 1 rows, likewise columns.
+        Maps with H' = ⌊(H + 2·padding − k) / s⌋ + 1 rows, and columns likewise.
 
-    Source: the transform is a fast algorithm of the kind of Winograd 1980, "Arithmetic Complexity of Computations",
-    with roots of unity for points; the derivation is in ``README.md``.
+    Source: the transform follows Winograd 1980, "Arithmetic Complexity of Computations", with roots of unity as
+    points; ``README.md`` has the derivation.
     """
     s, t = stride if isinstance(stride, Sequence) else (stride, stride)
     p, q = padding if isinstance(padding, Sequence) else (padding, padding)
@@ -88,7 +87,7 @@ def compute(
     relu: bool,
     way: Backend = "auto",
 ) -> Float[Tensor, "B O h w"]:
-    """:func:`convolve` of arguments that were checked."""
+    """:func:`convolve` without checks of types and shapes."""
     (_, C, H, W), (O, _, k, l), (p, q) = features.shape, weight.shape, padding
     shape, given = Shape(C, O, (H + 2 * p, W + 2 * q), (k, l), stride), (features, weight, bias)
     _check(shape, *given)
@@ -110,7 +109,7 @@ def compute(
 
 
 def _check(shape: Shape, features: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Raise unless the kernel fits into the features, and all are of one dtype or autocast brings them to one."""
+    """Raise InputError unless the kernel fits into the features; WrongType unless all tensors have one dtype."""
     if 0 in weight.shape or 0 in features.shape[2:] or min(shape.out) < 1:
         raise InputError(
             f"convolve: features must be at least as large as the kernel, and neither empty, "
@@ -120,14 +119,14 @@ def _check(shape: Shape, features: Tensor, weight: Tensor, bias: Tensor | None) 
 
 
 class _Convolve(torch.autograd.Function):
-    """A convolution by columns or by the transform, with its backward pass."""
+    """Convolution by columns or by the transform, with its backward pass."""
 
     @staticmethod
     def forward(ctx: Any, *call: Any) -> Tensor:
         features, weight, bias, shape, relu, way = call
         maps, planes = forward(features, weight, bias, shape, relu, way, True)
         ctx.done = Pass(shape, way, planes)
-        maps = maps.detach()  # to autograd no view, so that it may be changed in place
+        maps = maps.detach()  # no view for autograd, so that callers may change it in place
         ctx.save_for_backward(features, weight, bias, maps if relu else None)
         return maps
 
@@ -135,7 +134,7 @@ class _Convolve(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         features, weight, bias, maps = ctx.saved_tensors
         wanted = list(ctx.needs_input_grad[:3])
-        if torch.is_grad_enabled():  # the gradients will themselves be differentiated: by PyTorch's own operations
+        if torch.is_grad_enabled():  # use PyTorch's operations, because the gradients are differentiated again
             gradient = through_relu(gradient, maps)
             grads = plain_backward(ctx.done.shape.stride, gradient, features, weight, bias, wanted)
         else:

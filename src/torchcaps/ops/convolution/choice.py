@@ -1,9 +1,9 @@
-"""[choice] Which way of computing a convolution is the fastest for its sizes.
+"""[choice] Choose the fastest algorithm of a convolution for its sizes.
 
-Work is counted in multiplications. A number that has to be moved, into planes or out of them, costs as much as
-:data:`~.points.MOVE` of them, and a plane costs :data:`~.points.CALLS`, whatever its size. The prices were fitted to
-times on two cores with AVX-512 and with AVX2, where they are alike; ``benchmarks/speed.py choice`` holds the choice
-against the clock on any machine.
+Costs are counted in multiplications. Moving a number into planes or out of them costs :data:`~.points.MOVE_COST`
+multiplications, and each plane costs :data:`~.points.PLANE_COST`. Both were fitted to times on two cores with AVX-512
+and with AVX2, which gave similar values. ``benchmarks/speed.py choice`` compares the choice with measured times on any
+machine.
 """
 
 from __future__ import annotations
@@ -15,57 +15,63 @@ import torch
 from torch import Tensor
 
 from torchcaps.machine import MIB
-from torchcaps.ops.convolution.points import MOVE, Plan, Shape, best_plan
+from torchcaps.ops.convolution.points import MOVE_COST, Plan, Shape, best_plan
 from torchcaps.ops.memory import get_working_memory, nearly_equal
 
 Way = Literal["plain", "columns", "transform"]
 
-FEW = 5
-"""With this many times fewer places, of all images, than output channels, reading the weight is most of the work."""
-NARROW = 16
-"""Input channels from which on a convolution has enough of them for PyTorch's own way, or for planes."""
-LARGE = 32 * MIB
-"""Bytes beyond which the system's allocator (glibc's) takes memory anew from the system at each call: of maps, or of a
-weight in another order."""
-BROAD = 128
-"""Output channels from which on half of :data:`LARGE` tells in training: the allocator gives back what lies last."""
-SMALL = MIB // 4
-"""Bytes of maps below which no way is worth choosing."""
-LARGE_KERNEL = 2**18
-"""Numbers of a kernel from which on PyTorch's convolution is fastest with contiguous features."""
-REORDERED = 3
-"""How often PyTorch's convolution moves the weight, into orders of its own and back."""
-LEAST_GAIN = 1.05
-"""The transform's cost in that of the plain convolution up to which it is taken."""
+MIN_OUTPUTS_PER_POSITION = 5
+"""With at least 5 times as many output channels as output positions of all images, reading the weight dominates."""
+MIN_CHANNELS = 16
+"""Input channels from which PyTorch's convolution and the transform are efficient."""
+MAX_MAP_BYTES = 32 * MIB
+"""Bytes of maps (or of a reordered weight) above which glibc requests new memory from the system at each call."""
+MIN_TRIMMED_OUTPUTS = 128
+"""With at least this many outputs, training slows down at half of MAX_MAP_BYTES already (glibc trims the heap)."""
+MIN_MAP_BYTES = MIB // 4
+"""Bytes of maps below which all algorithms take about the same time."""
+MIN_CONTIGUOUS_KERNEL = 2**18
+"""Numbers of a kernel from which PyTorch's convolution is fastest with contiguous features."""
+WEIGHT_MOVES = 3
+"""Number of times that PyTorch's convolution copies the weight to another memory order."""
+MAX_COST_RATIO = 1.05
+"""Largest ratio of estimated costs, transform ÷ plain, at which the transform is taken."""
 
 
 def choose(shape: Shape, images: int, learning: bool) -> Way:
-    """The fastest way for so many images, within the working memory; ``learning``: gradients will be asked for."""
-    places = images * math.prod(shape.out)
+    """Return the fastest algorithm within the working memory.
+
+    Args:
+        shape: Sizes of the convolution.
+        images: Number of images.
+        learning: True if gradients will be computed.
+    """
+    positions = images * math.prod(shape.out)
     weight = shape.channels * shape.outputs * math.prod(shape.kernel)  # numbers
     wide_vectors = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    if FEW * places <= shape.outputs:
-        return "columns"  # reads the weight as it lies in memory, where PyTorch lays it out anew
-    if shape.channels < NARROW:
-        maps = 4 * places * shape.outputs
+    if MIN_OUTPUTS_PER_POSITION * positions <= shape.outputs:
+        return "columns"  # reads the weight in its memory order; PyTorch copies it to another order
+    if shape.channels < MIN_CHANNELS:
+        map_bytes = 4 * positions * shape.outputs
         slow = learning and shape.channels == 1 and not wide_vectors
-        large = LARGE // 2 if learning and shape.outputs >= BROAD else LARGE
-        return "columns" if maps > large or (slow and maps >= SMALL) else "plain"
+        trimmed = learning and shape.outputs >= MIN_TRIMMED_OUTPUTS
+        too_large = map_bytes > (MAX_MAP_BYTES // 2 if trimmed else MAX_MAP_BYTES)
+        return "columns" if too_large or (slow and map_bytes >= MIN_MAP_BYTES) else "plain"
     plan = best_plan(shape, images)
     at_once = images_at_once(plan, images)
-    plain = float(at_once * weight * math.prod(shape.out) + MOVE * REORDERED * weight)  # multiplications of PyTorch's
-    return "transform" if at_once > 0 and plan.cost(at_once) <= LEAST_GAIN * plain else "plain"
+    plain_cost = float(at_once * weight * math.prod(shape.out) + MOVE_COST * WEIGHT_MOVES * weight)
+    return "transform" if at_once > 0 and plan.cost(at_once) <= MAX_COST_RATIO * plain_cost else "plain"
 
 
 def plain_layout(weight: Tensor) -> torch.memory_format:
-    """Return the memory layout of features in which PyTorch's own convolution with a contiguous kernel is fastest.
+    """Return the memory layout of features with which PyTorch's convolution with a contiguous kernel is fastest.
 
-    Small maps are computed faster with channels last, but a large kernel would have to be brought to that layout, too.
+    Channels last is faster, but PyTorch then copies the kernel to that layout too, which costs more for large kernels.
     """
-    return torch.contiguous_format if weight.numel() >= LARGE_KERNEL else torch.channels_last
+    return torch.contiguous_format if weight.numel() >= MIN_CONTIGUOUS_KERNEL else torch.channels_last
 
 
 def images_at_once(plan: Plan, images: int) -> int:
-    """How many images' work buffers fit into the working memory, in nearly equal parts; 0 if not those of one."""
+    """Return the number of images to process together within the working memory; 0 if a single image does not fit."""
     fitting = int((get_working_memory() * MIB / 4 - plan.numbers_of_kernel) / plan.numbers_of_image)
     return nearly_equal(images, fitting) if fitting > 0 else 0

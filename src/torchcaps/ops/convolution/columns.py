@@ -1,7 +1,7 @@
-"""[columns] A convolution as one matrix product: for few input channels, or for very few images.
+"""[columns] A convolution as one matrix product, for few input channels or very few images.
 
-The window of features below each output is laid out as a row of a matrix, some rows of outputs at a time, so that the
-matrix stays in the caches.
+The window of each output becomes a row of a matrix. The matrix is made for some rows of outputs at a time, so that it
+stays in the caches.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from torchcaps.ops.convolution.points import Shape
 from torchcaps.ops.memory import new_empty
 
-BLOCK = 2**20
-"""Numbers of the larger of a block's two matrices, 4 MiB of them: few calls, and near the processor."""
+MAX_BLOCK_NUMBERS = 2**20
+"""Numbers (4 MiB) of the larger matrix of a block; more leave the caches, fewer need more calls."""
 
 
 def forward(
@@ -27,7 +27,7 @@ def forward(
     bias: Float[Tensor, "O"] | None,
     relu: bool,
 ) -> Float[Tensor, "h w B O"]:
-    """The convolution, and its ReLU if asked for."""
+    """Convolve, and apply a ReLU if ``relu`` is true."""
     maps = new_empty((*shape.out, features.shape[2], shape.outputs))
     weight = kernel.reshape(shape.outputs, -1).t()
     for rows, windows in _windows(shape, features):
@@ -47,7 +47,14 @@ def kernel_gradient(
     gradient: Float[Tensor, "h w B O"],
     maps: Float[Tensor, "h w B O"] | None,
 ) -> tuple[Float[Tensor, "O C k l"], Float[Tensor, "O"]]:
-    """The gradients of the kernel and of the bias; where ``maps``, what a ReLU left, are zero, nothing flows back."""
+    """Return the gradients of the kernel and of the bias.
+
+    Args:
+        shape: Sizes of the convolution.
+        features: Input of the convolution.
+        gradient: Gradient of its output.
+        maps: Output of the ReLU, where zeros stop the gradient; None without a ReLU.
+    """
     sizes, few = (shape.outputs, math.prod(shape.kernel) * shape.channels), _has_few(shape)
     total = torch.zeros(sizes[::-1] if few else sizes)
     part, bias = torch.empty_like(total), torch.zeros(shape.outputs)
@@ -67,14 +74,14 @@ def kernel_gradient(
 
 
 def _has_few(shape: Shape) -> bool:
-    """Return whether there are few channels, so that the matrix of windows is laid out transposed, places last."""
+    """Return True if there are so few channels that the matrix of windows is made transposed, positions last."""
     return shape.channels < 16
 
 
 def _windows(shape: Shape, features: Float[Tensor, "H W B C"]) -> Iterator[tuple[slice, Float[Tensor, "_ _"]]]:
-    """Some rows of outputs at a time: which, and their windows (places · B, C · k · l), in the order of the kernel.
+    """Yield slices of output rows with their windows (positions · B, C · k · l), in the order of the kernel.
 
-    What is longest in memory stays so: channels if there are many, else places and images, the matrix transposed.
+    The longest axis stays last in memory: channels if there are many, otherwise positions and images (transposed).
     """
     (h, w), (k, l), (s, t), B = shape.out, shape.kernel, shape.stride, features.shape[2]
     few = _has_few(shape)
@@ -82,7 +89,7 @@ def _windows(shape: Shape, features: Float[Tensor, "H W B C"]) -> Iterator[tuple
         features = features.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
     windows = features.unfold(0, k, s).unfold(1, l, t)  # (h, w, B, C, k, l)
     length = k * l * shape.channels
-    step = max(1, BLOCK // (w * B * max(length, shape.outputs)))
+    step = max(1, MAX_BLOCK_NUMBERS // (w * B * max(length, shape.outputs)))
     buffer = torch.empty(min(step, h) * w * B * length)
     for start in range(0, h, step):
         rows = slice(start, min(start + step, h))
@@ -91,15 +98,15 @@ def _windows(shape: Shape, features: Float[Tensor, "H W B C"]) -> Iterator[tuple
         yield rows, copy.view(length, -1).t() if few else copy.view(-1, length)
 
 
-# ---- the matrix product, by the library that computes it fastest; the transform's planes go through it too
+# ---- the matrix product with the fastest library; the transform uses it too
 
 
 def multiply(left: Float[Tensor, "M K"], right: Float[Tensor, "K N"], out: Float[Tensor, "M N"]) -> None:
-    """``out = left @ right``, in float32 on a CPU.
+    """Compute ``out = left @ right`` in float32 on a CPU, with oneDNN if PyTorch has it.
 
-    PyTorch gives such products to MKL, which uses AVX-512 on Intel's processors only. oneDNN, which PyTorch gives its
-    convolutions and linear layers to, uses what there is: on an AMD processor with AVX-512 it is 1.8 times as fast,
-    elsewhere as fast as MKL. It is quick only if both matrices lie in memory row by row.
+    PyTorch computes matrix products with MKL, which uses AVX-512 on Intel processors only. oneDNN, which PyTorch uses
+    for convolutions and linear layers, uses AVX-512 on all processors. It is 1.8 times as fast on an AMD processor with
+    AVX-512, and as fast as MKL elsewhere. It is fast only if both matrices lie in memory row by row.
     """
     if _linear is None:
         torch.mm(left, right, out=out)
@@ -107,5 +114,5 @@ def multiply(left: Float[Tensor, "M K"], right: Float[Tensor, "K N"], out: Float
         out.copy_(_linear(left, right.t(), None, "none", [], ""))
 
 
-# oneDNN's linear layer, as PyTorch's own compiler calls it; None where PyTorch was built without
+# oneDNN's linear layer, as PyTorch's compiler calls it; None if PyTorch was built without oneDNN
 _linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None

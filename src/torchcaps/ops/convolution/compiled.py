@@ -1,9 +1,9 @@
-"""[compiled] The convolution as one operation of ``torch.compile``, which does not look into it.
+"""[compiled] The convolution as one opaque operation for ``torch.compile``.
 
-The way is chosen when the operation is called, since the graph may hold for any number of images. Results have an order
-of memory that the compiler is told beforehand; the kernel's sizes alone decide it. Tensors alone can go from a forward
-to a backward pass in a compiled graph, so that the planes wait outside, and a *ticket*, a tensor of one number, stands
-for them.
+The algorithm is chosen at each call, because a graph may serve any number of images. The compiler must know the memory
+order of results in advance, so the sizes of the kernel alone decide it. A compiled graph passes only tensors from
+forward to backward. Therefore the planes are stored outside the graph, and a *ticket* (a tensor of one number)
+identifies them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.ops.convolution.choice import NARROW, Way, choose, plain_layout
+from torchcaps.ops.convolution.choice import MIN_CHANNELS, Way, choose, plain_layout
 from torchcaps.ops.convolution.passes import KeptPlanes, Pass, backward, forward
 from torchcaps.ops.convolution.points import Shape
 
 _waiting: dict[int, KeptPlanes] = {}
-"""Planes that wait for their backward pass, by the address of their ticket."""
+"""Planes stored until their backward pass, by the address of their ticket."""
 
 
 def _ticket(planes: KeptPlanes | None) -> Tensor:
-    """Return a tensor that stands for planes; they are dropped when its memory is."""
+    """Store planes and return their ticket. They are dropped when the ticket's memory is freed."""
     lease = np.zeros(1, np.float32)
     ticket = torch.from_numpy(lease)
     if planes is not None:
@@ -44,11 +44,11 @@ def _way(shape: Shape, images: int, learning: bool) -> Way:
 
 
 def _order(weight: Tensor) -> tuple[int, int, int, int]:
-    """Return the order of axes in memory, of maps and of the features' gradient.
+    """Return the memory order of the axes of maps and of the features' gradient.
 
-    Channels come last, as in PyTorch's own way, if that way is usual; otherwise it is (h, w, B, O).
+    Channels are last, as in PyTorch's convolution, if that is the usual algorithm; otherwise it is (h, w, B, O).
     """
-    plain_is_usual = weight.shape[1] >= NARROW and plain_layout(weight) == torch.channels_last
+    plain_is_usual = weight.shape[1] >= MIN_CHANNELS and plain_layout(weight) == torch.channels_last
     return (0, 2, 3, 1) if plain_is_usual else (2, 3, 0, 1)
 
 
@@ -81,7 +81,7 @@ def _forward_fake(
     return maps, features.new_empty(1)
 
 
-# ---- backward; an empty tensor stands for a gradient that is not wanted
+# ---- backward; a gradient that is not needed is an empty tensor
 
 
 def _backward(
@@ -121,7 +121,7 @@ def _backward_fake(
     )
 
 
-# ---- as autograd calls them
+# ---- autograd
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

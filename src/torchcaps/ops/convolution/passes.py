@@ -1,4 +1,4 @@
-"""[passes] Forward and backward in the way that was chosen, and the planes that are kept between calls."""
+"""[passes] Forward and backward pass with the chosen algorithm, and a cache of kernel planes between calls."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from torchcaps.ops.memory import get_working_memory
 from torchcaps.tracing import is_exporting
 
 KeptPlanes = tuple[list[Tensor], list[Tensor]]
-"""The planes of features and of a kernel, kept from forward to backward."""
+"""Planes of features and of a kernel, kept from forward to backward."""
 Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
-"""Of features, weight and bias, where they are wanted."""
+"""Gradients of features, weight and bias; None for a gradient that is not needed."""
 
 
 def plain(
     features: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, relu: bool
 ) -> Float[Tensor, "B O h w"]:
-    """Return the maps that PyTorch's own convolution gives."""
+    """Convolve with PyTorch's convolution."""
     maps = F.conv2d(features, weight, bias, stride, padding)
     return F.relu(maps, inplace=not (maps.requires_grad or is_exporting())) if relu else maps
 
 
 @dataclass
 class Pass:
-    """What a backward pass needs from its forward pass, besides tensors."""
+    """Data from a forward pass for its backward pass, besides the saved tensors."""
 
     shape: Shape
     way: Way
     planes: KeptPlanes | None = None
-    """Let go as soon as they have served; a second backward pass makes them again."""
+    """Planes of the forward pass, dropped after use; a second backward pass computes them again."""
 
 
 def forward(
@@ -62,7 +62,7 @@ def forward(
     at_once = images_at_once(plan, images) or 1
     if learning:
         if weight in _kept:
-            _keep(weight, None)  # it is about to change
+            _keep(weight, None)  # training will change the kernel
         W = list(transform.kernel_planes(plan, weight))
     else:
         W = _kept_planes(plan, weight)
@@ -86,7 +86,7 @@ def backward(
     maps: Tensor | None,
     wanted: list[bool],
 ) -> Grads:
-    """Return the gradients that are wanted; ``maps`` are those of the forward pass if it had a ReLU."""
+    """Return the gradients marked in ``wanted``. ``maps`` is the output of the forward pass if it had a ReLU."""
     if done.way == "plain":
         return plain_backward(done.shape.stride, through_relu(gradient, maps), features, weight, bias, wanted)
     if done.way == "columns":
@@ -124,7 +124,7 @@ def _transform_backward(
     plan = best_plan(done.shape, images)
     places, below = features.permute(2, 3, 0, 1), gradient.permute(2, 3, 0, 1)
     (X, W), done.planes = done.planes or (None, None), None
-    at_once = (images_at_once(plan, images) or 1) if X is None else images  # planes are kept of all images
+    at_once = (images_at_once(plan, images) or 1) if X is None else images  # kept planes hold all images
     if wants_features and W is None:
         W = list(transform.kernel_planes(plan, weight))
     parts: list[Tensor] = []
@@ -146,7 +146,7 @@ def _transform_backward(
 def plain_backward(
     stride: Pair, gradient: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, wanted: list[bool]
 ) -> Grads:
-    """Return the gradients of a convolution without padding by PyTorch's own operation."""
+    """Return the gradients of a convolution without padding with PyTorch's operation."""
     sizes = None if bias is None else list(bias.shape)
     return torch.ops.aten.convolution_backward(
         gradient, features, weight, sizes, stride, (0, 0), (1, 1), False, (0, 0), 1, wanted
@@ -154,12 +154,12 @@ def plain_backward(
 
 
 def through_relu(gradient: Tensor, maps: Tensor | None) -> Tensor:
-    """Return the gradient of what a ReLU was given, from that of the maps it gave; None: there was no ReLU."""
+    """Return the gradient of a ReLU's input. ``maps`` is its output, or None without a ReLU."""
     return gradient if maps is None else torch.ops.aten.threshold_backward(gradient, maps, 0)
 
 
 def _used_up(planes: list[Tensor]) -> Iterator[Tensor]:
-    """The planes one after the other, each let go when the next is asked for."""
+    """Yield planes one after the other, and drop each when the next is requested."""
     while planes:
         yield planes.pop(0)
 
@@ -169,16 +169,16 @@ def _joined(parts: list[Float[Tensor, "h w b C"]]) -> Float[Tensor, "h w B C"]:
 
 
 MAX_KEPT_KERNELS = 4
-"""Kernels whose planes are kept at most: those of an ensemble, or of a network with several wide convolutions."""
+"""Number of kernels in the cache of planes, for ensembles and networks with several wide convolutions."""
 _kept = WeakTensorKeyDictionary()
-"""Planes of the kernels of calls without gradients, the latest first, until a kernel changes or goes."""
+"""Planes of kernels in calls without gradients, the latest first, until a kernel changes or is deleted."""
 
 
 def _kept_planes(plan: Plan, weight: Tensor) -> list[Tensor]:
-    """The planes of a kernel; those of an earlier call if it still holds the same numbers.
+    """Return the planes of a kernel, from an earlier call if the kernel has not changed.
 
-    All numbers are compared, which takes a fraction of the time of the transform: a version counter would miss changes
-    through ``weight.data``.
+    All numbers are compared, because a version counter would miss changes through ``weight.data``. This takes a
+    fraction of the time of the transform.
     """
     of, numbers, planes = _kept.get(weight, (None, None, []))
     if of is not plan or not torch.equal(numbers, weight):
@@ -188,10 +188,10 @@ def _kept_planes(plan: Plan, weight: Tensor) -> list[Tensor]:
 
 
 def _keep(weight: Tensor, entry: tuple[Plan, Tensor, list[Tensor]] | None) -> None:
-    """Remember the planes of a kernel, or forget them if ``entry`` is None.
+    """Cache the planes of a kernel, or remove them if ``entry`` is None.
 
-    The oldest kernels are dropped if there are too many, or if all planes together exceed the working memory. A new
-    dictionary takes the place of the old one, because another thread may be reading that.
+    The oldest kernels are dropped if there are too many, or if all planes exceed the working memory. The function
+    replaces the dictionary instead of changing it, because another thread may be reading it.
     """
     global _kept
     latest = [] if entry is None else [(weight, entry)]

@@ -1,6 +1,6 @@
-"""[points] How a convolution is cut into phases and tiles, and the matrices that transform a tile.
+"""[points] Cut a convolution into phases and tiles, and make the matrices that transform a tile.
 
-``README.md`` beside this file derives both.
+``README.md`` in this folder derives both.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from torch import Tensor
 Pair = tuple[int, int]
 
 INFINITY = complex("inf")
-MOST_OUTPUTS = 12
-"""Of a tile along an axis; more save little, and cost accuracy and memory."""
-MOVE = 40
-"""Multiplications in the time in which a number is moved through a transform, in and out of memory."""
-CALLS = 6_000_000
-"""Multiplications in the time in which the products of a plane are called."""
+MAX_TILE_OUTPUTS = 12
+"""Outputs of a tile along an axis; more save little, and cost accuracy and memory."""
+MOVE_COST = 40
+"""Cost of moving a number through a transform, in and out of memory, in multiplications."""
+PLANE_COST = 6_000_000
+"""Fixed cost of calling the products of a plane, in multiplications."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a convolution of one image: C, O, the features with their padding, the kernel, the stride."""
+    """Sizes of a convolution: C, O, and for one image the padded features, the kernel and the stride."""
 
     channels: int
     outputs: int
@@ -48,24 +48,23 @@ class Shape:
 
 
 def points(n: int) -> list[complex]:
-    """Where polynomials of ``n`` coefficients are evaluated: infinity, zero, and roots of unity.
+    """Return the points at which polynomials of ``n`` coefficients are evaluated: infinity, zero, roots of unity.
 
-    Complex points come first, for their planes are the most, and what they take serves the others after them. Of two
-    that are conjugate to each other, one stands for both. Real points are cheaper, and more of them than four for an
-    even n, or three for an odd one, would cost accuracy.
+    Complex points come first, because they have the most planes, and later points reuse their memory. One of two
+    conjugate points is enough. Real points are cheaper, but more than four (even n) or three (odd n) cost accuracy.
     """
-    order = n - 1 if n % 2 else n - 2  # of the roots of unity
+    order = n - 1 if n % 2 else n - 2  # order of the roots of unity
     real = [INFINITY, 1 + 0j, -1 + 0j] if n % 2 else [INFINITY, 0j, 1 + 0j, -1 + 0j]
     return [*(complex(np.exp(2j * np.pi * k / order)) for k in range(1, order // 2)), *real[:n]]
 
 
 def is_real(point: complex) -> bool:
-    """Whether the value of a real polynomial at a point is one real number; else it is two."""
+    """Return True if the value of a real polynomial at a point is real; otherwise it is two real numbers."""
     return point == INFINITY or point.imag == 0
 
 
 def evaluate(at: Sequence[complex], size: int) -> np.ndarray:
-    """The matrix (n, size) from coefficients to values at points: a row each, and two where a value is complex."""
+    """Return the matrix (n, size) from coefficients to values, with two rows for a complex point, otherwise one."""
     rows: list[np.ndarray] = []
     for point in at:
         if point == INFINITY:
@@ -77,17 +76,17 @@ def evaluate(at: Sequence[complex], size: int) -> np.ndarray:
 
 
 class Axis:
-    """One axis of a tile: m outputs of a correlation with r taps (of the longest phase), by n = m + r − 1 values."""
+    """One axis of a tile: m outputs of a correlation with r taps (of the longest phase) from n = m + r − 1 values."""
 
     def __init__(self, outputs: int, taps: int) -> None:
         self.outputs, self.taps = outputs, taps
         self.size = outputs + taps - 1
         self.points = points(self.size)
         widths = [1 if is_real(point) else 2 for point in self.points]
-        #: the rows of each point: one, or two of a complex one
+        #: the rows of each point: two for a complex point, otherwise one
         self.rows = [slice(end - width, end) for end, width in zip(itertools.accumulate(widths), widths, strict=True)]
         features, kernel, maps = (evaluate(self.points, size) for size in (self.size, taps, outputs))
-        #: from a tile of the features (n), the taps of the kernel (r) and the outputs (m) to rows
+        #: matrices from a tile of the features (n), the taps of the kernel (r) and the outputs (m) to rows
         self.matrices = np.linalg.inv(features).T, kernel, maps
 
 
@@ -95,18 +94,18 @@ class Axis:
 
 
 class Group(NamedTuple):
-    """The planes of one point of the first axis with all points of the second one."""
+    """Planes of one point of the first axis with all points of the second axis."""
 
     rows: slice
-    """The rows of the first axis that they are made of."""
+    """Rows of the first axis from which the planes are computed."""
     matrices: list[np.ndarray]
-    """From these rows of features, kernel and maps, each with n, r or m numbers, to planes: (planes, rows · n)."""
+    """Matrices from these rows of features, kernel and maps (n, r or m numbers each) to planes: (planes, rows · n)."""
     ends: list[tuple[bool, bool]]
-    """For each plane, whether its points of the first and of the second axis are infinity."""
+    """For each plane, True for each axis where its point is infinity."""
 
 
 def group_planes(first: Axis, second: Axis) -> Iterator[Group]:
-    """All planes of a tile: one for each real number of its transform, three for each complex one."""
+    """Yield all planes of a tile: one for each real number of its transform, three for each complex number."""
     for rows, point in zip(first.rows, first.points, strict=True):
         width = rows.stop - rows.start
         numbers = [_numbers(width, columns, second.size) for columns in second.rows]
@@ -125,10 +124,10 @@ def group_planes(first: Axis, second: Axis) -> Iterator[Group]:
 
 
 def _numbers(width: int, columns: slice, size: int) -> list[np.ndarray]:
-    """The numbers that rows of the first axis and columns of the second make, as forms (1 or 2, width · size).
+    """Return the numbers for rows of the first axis and columns of the second, as forms (1 or 2, width · size).
 
-    A real number is one form, a complex one two, its real and its imaginary part. Two complex axes make two complex
-    numbers: the product of the points, and that with one of them conjugated.
+    A real number has one form; a complex number has two, its real and its imaginary part. Two complex axes give two
+    complex numbers: the product of the points, and the product with one of them conjugated.
     """
     units = np.eye(width * size).reshape(width, size, -1)[:, columns]
     if width == 1 or units.shape[1] == 1:
@@ -138,7 +137,7 @@ def _numbers(width: int, columns: slice, size: int) -> list[np.ndarray]:
 
 
 def _products(dual: list[np.ndarray], value: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """The planes of a number: forms of features, kernel and maps whose products, summed, make its share."""
+    """Return the planes of a number: forms of features, kernel and maps. The sum of their products is its share."""
     if len(value) == 1:
         return [(dual[0], value[0], value[0])]
     (dr, di), (vr, vi) = dual, value
@@ -150,23 +149,23 @@ def _products(dual: list[np.ndarray], value: list[np.ndarray]) -> list[tuple[np.
 
 @dataclass(frozen=True, eq=False)
 class Matrices:
-    """What takes features, kernels or maps to planes, in float32; transposed, planes to these."""
+    """Matrices from features, kernels or maps to planes, in float32. Their transposes lead back."""
 
     rows: list[slice]
-    """Rows of the first axis that each group is made of."""
+    """Rows of the first axis for each group."""
     length: int
-    """Places along the second axis."""
+    """Number of positions along the second axis."""
     first: Tensor
-    """Along the first axis: (rows, size)."""
+    """Matrix along the first axis: (rows, size)."""
     second: list[Tensor]
-    """Along the second axis, of each group: (planes, rows of the group · size)."""
+    """Matrix along the second axis for each group: (planes, rows of the group · size)."""
 
 
 class Plan:
     """A convolution in tiles of one size.
 
     Args:
-        shape: Of the convolution.
+        shape: Sizes of the convolution.
         tile: Outputs of a tile, down and across.
     """
 
@@ -174,14 +173,14 @@ class Plan:
         self.shape, self.tile = shape, tile
         (m, n), (h, w), (k, l), (s, t), C = tile, shape.out, shape.kernel, shape.stride, shape.channels
         self.axes = first, second = Axis(m, -(-k // s)), Axis(n, -(-l // t))
-        #: how many, down and across, and the height and width of the features that they read
+        #: number of tiles, down and across, and height and width of the features that they read
         self.tiles = down, across = -(-h // m), -(-w // n)
         self.covered = s * ((down - 1) * m + first.size), t * ((across - 1) * n + second.size)
-        # whether the phases have all taps down, and across; those that matter at infinity, where only the last tap
-        # counts, stand side by side in this order
+        # for each phase: does it have all taps down, and across? At infinity only the last tap counts. This order puts
+        # the phases that have it side by side.
         whole = {(p, q): (k % s == 0 or p < k % s, l % t == 0 or q < l % t) for p in range(s) for q in range(t)}
         order = [(False, True), (True, True), (True, False), (False, False)]
-        #: rows and columns that a stride takes together
+        #: offsets (row, column) of the phases
         self.phases = sorted(whole, key=lambda phase: order.index(whole[phase]))
         #: the length of the axis that the products sum over, phases · C
         self.summed = C * s * t
@@ -193,7 +192,7 @@ class Plan:
             return slice(C * start, C * (start + sum(matter)))
 
         groups = list(group_planes(first, second))
-        #: for each plane of each group, the numbers along the summed axis that are not zero
+        #: for each plane of each group, the slice of the summed axis that is not zero
         self.spans = [[span(ends) for ends in group.ends] for group in groups]
         self.planes = sum(map(len, self.spans))
         rows = [group.rows for group in groups]
@@ -201,17 +200,17 @@ class Plan:
             Matrices(rows, along.shape[1], _float(matrix), [_float(group.matrices[n]) for group in groups])
             for n, (matrix, along) in enumerate(zip(first.matrices, second.matrices, strict=True))
         )
-        #: what the kernel, and what an image takes in work buffers: planes, and what they are made from
+        #: numbers in the work buffers of the kernel and of an image: planes and their inputs
         self.numbers_of_kernel = self.summed * shape.outputs * (self.planes + first.size * second.taps)
         each = self.summed * (self.planes + first.size * second.size) + self.planes * shape.outputs
         self.numbers_of_image = down * across * each
 
     def cost(self, images: int) -> float:
-        """What the transform costs, in multiplications."""
+        """Return the estimated cost of the transform in multiplications."""
         products = sum(span.stop - span.start for each in self.spans for span in each)
         multiplied = images * math.prod(self.tiles) * products * self.shape.outputs
         moved = self.numbers_of_kernel + images * self.numbers_of_image
-        return float(multiplied + MOVE * moved + CALLS * self.planes)
+        return float(multiplied + MOVE_COST * moved + PLANE_COST * self.planes)
 
 
 _plan = lru_cache(maxsize=1024)(Plan)
@@ -219,9 +218,9 @@ _plan = lru_cache(maxsize=1024)(Plan)
 
 @lru_cache(maxsize=256)
 def best_plan(shape: Shape, images: int) -> Plan:
-    """The tiles of least cost for so many images."""
+    """Return the plan with the tile size of least cost for a number of images."""
     down, across = (
-        sorted({-(-size // count) for count in range(1, size + 1) if -(-size // count) <= MOST_OUTPUTS})
+        sorted({-(-size // count) for count in range(1, size + 1) if -(-size // count) <= MAX_TILE_OUTPUTS})
         for size in shape.out
     )
     plans = [_plan(shape, (m, n)) for m in down for n in across if abs(m - n) <= 2 or len(down) * len(across) <= 4]

@@ -1,8 +1,8 @@
-"""[transform] A convolution by products of planes: forward and backward, to be read from top to bottom.
+"""[transform] Forward and backward pass of a convolution by products of planes; read it from top to bottom.
 
-``README.md`` beside it derives the steps. Features are (H, W, B, C) inside and maps (h, w, B, O): places come first, so
-that a step along an axis of places is one matrix product whose long axis, last in memory, is whatever stands at a
-place. Kernels are (O, C, k, l), and are brought to channels last once in each pass.
+``README.md`` in this folder derives the steps. Inside, features are (H, W, B, C) and maps (h, w, B, O). Positions come
+first, so that a step along an axis of positions is one matrix product. Its long axis, last in memory, holds the numbers
+of a position. Kernels are (O, C, k, l), and each pass copies them to channels last once.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torchcaps.ops.memory import new_empty
 
 
 class Planes:
-    """The planes of each group, (R, rows, columns), made one group at a time when they are asked for.
+    """Planes (R, rows, columns) of each group, computed one group at a time on iteration.
 
     Args:
-        matrices: From places to planes: along the first axis for each place of the second one, then along the second.
-        column: The numbers at a place of the second axis: (size of the first axis, numbers at a place).
-        shape: Of a plane.
+        matrices: Matrices from positions to planes, along the first axis and then along the second.
+        column: Function that returns the numbers at a position of the second axis: (size of the first axis, numbers).
+        shape: Shape of a plane.
     """
 
     def __init__(self, matrices: Matrices, column: Callable[[int], Tensor], shape: tuple[int, int]) -> None:
@@ -41,14 +41,14 @@ class Planes:
             yield torch.mm(matrix, self._half[each].view(-1, numbers), out=out).view(-1, *self._shape)
 
 
-# ---- planes, made and multiplied
+# ---- making and multiplying planes
 
 
 def kernel_planes(plan: Plan, weight: Float[Tensor, "O C k l"]) -> Planes:
-    """[W] The planes of a kernel, (R, S, O): S is the summed axis, phases · C."""
+    """[W] Return the planes of a kernel, (R, S, O). S is the summed axis, phases · C."""
     O, C = weight.shape[:2]
     channels_last = weight.permute(0, 2, 3, 1)
-    if not channels_last.is_contiguous():  # each step below reads all channels at one place
+    if not channels_last.is_contiguous():  # each step below reads all channels of one position
         channels_last = new_empty(channels_last.shape).copy_(channels_last)
     kernel = channels_last.permute(1, 2, 3, 0)
     size, (s, t), (k, l) = plan.axes[0].taps, plan.shape.stride, plan.shape.kernel
@@ -66,7 +66,7 @@ def kernel_planes(plan: Plan, weight: Float[Tensor, "O C k l"]) -> Planes:
 
 
 def feature_planes(plan: Plan, features: Float[Tensor, "H W B C"]) -> Planes:
-    """[X] The planes of features, (R, N, S): N are tiles · images."""
+    """[X] Return the planes of features, (R, N, S). N is tiles · images."""
     B, C = features.shape[2:]
     (first, second), (s, t), (down, across) = plan.axes, plan.shape.stride, plan.tiles
     windows = _cover(features, *plan.covered)
@@ -82,7 +82,7 @@ def feature_planes(plan: Plan, features: Float[Tensor, "H W B C"]) -> Planes:
 
 
 def map_planes(plan: Plan, maps: Float[Tensor, "h w B O"]) -> Planes:
-    """[G] The planes of the maps' gradient, (R, O, N)."""
+    """[G] Return the planes of the maps' gradient, (R, O, N)."""
     B, O = maps.shape[2:]
     (m, n), (down, across) = plan.tile, plan.tiles
     tiles = _cover(maps, down * m, across * n).unflatten(1, (across, n)).unflatten(0, (down, m))
@@ -98,7 +98,7 @@ def map_planes(plan: Plan, maps: Float[Tensor, "h w B O"]) -> Planes:
 def forward(
     plan: Plan, X: Iterable[Tensor], W: Iterable[Tensor], images: int, bias: Float[Tensor, "O"] | None, relu: bool
 ) -> Float[Tensor, "h w B O"]:
-    """[maps] The convolution: each plane of features times that of the kernel, and back to places; and its ReLU."""
+    """[maps] Convolve: multiply planes of features and kernel, transform back to positions, and apply the ReLU."""
     (m, n), (down, across), (h, w), O = plan.tile, plan.tiles, plan.shape.out, plan.shape.outputs
     maps = new_empty((down, m, across, n, images, O))
 
@@ -118,7 +118,7 @@ def forward(
 
 
 def kernel_gradient(plan: Plan, X: Iterable[Tensor], G: Iterable[Tensor]) -> Float[Tensor, "O C k l"]:
-    """[grad kernel] Each plane of the maps' gradient times that of the features, summed over tiles and images."""
+    """[grad kernel] Multiply planes of the maps' gradient and of the features, summed over tiles and images."""
     C, O, (s, t), (k, l) = plan.shape.channels, plan.shape.outputs, plan.shape.stride, plan.shape.kernel
     gradient = new_empty((O, k, l, C))
 
@@ -138,7 +138,7 @@ def kernel_gradient(plan: Plan, X: Iterable[Tensor], G: Iterable[Tensor]) -> Flo
 
 
 def features_gradient(plan: Plan, W: Iterable[Tensor], G: Iterable[Tensor], images: int) -> Float[Tensor, "H W B C"]:
-    """[grad features] Each plane of the kernel times that of the maps' gradient; tiles that overlap are added."""
+    """[grad features] Multiply planes of the kernel and of the maps' gradient, and add overlapping tiles."""
     C, (s, t), (down, across) = plan.shape.channels, plan.shape.stride, plan.tiles
     (first, second), (height, width) = plan.axes, plan.shape.size
     reach = tuple(max(a, b) for a, b in zip(plan.covered, plan.shape.size, strict=True))
@@ -170,7 +170,7 @@ def features_gradient(plan: Plan, W: Iterable[Tensor], G: Iterable[Tensor], imag
 
 
 def _from_planes(matrices: Matrices, planes: Iterator[Tensor]) -> Iterator[tuple[int, Tensor]]:
-    """The transpose of :class:`Planes`: each place of the second axis, with (size of the first axis, numbers there)."""
+    """Apply the transpose of :class:`Planes`: yield positions of the second axis with (first axis, numbers)."""
     half = None
     for matrix, each, group in zip(matrices.second, matrices.rows, planes, strict=True):
         flat = group.flatten(1)
@@ -185,7 +185,7 @@ def _from_planes(matrices: Matrices, planes: Iterator[Tensor]) -> Iterator[tuple
 
 
 def _only(plane: Tensor, span: slice, axis: int) -> Tensor:
-    """The part of a plane that a product fills; the rest is zero."""
+    """Return the part of a plane that a product fills, and set the rest to zero."""
     size = plane.shape[axis]
     if span.stop - span.start < size:
         plane.narrow(axis, 0, span.start).zero_()
@@ -194,7 +194,7 @@ def _only(plane: Tensor, span: slice, axis: int) -> Tensor:
 
 
 def _cover(places: Float[Tensor, "H W B C"], height: int, width: int) -> Float[Tensor, "height width B C"]:
-    """Features or maps of the size that the tiles have, with zeros beyond their edge."""
+    """Cut or zero-pad features or maps to the size that the tiles cover."""
     H, W = places.shape[:2]
     if height <= H and width <= W:
         return places[:height, :width]

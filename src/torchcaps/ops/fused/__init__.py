@@ -1,15 +1,15 @@
-"""Vote-free dynamic routing with its own backward pass: the votes, B·I·J·D numbers, are never built.
+"""Vote-free dynamic routing with a hand-written backward pass: the votes, B·I·J·D numbers, are never built.
 
-``README.md`` beside this folder derives every step; names in brackets, such as [logits], are the steps' names there.
-To be read in this order:
+``README.md`` in this folder derives every step. Names in brackets, such as [logits], are names of its steps. Read the
+files in this order:
 
 - :mod:`.forward` and :mod:`.backward`: the two passes, from top to bottom;
-- :mod:`.layer`: a call's tensors, how they are cut, the work buffers, and the steps that both passes take;
-- :mod:`.loop`: the same gradients by the contractions, where they are differentiated again;
-- this file: how PyTorch calls the passes, eagerly with autograd, and from a compiled graph.
+- :mod:`.layer`: the tensors of a call, their blocks and work buffers, and the steps that both passes share;
+- :mod:`.loop`: gradients that can be differentiated again, by the contractions;
+- this file: the operations that PyTorch calls, in eager code and in compiled graphs.
 
-Inside, poses are (B, K, I) and weights (J, D, K, I): the long axis comes last, and each step is a matrix product or
-runs along it. A block is the part of the weights that is worked on at a time, (j, D, K·i); small letters are its sizes.
+Inside, poses are (B, K, I) and weights (J, D, K, I). The long axis comes last, and each step is a matrix product or
+runs along it. A block is the part of the weights that is processed at a time, (j, D, K·i); small letters are its sizes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def route_recompute(
     options: Options,
     return_coupling: bool,
 ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B I J"] | None]:
-    """Output capsules and, if asked for, the last coupling. :func:`torchcaps.route` describes the arguments.
+    """Return output capsules and, if requested, the last coupling; see :func:`torchcaps.route` for the arguments.
 
-    Both are differentiable, as in the reference, any number of times.
+    Both can be differentiated any number of times, as in the reference.
     """
     tensors = (poses, weight, bias)
     differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
@@ -56,16 +56,16 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 
 def _gradients(ctx: Any, *grads: Tensor | None) -> Any:
-    """Those of the forward pass's arguments, from the gradients of its results."""
+    """Return the gradients of the forward pass's arguments from the gradients of its results."""
     wanted = list(ctx.needs_input_grad[:3])
-    if torch.is_grad_enabled() and not is_recording_operations():  # the gradients will be differentiated again
+    if torch.is_grad_enabled() and not is_recording_operations():  # the gradients are differentiated again
         return *loop.gradients(ctx.options, ctx.saved_tensors[:3], wanted, grads[:2]), *(None for _ in ctx.options)
     found = _route_backward(*grads[:2], *ctx.saved_tensors, wanted, *ctx.options)
     return *(grad if want else None for grad, want in zip(found, wanted, strict=True)), *(None for _ in ctx.options)
 
 
 def _route_fake(poses: Tensor, weight: Tensor, _bias: Any, *scalars: Any) -> Any:
-    """Shapes, strides and dtypes of ``forward``'s results."""
+    """Return results without numbers, with the shapes, strides and dtypes of ``forward``."""
     options = Options(*scalars)
     (B, I, _), (_, J, D, _) = poses.shape, weight.shape
     working = poses.new_empty(0, dtype=working_dtype(poses, weight))
@@ -77,9 +77,9 @@ def _route_fake(poses: Tensor, weight: Tensor, _bias: Any, *scalars: Any) -> Any
 
 
 def _backward_fake(*call: Any) -> Any:
-    """Shapes, strides and dtypes of ``backward``'s results; an empty tensor stands for one that is not wanted."""
+    """Return results without numbers, with the shapes, strides and dtypes of ``backward``."""
     tensors, wanted = call[2:5], call[7]
-    orders = ((0, 2, 1), (1, 2, 3, 0), (0, 1))  # of memory, outermost axis first
+    orders = ((0, 2, 1), (1, 2, 3, 0), (0, 1))  # memory orders, outermost axis first
     return tuple(
         torch.empty_permuted(tensor.shape, order, dtype=tensor.dtype, device=tensor.device)
         if want and tensor is not None

@@ -1,4 +1,4 @@
-"""The backward pass, without votes: iterations are undone from the last to the first."""
+"""The backward pass without votes, from the last iteration to the first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchcaps.ops.squash import squashed
 
 
 class Gradients(NamedTuple):
-    """Gradients in the making, as the steps want them; None if not wanted."""
+    """Sums of the gradients in the memory order of the steps; None for a gradient that is not needed."""
 
     poses: Float[Tensor, "B K I"] | None
     weight: Float[Tensor, "J D K I"] | None
@@ -33,14 +33,13 @@ def backward(
     wanted: list[bool],
     *scalars: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """[backward] Gradients of poses, weight and bias in their axes and dtypes; empty where none is wanted."""
+    """[backward] Return the gradients of poses, weight and bias; an empty tensor for a gradient not in ``wanted``."""
     options = Options(*scalars)
     with full_precision(poses.device):
         layer = Layer(poses, weight, bias, options)
         u, W = layer.poses, layer.weight
-        new_weight = (
-            torch.empty_like if options.num_iterations > 1 else torch.zeros_like
-        )  # the last one writes all of it
+        # with several iterations, the last one writes the whole gradient first
+        new_weight = torch.empty_like if options.num_iterations > 1 else torch.zeros_like
         grads = Gradients(
             torch.zeros_like(u) if wanted[0] else None,
             new_weight(W) if wanted[1] else None,
@@ -62,7 +61,7 @@ def backward(
                 summed_capsules = squashed(sums[: t - 1], -1, options.eps).sum(0)
                 _iteration_backward(layer, summed_capsules, grad_s, grad_c, grads, grad_summed, last=t == len(sums))
                 grad_v, grad_c = grad_summed, None
-        # a registered operation must not return a tensor twice: hence a new empty one for each that is not wanted
+        # a new empty tensor each time, because a registered operation must not return a tensor twice
         return (
             poses.new_empty(0) if grads.poses is None else grads.poses.transpose(1, 2).to(poses.dtype),
             poses.new_empty(0) if grads.weight is None else grads.weight.permute(3, 0, 1, 2).to(weight.dtype),
@@ -79,7 +78,7 @@ def _iteration_backward(
     grad_summed: Float[Tensor, "B J D"],
     last: bool,
 ) -> None:
-    """[backward] An iteration after the first; adds to ``grads`` and to ``grad_summed``."""
+    """[backward] Add the gradients of an iteration after the first to ``grads`` and ``grad_summed``."""
     for j, i, W, grad_W in _weight_blocks(layer, grads, last):
         for b, u in layer.pose_blocks(i):
             V, gs = summed_capsules[b, j], grad_s[b, j]
@@ -109,7 +108,7 @@ def _iteration_backward(
 def _stopped_backward(
     layer: Layer, coupling: Float[Tensor, "J B I"], grad_s: Float[Tensor, "B J D"], grads: Gradients
 ) -> None:
-    """[stopped gradient] Back through the last weighted sum with its coupling held constant."""
+    """[stopped gradient] Add the gradients of the last weighted sum with a constant coupling."""
     if grads.poses is None and grads.weight is None:
         return
     for j, i, W, grad_W in _weight_blocks(layer, grads, last=True):
@@ -123,7 +122,7 @@ def _stopped_backward(
 
 
 def _first_backward(layer: Layer, grad_s: Tensor, grads: Gradients) -> None:
-    """[first sum, backward] The first iteration: its coupling is the same for the whole batch."""
+    """[first sum, backward] Add the gradients of the first iteration, where all links have the same coupling."""
     gs, u, W = grad_s.flatten(1), layer.poses.flatten(1), layer.weight.flatten(2).flatten(0, 1)
     if grads.poses is not None:
         grads.poses.flatten(1).addmm_(gs, W, alpha=layer.uniform_coupling)
@@ -134,7 +133,7 @@ def _first_backward(layer: Layer, grad_s: Tensor, grads: Gradients) -> None:
 def _weight_blocks(
     layer: Layer, grads: Gradients, last: bool
 ) -> Iterator[tuple[slice, slice, Float[Tensor, "j D Ki"], Float[Tensor, "j D Ki"] | None]]:
-    """Blocks of W, each with zeros for its gradient, which is written when its turn ends, or added to what is there."""
+    """Yield blocks of W with a zero buffer for their gradient, which is then written (``last``) or added."""
     for j, i, W in layer.weight_blocks():
         if grads.weight is None:
             yield j, i, W, None
@@ -146,12 +145,12 @@ def _weight_blocks(
 
 
 def _compete_backward(layer: Layer, coupling: Tensor, grad: Tensor) -> Tensor:
-    """[coupling, backward] db = c∘(a − Σ c∘a) over the capsules that compete, in place of a; a leak has a = 0."""
+    """[coupling, backward] Replace a by db = c∘(a − Σ c∘a), over the capsules that compete; a leak has a = 0."""
     return grad.sub_((coupling * grad).sum(layer.competing_axis, keepdim=True)).mul_(coupling)
 
 
 def _squash_backward(s: Tensor, grad_v: Tensor, eps: float) -> Tensor:
-    """[squash, backward] g_s = h g_v + 2 h' ⟨s, g_v⟩ s."""
+    """[squash, backward] Return g_s = h g_v + 2 h' ⟨s, g_v⟩ s."""
     n = s.square().sum(-1, keepdim=True)
     q = torch.rsqrt(n + eps)
     h = n * q / (1 + n)

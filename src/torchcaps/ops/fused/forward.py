@@ -1,6 +1,6 @@
-"""The forward pass: sums, squash, and the running sum V of the capsules that the next coupling comes from.
+"""The forward pass: weighted sums, squash, and the running sum V of the capsules, which gives the next coupling.
 
-The sums of very few images are taken from votes that stay in the caches, so that the weights are read once.
+For very few images the votes are built and stay in the caches, so that the weights are read only once.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from torchcaps.ops.memory import get_working_memory
 from torchcaps.ops.precision import full_precision
 from torchcaps.ops.squash import squashed
 
-# Measured on a CPU, softmax over either axis, 2 to 4 iterations, layers of 2,000 to 700,000 links: within these bounds
-# 0.2 to 1.0 of the time without votes, beyond them soon more. A single iteration has nothing to hold them for.
-MIN_ITERATIONS = 2
+# Limits for building the votes. Within them it takes 0.2 to 1.0 of the time without votes, beyond them soon more
+# (measured on a CPU: softmax over either axis, 2 to 4 iterations, layers of 2,000 to 700,000 links).
+MIN_ITERATIONS = 2  # a single iteration uses each vote only once
 MAX_IMAGES = 6
-MAX_MIB = 16.0  # votes beyond the caches are slower than none
+MAX_VOTES_MIB = 16.0  # larger votes leave the caches
 
 
 def forward(poses: Tensor, weight: Tensor, bias: Tensor | None, *scalars: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Capsules (B, J, D), the last coupling (B, I, J) if it is kept, else empty, and the sums s¹ … sʳ (r, B, J, D).
+    """Return capsules (B, J, D), the last coupling (B, I, J), and the sums s¹ … sʳ (r, B, J, D).
 
-    Coupling and sums are in the dtype that is computed in, the capsules in that of the arguments.
+    The coupling is empty unless it is kept. Coupling and sums have the dtype of the computation; the capsules have the
+    dtype of the arguments.
     """
     options = Options(*scalars)
     with full_precision(poses.device):
@@ -46,7 +47,7 @@ def forward(poses: Tensor, weight: Tensor, bias: Tensor | None, *scalars: Any) -
             else:
                 summed_capsules += squashed(sums[t - 1], -1, options.eps)
                 _add_weighted_sum(layer, votes, summed_capsules, s, coupling_out)
-        # with no iteration the sum itself is the result, not squashed
+        # without iterations the result is the sum, not squashed
         capsules = squashed(sums[-1], -1, options.eps) if options.num_iterations else sums[-1].clone()
         return capsules.to(torch.promote_types(poses.dtype, weight.dtype)), coupling.permute(1, 2, 0), sums
 
@@ -54,7 +55,7 @@ def forward(poses: Tensor, weight: Tensor, bias: Tensor | None, *scalars: Any) -
 def _add_first_sum(
     layer: Layer, votes: Float[Tensor, "J B D I"] | None, s: Float[Tensor, "B J D"], coupling_out: Tensor | None
 ) -> None:
-    """[first sum] s¹ += c¹ · U Wᵀ, or of held votes c¹ · Σ_i û_j|i."""
+    """[first sum] Add c¹ · U Wᵀ to s¹, or with held votes c¹ · Σ_i û_j|i."""
     if coupling_out is not None:
         coupling_out.fill_(layer.uniform_coupling)
     if votes is not None:
@@ -71,7 +72,7 @@ def _add_weighted_sum(
     s: Float[Tensor, "B J D"],
     coupling_out: Float[Tensor, "J B I"] | None,
 ) -> None:
-    """[weighted sum] s_j += (c_j∘u) W_jᵀ, or of held votes Σ_i c_ij û_j|i, with the coupling that V asks for."""
+    """[weighted sum] Add (c_j∘u) W_jᵀ to s_j, or with held votes Σ_i c_ij û_j|i. V gives the coupling."""
     if votes is not None:
         coupling = layer.compete((summed_capsules.transpose(0, 1)[:, :, None] @ votes).squeeze(2))
         if coupling_out is not None:
@@ -84,7 +85,7 @@ def _add_weighted_sum(
             coupling = layer.compete(layer.agreement(VW, u, scratch=VW))
             if coupling_out is not None:
                 coupling_out[j, b, i] = coupling
-            coupled = torch.mul(coupling[:, :, None], u, out=VW)  # VW has done its part
+            coupled = torch.mul(coupling[:, :, None], u, out=VW)  # VW is no longer needed
             s[b, j] += layer.product(coupled.flatten(2), W.transpose(1, 2)).transpose(0, 1)
 
 
@@ -92,19 +93,19 @@ def _add_weighted_sum(
 
 
 def _votes_pay_off(layer: Layer) -> bool:
-    """Whether a call is faster with votes: very few images, several iterations, votes that stay in the caches.
+    """Return True if a call is faster with votes: very few images, several iterations, votes that fit the caches.
 
-    The votes also keep within :func:`torchcaps.set_working_memory`.
+    The votes must also fit into the working memory, :func:`torchcaps.set_working_memory`.
     """
     (B, _, I), (J, D, _, _) = layer.poses.shape, layer.weight.shape
     if not 0 < B <= MAX_IMAGES or layer.options.num_iterations < MIN_ITERATIONS or layer.poses.device.type != "cpu":
         return False
     mib = B * J * I * (D + 2) * layer.poses.element_size() / MIB  # votes, logits, coupling
-    return mib <= min(MAX_MIB, get_working_memory())
+    return mib <= min(MAX_VOTES_MIB, get_working_memory())
 
 
 def make_votes(layer: Layer) -> Float[Tensor, "J B D I"]:
-    """û_j = W_j u, a component k of the poses at a time: each weight is read once, and only the votes are written."""
+    """Return û_j = W_j u, summed over components k of the poses, so that each weight is read only once."""
     (B, _, I), (J, D, _, _) = layer.poses.shape, layer.weight.shape
     votes = layer.buffers.take("votes", (J, B, D, I)).zero_()
     for W_k, u_k in zip(layer.weight[:, None].unbind(3), layer.poses[:, None].unbind(2), strict=True):

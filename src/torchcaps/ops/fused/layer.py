@@ -1,4 +1,4 @@
-"""[blocks] The tensors of a call as the steps want them, how they are cut, and the steps that both passes take."""
+"""[blocks] The tensors of a call in the memory order of the steps, their blocks, and the steps of both passes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torchcaps.ops.memory import Buffers, block_bytes, max_batch_slice, nearly_e
 from torchcaps.ops.precision import full_dtype
 
 MIN_BATCH_SLICE = 16  # images; with fewer, reading the weights costs more than multiplying by them
-MIN_INPUT_BLOCK = 32  # input capsules; fewer make the inner loops short
-INPUT_MULTIPLE = 16  # input capsules: a vector register of float32
+MIN_INPUT_BLOCK = 32  # input capsules; with fewer, the inner loops are short
+INPUT_MULTIPLE = 16  # input capsules; a vector register holds 16 float32 numbers
 
 
 class Options(NamedTuple):
-    """What :func:`torchcaps.route` is told beside its tensors; one by one, the last arguments of both passes."""
+    """Arguments of :func:`torchcaps.route` besides tensors. The operations take them as separate last arguments."""
 
     num_iterations: int
     over_inputs: bool
@@ -26,13 +26,13 @@ class Options(NamedTuple):
     leaky: bool
     eps: float
     keep_coupling: bool = False
-    """The last coupling is wanted, or what the backward pass needs."""
+    """Return the last coupling, for the caller or for the backward pass."""
 
 
 class Layer:
-    """The arguments of a call in their order of memory and in the dtype that is computed in, with its work buffers.
+    """Tensors of a call in the memory order and dtype of the computation, with work buffers.
 
-    They are copied only where they lie in memory in another order than the project's layers keep them in.
+    Tensors are copied only if their memory order differs from the order in the layers of :mod:`torchcaps.nn`.
     """
 
     def __init__(self, poses: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> None:
@@ -42,23 +42,23 @@ class Layer:
         self.bias = None if bias is None else bias.to(dtype)
         self.options, self.buffers = options, Buffers(self.poses)
         self.competing_axis = 2 if options.over_inputs else 0
-        """The axis of logits (j, b, i) that the softmax runs over."""
+        """Axis of the logits (j, b, i) for the softmax."""
         self.outputs, self.inputs, self.batches = self._cut()
 
     def _cut(self) -> tuple[list[slice], list[slice], list[slice]]:
-        """The parts of outputs, inputs and images: buffers fit the working memory, and rivals stay together."""
+        """Cut outputs, inputs and images into blocks that fit the working memory; competing capsules stay together."""
         (B, K, I), (J, D, _, _) = self.poses.shape, self.weight.shape
         over_inputs = self.options.over_inputs
         budget = block_bytes(self.poses.device) // self.poses.element_size()
         matrix = D * K  # numbers of an input and output: W, and as many of grad_W
         link = 3 * K + 3  # numbers of an image, input and output: VW, gsW, coupled; agreement, coupling, spare
-        whole = self.poses.is_meta  # where there are no numbers
+        whole = self.poses.is_meta  # no memory to save
         b = B if whole else nearly_equal(B, max_batch_slice(B, self.poses.device))
         if whole or I * J * (matrix + b * link) <= budget:
             return slices(J, J), slices(I, I), slices(B, b)
 
         def smallest() -> int:
-            """Numbers of one output, whose weights are one piece of memory and used where they are; or of one input."""
+            """Return the numbers of the smallest block: one output (its weights need no copy) or one input."""
             return I * (matrix + b * link) if over_inputs else J * (2 * matrix + b * link) + b * K
 
         least = 1 if over_inputs else min(I, MIN_INPUT_BLOCK)
@@ -69,19 +69,19 @@ class Layer:
         return slices(J, J), slices(I, nearly_equal(I, budget // smallest(), INPUT_MULTIPLE)), slices(B, b)
 
     def weight_blocks(self) -> Iterator[tuple[slice, slice, Float[Tensor, "j D Ki"]]]:
-        """Outputs and inputs that are worked on together, and W of them, contiguous."""
+        """Yield slices of outputs and inputs with their contiguous block of W."""
         for i in self.inputs:
             for j in self.outputs:
                 yield j, i, self.buffers.contiguous("weight", self.weight[j, :, :, i]).flatten(2)
 
     def pose_blocks(self, i: slice) -> Iterator[tuple[slice, Float[Tensor, "b K i"]]]:
-        """Images that are worked on together, and U of them and of some inputs, contiguous."""
+        """Yield slices of images with their contiguous block of U for some inputs."""
         for b in self.batches:
             yield b, self.buffers.contiguous("poses", self.poses[b, :, i])
 
     @property
     def uniform_coupling(self) -> float:
-        """[first sum] c¹, the same for all links; 1 if there is no routing at all."""
+        """[first sum] The coupling c¹ of all links; 1 without routing."""
         if self.options.num_iterations == 0:
             return 1.0
         rivals = self.poses.shape[2] if self.options.over_inputs else self.weight.shape[0]
@@ -90,7 +90,7 @@ class Layer:
     def pull_back(
         self, name: str, vectors: Float[Tensor, "b j D"], W: Float[Tensor, "j D Ki"], u: Float[Tensor, "b K i"]
     ) -> Float[Tensor, "j b K i"]:
-        """[logits] V_j W_j: an output's vector seen from its inputs."""
+        """[logits] Return V_j W_j, the vector of an output in the space of its inputs."""
         pulled = self.buffers.take(name, (W.shape[0], *u.shape))
         torch.bmm(vectors.transpose(0, 1), W, out=pulled.flatten(2))
         return pulled
@@ -98,21 +98,21 @@ class Layer:
     def agreement(
         self, pulled: Float[Tensor, "j b K i"], u: Float[Tensor, "b K i"], scratch: Tensor
     ) -> Float[Tensor, "j b i"]:
-        """[logits] ⟨V_j, û_j|i⟩ = Σ_k (V_j W_j)∘u, without the votes û."""
+        """[logits] Return ⟨V_j, û_j|i⟩ = Σ_k (V_j W_j)∘u, without the votes û."""
         j, b, _, i = pulled.shape
         return torch.sum(torch.mul(pulled, u, out=scratch), 2, out=self.buffers.take("agreement", (j, b, i)))
 
     def compete(self, logits: Float[Tensor, "j b i"]) -> Float[Tensor, "j b i"]:
-        """[coupling] Softmax over the capsules that compete; if leaky, beside one more with logit 0."""
+        """[coupling] Return the softmax over the capsules that compete; if leaky, with one more logit of 0."""
         axis, out = self.competing_axis, self.buffers.take("coupling", logits.shape)
         torch.softmax(logits, axis, out=out)
         return out.mul_(logits.logsumexp(axis, keepdim=True).sigmoid_()) if self.options.leaky else out
 
     def product(self, left: Tensor, right: Tensor) -> Tensor:
-        """The product left @ right, one product a capsule, in a buffer."""
+        """Return left @ right, one product for each capsule, in a buffer."""
         return torch.bmm(left, right, out=self.buffers.take("sum", (*left.shape[:2], right.shape[2])))
 
 
 def working_dtype(poses: Tensor, weight: Tensor) -> torch.dtype:
-    """Half precision is computed in float32."""
+    """Return the dtype of the computation: float32 for half precision."""
     return full_dtype(torch.promote_types(poses.dtype, weight.dtype))

@@ -1,7 +1,7 @@
 """[loop] The equations of routing by the contractions, for gradients that are differentiated again.
 
 Under ``create_graph`` the backward pass runs this loop instead of the fused one. It is slower, but can be
-differentiated any number of times, and builds no votes either.
+differentiated any number of times. It builds no votes either.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from torchcaps.ops.squash import squashed
 def gradients(
     options: Options, tensors: Sequence[Any], wanted: Sequence[bool], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Return the gradients of poses, weight and bias, as functions that autograd can differentiate.
+    """Return gradients of poses, weight and bias that autograd can differentiate.
 
     Args:
-        options: Those of the forward pass.
+        options: Options of the forward pass.
         tensors: Poses (B, I, K), weight (I, J, D, K) and bias (J, D); None for a layer without a bias.
-        wanted: Which of the three gradients to compute; the others are None.
+        wanted: True for each of the three gradients to compute; the rest is None.
         grads: Gradients of the capsules (B, J, D) and of the coupling (B, I, J); None for a result without one.
     """
-    # Aliases end the search for gradients at this layer: poses may themselves be computed from the weight.
+    # Aliases limit the gradients to this layer, because poses may be computed from the weight.
     tensors = [None if tensor is None else tensor.view_as(tensor) for tensor in tensors]
     with full_precision(tensors[0].device):
         results = zip(_route(options, *tensors), grads, strict=True)
