@@ -1,8 +1,7 @@
 """The ratios of docs/speed.md: torchcaps beside published code, its own plain ways, and other routings.
 
-    python benchmarks/speed.py                          # all sections: about 30 minutes of an otherwise idle machine
-    python benchmarks/speed.py step routing             # some of: convolution, choice, step, routing, mixtures,
-                                                        # costs, export
+    python benchmarks/speed.py                          # all sections: about 45 minutes of an otherwise idle machine
+    python benchmarks/speed.py step routing             # some of the sections, which --help lists
     python benchmarks/speed.py --isa avx2               # the same on this CPU without AVX-512
     python benchmarks/speed.py --out speed.jsonl        # appends a line for each ratio
     python benchmarks/speed.py --table speed.jsonl      # measures nothing; prints the table of a file, as Markdown
@@ -21,11 +20,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import measuring
 import torch
 import torch.nn.functional as F
 from measuring import (
@@ -39,7 +40,7 @@ from measuring import (
     ratio,
     times_in_turns,
 )
-from naive import Convolutions, NaiveCapsNet, naive_routing
+from naive import Convolutions, NaiveCapsNet, einsum_routing, naive_routing
 from naive_mixtures import naive_network
 from torch import Tensor, nn
 
@@ -80,6 +81,10 @@ class Sizes(NamedTuple):
     seconds: float = 0.2
     """A measurement of a short piece of work repeats it for about so long."""
     export_presets: tuple[str, ...] = ("sabour2017", "compact")
+    compiled_presets: Mapping[str, int] = {"compact": 64, "first": 64, "hinton2018-paper": 8}
+    """Presets that are compiled besides sabour2017, and the images of their batches."""
+    compiler: str = "inductor"
+    """The backend of ``torch.compile``."""
     compile: bool = True
     """Whether plain formulations are also compiled, which takes minutes."""
 
@@ -96,6 +101,8 @@ QUICK = Sizes(
     choice_batches=(1,),
     seconds=0.0,
     export_presets=("compact",),
+    compiled_presets={"first": 2},
+    compiler="aot_eager",
     compile=False,
 )
 
@@ -212,7 +219,7 @@ class Contender:
     """A network with its optimizer and precision.
 
     Args:
-        name: ``"torchcaps"``, ``"naive"`` or ``"convolutions"``.
+        name: ``"torchcaps"``, ``"naive"``, ``"einsum"`` or ``"convolutions"``.
         network: The differences from sabour2017.
         stop_gradient: Take gradients through the last weighted sum only.
         bf16: Compute in bfloat16 by autocast.
@@ -229,8 +236,9 @@ class Contender:
         torch.manual_seed(0)
         self.network = new_network(Sizes(network=network), stop_gradient=stop_gradient).to(device)
         self.module: nn.Module = self.network
-        if name == "naive":
-            self.module = NaiveCapsNet(self.network, stop_gradient)
+        if name in ("naive", "einsum"):
+            routing = einsum_routing if name == "einsum" else naive_routing
+            self.module = NaiveCapsNet(self.network, stop_gradient, routing)
         elif name == "convolutions":
             self.module = Convolutions(self.network)
         if name != "torchcaps":
@@ -319,6 +327,13 @@ def step(sizes: Sizes) -> Iterator[Row]:
         "convolutions": partial(run, pooled, loss=_mean_square),
     }
     yield compare("epoch of torchcaps.fit: torchcaps ÷ convolutions alone", works, max(sizes.rounds // 2, 1))
+
+
+def compiled(sizes: Sizes) -> Iterator[Row]:
+    """Steps compiled with torch.compile."""
+    from compiling import compiled_steps  # which imports this module
+
+    return compiled_steps(sizes)
 
 
 def _mean_square(output: Tensor, _: Tensor) -> Tensor:
@@ -574,6 +589,7 @@ SECTIONS = {
     "convolution": convolution,
     "choice": choice,
     "step": step,
+    "compile": compiled,
     "routing": routing,
     "mixtures": mixtures,
     "costs": costs,
@@ -621,6 +637,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--isa", choices=("native", "avx2"), default="native", help="compute as a CPU without AVX-512")
     parser.add_argument("--rounds", type=int, help=f"of each comparison ({Sizes().rounds})")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--cpu-time", action="store_true", help="time of the processor, for a machine that others use")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: the numbers mean nothing")
     parser.add_argument("--out", type=Path, metavar="FILE", help="append the ratios to this file, as lines of JSON")
     parser.add_argument("--table", type=Path, metavar="FILE", help="only print the table of such a file")
@@ -638,6 +655,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.rounds is not None:
         sizes = sizes._replace(rounds=options.rounds)
     facts = environment() | ({"quick": True} if options.quick else {})
+    if options.cpu_time:
+        measuring.CLOCK, facts["clock"] = time.process_time, "processor"
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     for name in options.sections or SECTIONS:
         try:
@@ -654,4 +673,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from speed import main as run  # so that sections in other files share this module
+
+    sys.exit(run())

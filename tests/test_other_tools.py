@@ -142,3 +142,32 @@ def test_scores_only_is_the_network_s_scores() -> None:
     assert {id(each) for each in only.parameters()} == {id(each) for each in model.parameters()}
     traced = torch.jit.trace(only, images)
     assert torch.allclose(traced(images[:2]), model(images[:2]).scores, atol=1e-6)
+
+
+class WithLoss(torch.nn.Module):
+    """A network that returns its loss, as transformers' Trainer asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network()
+
+    def forward(self, pixel_values: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        output = self.network(pixel_values, self.network.decoder_targets(labels))
+        return {"loss": self.network.loss(output, pixel_values, labels).total, "logits": output.scores}
+
+
+def test_the_trainer_of_transformers_writes_a_checkpoint_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr(
+        "transformers.trainer.is_datasets_available", lambda: False
+    )  # it mistakes tests/datasets for one
+    data = [{"pixel_values": torch.rand(1, 28, 28), "labels": number % 5} for number in range(8)]
+    options = {"per_device_train_batch_size": 4, "save_steps": 1, "report_to": [], "use_cpu": True}
+    for steps in (1, 2):
+        arguments = transformers.TrainingArguments(str(tmp_path), max_steps=steps, **options)
+        trainer = transformers.Trainer(WithLoss(), arguments, train_dataset=data)
+        trainer.train(resume_from_checkpoint=steps > 1)
+    assert trainer.state.global_step == 2
+    assert (tmp_path / "checkpoint-2" / "model.safetensors").exists()
