@@ -67,7 +67,7 @@ class MixtureInputs(NamedTuple):
         if self.competition is None:
             return self.uniform()
         links = self.competition.links.to(self.activations)[self.competition.children].log()  # (L, I)
-        return self.uniform() - links.unsqueeze(1).repeat(len(self.activations) // len(links), 1, 1)
+        return self.uniform() - links.unsqueeze(1).repeat(self.activations.shape[0] // len(links), 1, 1)
 
     def log_compete(self, logits: Float[Tensor, "B J I"]) -> Float[Tensor, "B J I"]:
         """Return the logarithm of the coupling: the softmax over the output capsules that compete."""
@@ -178,7 +178,8 @@ class _Call:
             return self.fit(rows, Sums(self.factors.of_rows(rows).build()), (active[rows], *learned))
 
         poses = self.factors.poses
-        return in_blocks(work, blocks(len(poses), self.row_bytes, poses.device, self.multiple))
+        rows = poses.shape[0]  # no len(), which would fix the batch size of an exported graph
+        return in_blocks(work, blocks(rows, self.row_bytes, poses.device, self.multiple))
 
 
 class _Part(NamedTuple):

@@ -70,7 +70,7 @@ def route_mixture(
     else:  # votes that can only be built: those of some rows at a time
         I, _, J, D = whole.size
         multiple = 1 if whole.competition is None else whole.competition.rows_per_image
-        rows = blocks(len(active), I * J * D * active.element_size(), active.device, multiple)
+        rows = blocks(active.shape[0], I * J * D * active.element_size(), active.device, multiple)
         items = [(whole, active)] if len(rows) == 1 else [(whole[each], active[each]) for each in rows]
         poses, logits, coupling = in_blocks(lambda item: fit(*item), items)
     return whole.finish(Routed(*finish(poses, logits), coupling.mT), coupling=return_coupling)
