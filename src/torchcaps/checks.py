@@ -65,9 +65,12 @@ def checked(function: FunctionT) -> FunctionT:
     method = title.rpartition(".")[2]
     suffix = "" if method == "forward" or method.startswith("_") else f".{method}"  # what is called by another name
 
-    @functools.cache
-    def hints() -> Mapping[str, Any]:
-        return {name: hint for name, hint in _hints_of(function).items() if name not in rest}
+    found: dict[str, Any] = {}
+
+    def hints() -> Mapping[str, Any]:  # no functools.cache, because torch.compile cannot build one inside a closure
+        if not found:
+            found.update((name, hint) for name, hint in _hints_of(function).items() if name not in rest)
+        return found
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
