@@ -16,6 +16,7 @@ from torchcaps.checks import checked
 from torchcaps.models import CapsNet, Network
 from torchcaps.models.images import follow
 from torchcaps.nn import CapsuleLayer, ConvCapsules, PrimaryCapsules
+from torchcaps.nn.transforms import WeightTransform
 from torchcaps.parts import part_of
 
 if TYPE_CHECKING:
@@ -135,7 +136,9 @@ def _words(part: nn.Module) -> tuple[str, ...]:
         windows = _window("windows", part.layer_kernel, stride=(part.layer_stride,) * 2)
     (_, transform), (_, routing) = part_of(type(part.transform)), part_of(type(part.routing))
     number = part.routing.num_iterations
-    weights = [_by(each.shape) for each in part.transform.parameters()][:1]
+    transformed = part.transform
+    tensors = [transformed.matrices] if isinstance(transformed, WeightTransform) else [*transformed.parameters()]
+    weights = [_by(each.shape) for each in tensors[:1]]
     iterations = f"{number} iteration{'s' * (number > 1)}"
     return *windows, " ".join([transform, *weights]), f"{routing} routing, {iterations}"
 
