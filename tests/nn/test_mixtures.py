@@ -74,9 +74,9 @@ def test_the_ledger_gives_what_plain_operations_give(name: str, monkeypatch: pyt
             for coupling in (True, False):
                 wanted = plainly(monkeypatch, layer, given, coupling=coupling)
                 assert_finite(wanted.values())
-                for block in (fitting.BLOCK_MIB, 1e-9):
+                for block in (fitting.MAX_BLOCK_MIB, 1e-9):
                     with monkeypatch.context() as patch:
-                        patch.setattr(fitting, "BLOCK_MIB", block)
+                        patch.setattr(fitting, "MAX_BLOCK_MIB", block)
                         assert_same(routed(layer, given, coupling=coupling), wanted, tolerance, (what, iterations))
 
 
@@ -143,9 +143,9 @@ def test_second_derivatives_are_those_of_plain_operations(name: str, monkeypatch
 def test_a_backward_pass_may_be_repeated_and_blocks_may_change_between(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, capsules = layers(ROUTINGS["em"])["matrix"]
     poses = capsules.poses.clone().requires_grad_()
-    monkeypatch.setattr(fitting, "BLOCK_MIB", 1e-9)
+    monkeypatch.setattr(fitting, "MAX_BLOCK_MIB", 1e-9)
     out = layer.route(capsules._replace(poses=poses)).poses.square().sum()
-    monkeypatch.setattr(fitting, "BLOCK_MIB", 100)
+    monkeypatch.setattr(fitting, "MAX_BLOCK_MIB", 100)
     first, again = (torch.autograd.grad(out, poses, retain_graph=True)[0] for _ in range(2))
     assert_close(first, again, 1e-12)
     with torch.no_grad():
@@ -245,10 +245,10 @@ def test_blocks_fit_the_working_memory_and_the_caches(monkeypatch: pytest.Monkey
 
     row = 24 * 4 * P * P * 8 / 2**20
     assert lengths() == [5]
-    monkeypatch.setattr(fitting, "BLOCK_MIB", 2 * row)
+    monkeypatch.setattr(fitting, "MAX_BLOCK_MIB", 2 * row)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert lengths() == [2, 2, 1]
     assert lengths(torch.zeros(5, 24, dtype=torch.long)) == [5], "rows that compete stay together"
-    monkeypatch.setattr(fitting, "BLOCK_MIB", 100)
-    set_working_memory(fitting.BUFFERS * 3 * row)
+    monkeypatch.setattr(fitting, "MAX_BLOCK_MIB", 100)
+    set_working_memory(fitting.MAX_BUFFERS * 3 * row)
     assert lengths() == [3, 2]

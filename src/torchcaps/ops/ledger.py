@@ -1,23 +1,23 @@
 """Sums over a block of votes, and a ledger of their gradients.
 
-A mixture of Gaussians asks its votes V_ijh for three sums only, with shares r_ij, centres x_jh and precisions λ_jh:
+A mixture of Gaussians uses its votes V_ijh in three sums only, with shares r_ij, centres x_jh and precisions λ_jh:
 
     mean      m_jh = Σ_i r_ij V_ijh
     scatter   s_jh = Σ_i r_ij (V_ijh - x_jh)²
     distance  d_ij = Σ_h λ_jh (V_ijh - x_jh)²
 
-Each is a product of matrices. Its gradient by the votes is of low rank, times 1 or V:
+Each is a product of matrices. Its gradient with respect to the votes has low rank, times 1 or V:
 
     mean      r_ij · g_m,jh
     scatter   r_ij · 2 g_s,jh (V_ijh - x_jh)
     distance  g_d,ij · 2 λ_jh (V_ijh - x_jh)
 
-So each sum only notes a row p_ij and two columns α_jh and β_jh in the ledger of its block. The gradient of all sums is
-applied to the votes once:
+So each sum only adds a row p_ij and two columns α_jh and β_jh to the ledger of its block. The backward pass then
+computes the gradient of all sums at once:
 
     g_V,ijh = Σ_n p_n,ij α_n,jh + (Σ_n p_n,ij β_n,jh) V_ijh
 
-The expansion in V costs no precision: it rounds as V itself is rounded. The squares are always those of V - x.
+The expansion in V loses no precision, because it rounds like V itself. Squares are always computed from V - x.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from torch import Tensor
 from torchcaps.ops.memory import Buffers
 
 Pairs = Float[Tensor, "B J I"] | Float[Tensor, "B 1 I"]
-"""A number for each output and input capsule; (B, 1, I) if it is the same for all outputs."""
+"""One number for each output and input capsule; (B, 1, I) if all outputs share it."""
 
 
 class Sums:
-    """The three sums over votes, made of PyTorch's own operations, which can be differentiated any number of times.
+    """The three sums over votes with PyTorch's operations, which can be differentiated any number of times.
 
     Args:
-        votes: V, with the input capsules last.
+        votes: Votes V with the input capsules last.
     """
 
     def __init__(self, votes: Float[Tensor, "B J D I"]) -> None:
@@ -54,9 +54,9 @@ class Sums:
         """Return Σ_i r_ij (V_ij - x_j)².
 
         Args:
-            shares: r_ij.
-            mean: The mean of the same shares.
-            centre: x_j; None for the mean itself, which needs shares that sum to one, or are all zero.
+            shares: Shares r_ij.
+            mean: Mean with the same shares.
+            centre: Centre x_j. None: the mean, for shares that sum to one or are all zero.
         """
         deviations = self.votes - (mean if centre is None else centre).unsqueeze(3)
         return (deviations.square() @ shares.unsqueeze(3)).squeeze(3)
@@ -68,12 +68,12 @@ class Sums:
 
 
 class Ledger(Sums):
-    """The sums over a block of votes, whose gradients by the votes are noted and applied once.
+    """The three sums over a block of votes, with a ledger of their gradients with respect to the votes.
 
     Args:
-        votes: V, contiguous. :meth:`release` and :meth:`hold` let go of it between the forward and the backward pass.
-        buffers: Memory for work of the size of the votes.
-        differentiated: Whether the sums are differentiated.
+        votes: Votes V, contiguous. :meth:`release` drops them after the forward pass; :meth:`hold` restores them.
+        buffers: Work buffers of the size of the votes.
+        differentiated: True if the sums need gradients.
     """
 
     def __init__(self, votes: Float[Tensor, "B J D I"], buffers: Buffers, *, differentiated: bool) -> None:
@@ -82,12 +82,12 @@ class Ledger(Sums):
         self.hold(votes, buffers)
 
     def hold(self, votes: Float[Tensor, "B J D I"], buffers: Buffers) -> None:
-        """Take the votes, which are the same however often they are made."""
+        """Set the votes; votes that are made again have the same numbers."""
         self.votes, self._flat, self._buffers = votes, votes.flatten(0, 1), buffers
         self._centre: Tensor | None = None
 
     def release(self) -> None:
-        """Let go of the votes and of the buffers."""
+        """Drop the votes and the buffers."""
         del self.votes, self._flat, self._buffers, self._centre
 
     def mean(self, shares: Pairs) -> Float[Tensor, "B J D"]:
@@ -98,7 +98,7 @@ class Ledger(Sums):
     def scatter(
         self, shares: Pairs, mean: Float[Tensor, "B J D"], centre: Float[Tensor, "B J D"] | None = None
     ) -> Float[Tensor, "B J D"]:
-        about = mean.detach() if centre is None else centre  # the gradient by the mean itself is zero
+        about = mean.detach() if centre is None else centre  # the gradient with respect to the mean is zero
         if self.differentiated:
             return _Scatter.apply(self, shares, mean.detach(), about)
         return self.over_inputs(shares, self.squares(about))
@@ -109,7 +109,7 @@ class Ledger(Sums):
         return self.over_components(precision, self.squares(centre))
 
     def over_inputs(self, pairs: Pairs, numbers: Float[Tensor, "BJ D I"] | None = None) -> Float[Tensor, "B J D"]:
-        """Return Σ_i p_ij n_ijh; of the votes if no numbers are given."""
+        """Return Σ_i p_ij n_ijh, where the numbers n are the votes if None."""
         B, J, D, I = self.shape
         numbers = self._flat if numbers is None else numbers
         if pairs.shape[1] == 1:  # one product for an image
@@ -119,7 +119,7 @@ class Ledger(Sums):
     def over_components(
         self, outputs: Float[Tensor, "B J D"], numbers: Float[Tensor, "BJ D I"] | None = None, summed: bool = False
     ) -> Pairs:
-        """Return Σ_h x_jh n_ijh, ``summed`` over all outputs; of the votes if no numbers are given."""
+        """Return Σ_h x_jh n_ijh, where the numbers n are the votes if None; ``summed``: also over all outputs."""
         B, J, D, I = self.shape
         numbers = self._flat if numbers is None else numbers
         if summed:
@@ -127,17 +127,19 @@ class Ledger(Sums):
         return torch.bmm(outputs.reshape(B * J, 1, D).contiguous(), numbers).view(B, J, I)
 
     def squares(self, centre: Float[Tensor, "B J D"]) -> Float[Tensor, "BJ D I"]:
-        """Return (V - x)², in one pass, in memory that the squares about the next centre take."""
+        """Return (V - x)² in a buffer, which the next call overwrites."""
         held = self._buffers.take("squares", tuple(self._flat.shape))
         if self._centre is None or self._centre.data_ptr() != centre.data_ptr():
-            # without a reduction, this is a vectorised pass; sub and square_ are two
+            # without a reduction, mse_loss takes one vectorised pass instead of two for sub and square_
             torch.ops.aten.mse_loss.out(self._flat, centre.reshape(-1, centre.shape[2], 1), 0, out=held)
             self._centre = centre
         return held
 
     def note(self, pairs: Pairs, alpha: Float[Tensor, "B J D"], beta: Float[Tensor, "B J D"] | None) -> None:
         """Add p_ij (α_jh + β_jh V_ijh) to the gradient of the votes."""
-        key = pairs.data_ptr()  # of the same shares: their scatter, then their mean. Held, so no other takes its memory
+        key = (
+            pairs.data_ptr()
+        )  # the same for scatter and mean of the same shares; unique, because the ledger holds them
         beta = torch.zeros_like(alpha) if beta is None else beta
         if key in self._noted:
             _, other_alpha, other_beta = self._noted[key]
@@ -145,7 +147,7 @@ class Ledger(Sums):
         self._noted[key] = pairs, alpha, beta
 
     def gradient(self) -> Float[Tensor, "B J D I"]:
-        """Return the gradient of the votes by all sums, in the memory of a buffer."""
+        """Return the gradient of all sums with respect to the votes, in a buffer."""
         B, J, D, I = self.shape
         pairs, alphas, betas = zip(*self._noted.values(), strict=True)
         rows = torch.cat([each.expand(B, J, I).reshape(B * J, 1, I) for each in pairs], 1)

@@ -1,4 +1,4 @@
-"""What the equations of mixtures of Gaussians share."""
+"""Functions shared by the equations of mixtures of Gaussians."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOG_2_PI = math.log(2 * math.pi)
 def gaussian_log_densities(
     votes: Sums, means: Float[Tensor, "B J D"], variances: Float[Tensor, "B J D"], log_variances: Float[Tensor, "B J"]
 ) -> Float[Tensor, "B J I"]:
-    """Return ln N(V_ij; μ_j, σ²_j); ``log_variances`` is Σ_h ln σ²_jh."""
+    """Return ln N(V_ij; μ_j, σ²_j), where ``log_variances`` is Σ_h ln σ²_jh."""
     normalisation = variances.shape[2] * LOG_2_PI + log_variances
     return torch.add(-normalisation.unsqueeze(2) / 2, votes.distance(variances.reciprocal(), means), alpha=-0.5)
 
@@ -24,13 +24,13 @@ def gaussian_log_densities(
 def share_out(
     log_coupling: Float[Tensor, "#B #J #I"], activations: Float[Tensor, "B 1 I"]
 ) -> tuple[Float[Tensor, "B #J I"], Float[Tensor, "B #J"]]:
-    """Return c_ij a_i, divided by its sum over i, and this sum R_j.
+    """Return the shares c_ij a_i / R_j, and the sums R_j = Σ_i c_ij a_i.
 
-    The largest logarithm of a j's couplings is taken out of both, so that the shares are exact even where all
-    couplings are too small for their precision. Where R_j is zero, so are the shares.
+    The largest coupling of each j is factored out, so the shares are exact even if all couplings underflow. If R_j is
+    zero, the shares are zero.
     """
-    largest = log_coupling.detach().where(activations > 0, -math.inf).amax(2, keepdim=True)  # of those with a share
+    largest = log_coupling.detach().where(activations > 0, -math.inf).amax(2, keepdim=True)
     largest = largest.where(largest > -math.inf, 0.0)
-    shares = (log_coupling - largest).clamp_max(80.0).exp() * activations  # above 0 only where a is 0
+    shares = (log_coupling - largest).clamp_max(80.0).exp() * activations  # an exponent above 0 has activation 0
     total = shares.sum(2, keepdim=True)
     return shares / total.where(total > 0, 1.0), (largest.exp() * total).squeeze(2)

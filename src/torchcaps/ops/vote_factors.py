@@ -1,7 +1,7 @@
-"""Votes as the tensors that they are products of, and their making, some images at a time.
+"""Factors of votes (poses and weights), and the computation of votes from them, some images at a time.
 
-A :class:`Maker` makes the votes of some rows with the input capsules last, (B, J, D, I), and turns the gradient of
-these votes into the gradients of their factors. Votes are made again in the backward pass instead of being kept.
+A :class:`Maker` computes the votes of some rows with the input capsules last, (B, J, D, I). It converts the gradient of
+these votes to gradients of the factors. The backward pass computes votes again instead of keeping them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor
 from torchcaps.ops.memory import Buffers
 
 Kind = Literal["built", "dense", "matrix", "shared"]
-"""How votes are made: given as they are, W_ij u_i, M_i W_ij, or W_j u_i."""
+"""Formula of the votes: built votes, W_ij u_i, M_i W_ij, or W_j u_i."""
 
 
 class VoteFactors(NamedTuple):
-    """The tensors that votes are made of, in full precision."""
+    """Tensors from which votes are computed, in full precision."""
 
     kind: Kind
     poses: Tensor
-    """Input capsules (B, I, K); votes (B, I, J, D) that are built."""
+    """Input capsules (B, I, K); for ``"built"`` the votes (B, I, J, D)."""
     weight: Tensor | None = None
     """(I, J, D, K) for ``"dense"``, (I, J, P, P) for ``"matrix"``, (J, D, K) for ``"shared"``."""
     bias: Float[Tensor, "#I #J D"] | None = None
@@ -33,7 +33,7 @@ class VoteFactors(NamedTuple):
 
     @property
     def size(self) -> tuple[int, int, int, int]:
-        """B, I, J, D."""
+        """Sizes B, I, J, D of the votes."""
         B, I = self.poses.shape[:2]
         if self.weight is None:
             return B, I, *self.poses.shape[2:]
@@ -45,7 +45,7 @@ class VoteFactors(NamedTuple):
         return self._replace(poses=self.poses[rows])
 
     def build(self) -> Float[Tensor, "B J D I"]:
-        """Return the votes of all rows, made of PyTorch's own operations."""
+        """Return the votes of all rows, computed with PyTorch's operations."""
         if self.weight is None:
             votes = self.poses.permute(0, 2, 3, 1).contiguous()
         elif self.kind == "dense":
@@ -59,11 +59,11 @@ class VoteFactors(NamedTuple):
 
 
 class Maker(ABC):
-    """Votes of some rows, made in work buffers, and the gradients of their factors.
+    """Base class of the computation of votes in work buffers, and of the gradients of their factors.
 
     Args:
-        factors: What the votes are made of.
-        wanted: Whether the gradients of poses, weight and bias are wanted.
+        factors: Tensors from which the votes are computed.
+        wanted: True for each of poses, weight and bias that needs a gradient.
     """
 
     def __init__(self, factors: VoteFactors, wanted: tuple[bool, bool, bool]) -> None:
@@ -76,27 +76,27 @@ class Maker(ABC):
         self.for_bias = torch.zeros_like(self.added) if wanted[2] and self.added is not None else None
 
     def make(self, rows: slice) -> Float[Tensor, "b J D I"]:
-        """Return the votes of some rows, in the memory of a buffer."""
+        """Return the votes of some rows in a buffer."""
         votes = self._make(rows)
         return votes if self.added is None else torch.add(votes, self.added, out=self.take_votes(rows))
 
     def take_votes(self, rows: slice) -> Float[Tensor, "b J D I"]:
-        """Return the buffer of the votes of some rows."""
+        """Return the buffer for the votes of some rows."""
         return self.buffers.take("votes", (rows.stop - rows.start, self.J, self.D, self.I))
 
     def by_input(self, numbers: Float[Tensor, "N I"]) -> Float[Tensor, "I N"]:
-        """Return numbers with the input capsules first, in a buffer, for a product of matrices an input capsule."""
+        """Return numbers with the input capsules first, in a buffer, for one matrix product per input capsule."""
         return self.buffers.take("by input", (self.I, len(numbers))).copy_(numbers.t())
 
     def add_gradient(self, rows: slice, gradient: Float[Tensor, "b J D I"]) -> None:
-        """Add the gradients of the factors, from that of the votes of some rows."""
+        """Add the gradients of the factors from the gradient of the votes of some rows."""
         if self.for_bias is not None:
             self.for_bias += gradient.sum(0).sum_to_size(self.for_bias.shape)
         if self.wants_poses or self.wants_weight:
             self._add_gradient(rows, gradient)
 
     def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients of poses, weight and bias; None for those that are not wanted."""
+        """Return the gradients of poses, weight and bias; None for a gradient not in ``wanted``."""
         return self.for_poses, self.for_weight, None if self.for_bias is None else self.for_bias.permute(2, 0, 1)
 
     @abstractmethod
@@ -123,7 +123,7 @@ class _Built(Maker):
 
 
 class _Dense(Maker):
-    """A product of matrices for each input capsule, and a transposing copy."""
+    """One matrix product per input capsule, then a transposing copy."""
 
     def __init__(self, factors: VoteFactors, wanted: tuple[bool, bool, bool]) -> None:
         super().__init__(factors, wanted)
@@ -157,9 +157,9 @@ class _Dense(Maker):
 
 
 class _Matrix(Maker):
-    """P products of a component of the pose and one of the weight.
+    """Sum of P elementwise products of poses and weights.
 
-    Both are laid out as long as a vote, so that each product runs over D·I numbers that lie one after the other.
+    Both are expanded to the length of a vote, so each product runs over D·I contiguous numbers.
     """
 
     def __init__(self, factors: VoteFactors, wanted: tuple[bool, bool, bool]) -> None:
@@ -204,7 +204,7 @@ class _Matrix(Maker):
 
 
 class _Shared(Maker):
-    """One product of matrices for a row, which leaves the votes where they are wanted."""
+    """One matrix product per row, which writes the votes in their final order."""
 
     def __init__(self, factors: VoteFactors, wanted: tuple[bool, bool, bool]) -> None:
         super().__init__(factors, wanted)

@@ -1,9 +1,9 @@
-"""How a mixture of Gaussians is fitted to votes: with a ledger of gradients, as one operation, or plainly.
+"""Fit a mixture of Gaussians to votes: with a ledger of gradients, as one operation, or with PyTorch's operations.
 
-Each routing has its equations in one function, which asks the votes for the sums of
-:class:`torchcaps.ops.ledger.Sums` alone. In eager code the votes are made a block at a time, and again in the backward
-pass, which applies the ledger to them. ``torch.compile`` sees one operation that does the same. Second derivatives,
-``torch.func`` and exported graphs take the same equations over sums of PyTorch's own operations.
+The equations of each routing are one function, which uses only the sums of :class:`torchcaps.ops.ledger.Sums`. Eager
+code makes the votes a block at a time, and again in the backward pass, which applies the ledger to them.
+``torch.compile`` sees one operation that does the same. Second derivatives, ``torch.func`` and exported graphs use the
+same equations with sums of PyTorch's operations.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from torchcaps.tracing import (
 
 Gaussians = tuple[Float[Tensor, "B J D"], Float[Tensor, "B J"], Float[Tensor, "#B #J #I"]]
 """Poses, logits of the activations, and the logarithm of the coupling of the last fit."""
-BLOCK_MIB = 4
-"""MiB of votes that a core works on at a time; smaller blocks need more calls, larger ones leave the caches."""
-BUFFERS = 6
-"""Buffers of the size of a block's votes that a call needs at most, with all that is made of the votes."""
+MAX_BLOCK_MIB = 4
+"""MiB of votes for each core in a block; smaller blocks need more calls, larger blocks leave the caches."""
+MAX_BUFFERS = 6
+"""Largest number of buffers of a call, each of the size of a block's votes."""
 
 
 class MixtureInputs(NamedTuple):
-    """What the Gaussians of some rows are fitted to."""
+    """Votes and activations of some rows, for the equations of a mixture."""
 
     votes: Sums
     activations: Float[Tensor, "B 1 I"]
     competition: MapCompetition | None
-    """Which capsules compete on a map; None if only the output capsules of a row do."""
+    """Competition between positions of a map; None if only the output capsules of a row compete."""
     present: Float[Tensor, "B 1"] | None
-    """How many input capsules of each row are present; None if all are."""
+    """Number of input capsules of each row that are present; None if all are."""
     rounds: list[RoutingRound] | None = None
-    """If given, filled with every number of each iteration."""
+    """List that receives the intermediate results of each iteration, or None."""
 
     @property
     def number(self) -> int | Float[Tensor, "B 1"]:
-        """How many input capsules a row has."""
+        """Number of input capsules of a row."""
         return self.activations.shape[2] if self.present is None else self.present
 
     def uniform(self) -> Float[Tensor, "1 1 1"]:
@@ -63,7 +63,7 @@ class MixtureInputs(NamedTuple):
         return self.activations.new_full((1, 1, 1), -math.log(self.votes.shape[1]))
 
     def start(self) -> Float[Tensor, "#B 1 #I"]:
-        """Return the logarithm of the coupling that logits of zero give: uniform over all that compete."""
+        """Return the logarithm of the initial coupling, which is uniform over all capsules that compete."""
         if self.competition is None:
             return self.uniform()
         links = self.competition.links.to(self.activations)[self.competition.children].log()  # (L, I)
@@ -82,14 +82,14 @@ class MixtureInputs(NamedTuple):
         log_densities: Float[Tensor, "B J I"],
         active: Float[Tensor, "B J"],
     ) -> None:
-        """Add the numbers of an iteration to the rounds.
+        """Add the intermediate results of an iteration to the rounds.
 
         Args:
             logits: Routing logits (B, J, I); None if they are zero.
-            log_coupling: Their coupling; one that is the same for several rows or outputs is repeated.
-            means: μ_j.
+            log_coupling: Logarithm of the coupling, broadcast to all rows and outputs.
+            means: Means μ_j.
             capsules: Poses of the output capsules.
-            log_densities: ln N(V_ij).
+            log_densities: Logarithms of the densities, ln N(V_ij).
             active: Logits of the activations.
         """
         if self.rounds is not None:
@@ -101,13 +101,13 @@ class MixtureInputs(NamedTuple):
 
 
 Fit = Callable[..., Gaussians]
-"""``fit(inputs, first, second, num_iterations, *settings)``, with two learned tensors of the routing."""
+"""``fit(inputs, first, second, num_iterations, *settings)``; ``first`` and ``second`` are learned tensors."""
 FITS: dict[str, Fit] = {}
-"""The equations of each routing, by the name that the operation has them by."""
+"""Equations of each routing by name."""
 
 
 def equations(name: str) -> Callable[[Fit], Fit]:
-    """Register the equations of a mixture, so that :func:`fit_mixture` finds them by their name."""
+    """Register the equations of a mixture under a name for :func:`fit_mixture`."""
 
     def register(fit: Fit) -> Fit:
         FITS[name] = fit
@@ -117,21 +117,21 @@ def equations(name: str) -> Callable[[Fit], Fit]:
 
 
 class Options(NamedTuple):
-    """What :func:`fit_mixture` is told beside tensors."""
+    """Arguments of :func:`fit_mixture` besides tensors."""
 
     equations: str
     num_iterations: int
     settings: tuple[float, ...]
     kind: Kind
     on_map: int = 0
-    """Capsules of the map whose positions compete, and one beyond its edge; 0 if positions do not compete."""
+    """Number of capsules on a map whose positions compete, plus one outside the map; 0 without that competition."""
     keep_coupling: bool = False
 
 
 class _Call:
-    """A call's tensors, how they are cut, and the fit of some rows.
+    """Tensors of a call, their blocks, and the fit of some rows.
 
-    ``tensors`` are the differentiated ones: activations (B, I), two learned tensors, poses, weight and bias.
+    ``tensors`` are differentiated: activations (B, I), two learned tensors, poses, weight and bias.
     """
 
     def __init__(self, tensors: Sequence[Any], number: Tensor | None, children: Tensor | None, options: Options):
@@ -148,19 +148,19 @@ class _Call:
 
     @property
     def multiple(self) -> int:
-        """How many rows compete with each other, and stay in one block."""
+        """Number of rows that compete with each other and stay in one block."""
         return 1 if self.competition is None else self.competition.rows_per_image
 
     def blocks(self) -> list[slice]:
         """Return the rows of each block: its buffers fit the working memory and, on a CPU, its votes the caches."""
-        room = get_working_memory() * MIB / BUFFERS
+        room = get_working_memory() * MIB / MAX_BUFFERS
         if self.factors.poses.device.type == "cpu":
-            room = min(room, BLOCK_MIB * MIB * torch.get_num_threads())
+            room = min(room, MAX_BLOCK_MIB * MIB * torch.get_num_threads())
         B, most = len(self.factors.poses), max(int(room / max(self.row_bytes, 1)), self.multiple)
         return slices(B, nearly_equal(B, most, self.multiple)) or [slice(0, 0)]
 
     def fit(self, rows: slice, votes: Sums, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return poses, logits and coupling (B, J, I) of some rows; an empty tensor for a coupling that is not kept."""
+        """Return poses, logits and coupling (B, J, I) of some rows. The coupling is empty unless it is kept."""
         active, first, second = leaves
         number = None if self.number is None else self.number[rows]
         given = MixtureInputs(votes, active.unsqueeze(1), self.competition, number)
@@ -171,7 +171,7 @@ class _Call:
         return poses, logits, coupling.contiguous()
 
     def plain(self) -> tuple[Tensor, ...]:
-        """Return the results by PyTorch's own operations, which can be differentiated any number of times."""
+        """Return the results with PyTorch's operations, which can be differentiated any number of times."""
 
         def work(rows: slice) -> tuple[Tensor, ...]:
             active, *learned = self.tensors[:3]
@@ -183,7 +183,7 @@ class _Call:
 
 
 class _Part(NamedTuple):
-    """The fit of some rows whose small numbers autograd has the graph of."""
+    """Fit of some rows, with an autograd graph of all tensors smaller than the votes."""
 
     rows: slice
     block: Ledger
@@ -192,7 +192,7 @@ class _Part(NamedTuple):
 
 
 def _fit_block(call: _Call, maker: Maker, rows: slice, *, differentiated: bool) -> _Part:
-    """Make the votes of some rows, and fit Gaussians to them."""
+    """Make the votes of some rows and fit Gaussians to them."""
     active, *learned = call.tensors[:3]
     leaves = [each.detach().requires_grad_(differentiated) for each in (active[rows], *learned)]
     block = Ledger(maker.make(rows), maker.buffers, differentiated=differentiated)
@@ -201,7 +201,7 @@ def _fit_block(call: _Call, maker: Maker, rows: slice, *, differentiated: bool) 
 
 
 def _forward(*given: Any, kept: list[_Part] | None = None) -> tuple[Tensor, ...]:
-    """Return poses, logits and coupling; what the backward pass needs of the fits is added to ``kept``, if given."""
+    """Return poses, logits and coupling. If ``kept`` is a list, add the fits to it for the backward pass."""
     call = _call_of(given)
     with full_precision(call.factors.poses.device), torch.no_grad():
         maker, found = call.maker(), []
@@ -217,13 +217,13 @@ def _forward(*given: Any, kept: list[_Part] | None = None) -> tuple[Tensor, ...]
 def _gradients(
     grads: Sequence[Tensor], wanted: Sequence[bool], *given: Any, kept: list[_Part] | None = None
 ) -> list[Tensor | None]:
-    """Return the gradients of the differentiated tensors that are wanted, from those of the results."""
+    """Return the gradients of the tensors marked in ``wanted`` from the gradients of the results."""
     call = _call_of(given)
     active, first, second = call.tensors[:3]
     found = torch.empty_like(active), torch.zeros_like(first), torch.zeros_like(second)
     with full_precision(active.device), torch.no_grad(), autograd_in_operation():
         maker = call.maker(wanted[3:])
-        parts = [kept.pop(0) for _ in list(kept)] if kept else None  # else fitted again
+        parts = [kept.pop(0) for _ in list(kept)] if kept else None  # None: fit again
         for part in parts or (_fit_block(call, maker, rows, differentiated=True) for rows in call.blocks()):
             rows = part.rows
             if parts:
@@ -238,12 +238,12 @@ def _gradients(
 
 
 def _call_of(given: Sequence[Any]) -> _Call:
-    """Read the arguments of the operation: six differentiated tensors, two others, and the options one by one."""
+    """Read the arguments of the operation: six differentiated tensors, two more tensors, and separate options."""
     return _Call(given[:6], given[6], given[7], Options(*given[8:]))
 
 
 class _Eager(torch.autograd.Function):
-    """The fit of eager code, which keeps the graph of the small numbers for its backward pass."""
+    """Fit of eager code, which keeps the graph of tensors smaller than the votes for its backward pass."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
@@ -254,14 +254,14 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         given, wanted = (*ctx.saved_tensors, *ctx.options), ctx.needs_input_grad[:6]
-        if torch.is_grad_enabled():  # of a gradient that is differentiated again
+        if torch.is_grad_enabled():  # the gradients are differentiated again
             return *_plain_gradients(grads, wanted, given), *[None] * (2 + len(ctx.options))
         found = _gradients(grads, wanted, *given, kept=ctx.kept)
         return *found, *[None] * (2 + len(ctx.options))
 
 
 def _plain_gradients(grads: Sequence[Tensor], wanted: Sequence[bool], given: Sequence[Any]) -> list[Tensor | None]:
-    """Return gradients that can be differentiated."""
+    """Return gradients that can be differentiated again."""
     tensors = [each.view_as(each) if want else each for each, want in zip(given[:6], wanted, strict=True)]
     results = _call_of((*tensors, *given[6:])).plain()
     inputs = [each for each, want in zip(tensors, wanted, strict=True) if want]
@@ -272,7 +272,7 @@ def _plain_gradients(grads: Sequence[Tensor], wanted: Sequence[bool], given: Seq
 def _differentiate(
     results: Sequence[Tensor], grads: Sequence[Tensor], inputs: Sequence[Tensor], *, create_graph: bool = False
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of inputs; zeros for one that no result depends on."""
+    """Return the gradients of inputs; zeros for an input without influence on the results."""
     asked = [(result, grad) for result, grad in zip(results, grads, strict=True) if result.requires_grad]
     outputs, cotangents = zip(*asked, strict=True)
     return torch.autograd.grad(
@@ -280,7 +280,7 @@ def _differentiate(
     )
 
 
-# ---- one operation to torch.compile
+# ---- one operation for torch.compile
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001  torch passes it by name
@@ -295,7 +295,7 @@ def _operation_gradients(ctx: Any, *grads: Tensor) -> Any:
 
 
 def _backward(*given: Any) -> tuple[Tensor, ...]:
-    """Return all six gradients; an empty tensor for one that is not wanted."""
+    """Return all six gradients; an empty tensor for a gradient not in ``wanted``."""
     grads, tensors, wanted, options = given[:3], given[3:11], given[11], given[12:]
     found = _gradients(grads, wanted, *tensors, *options)
     return tuple(grads[0].new_empty(0) if grad is None else grad.contiguous() for grad in found)
@@ -314,7 +314,9 @@ def _backward_fake(*given: Any) -> tuple[Tensor, ...]:
 
 
 def _only_once(*_: Any) -> Any:
-    raise NotImplementedError("a compiled mixture of Gaussians is differentiated once; call it without torch.compile")
+    raise NotImplementedError(
+        "a compiled mixture of Gaussians has first derivatives only; call the layer without torch.compile"
+    )
 
 
 _TENSORS = "Tensor activations, Tensor first, Tensor second, Tensor poses, Tensor? weight, Tensor? bias"
@@ -346,18 +348,18 @@ def fit_mixture(
     competition: MapCompetition | None,
     options: Options,
 ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B J"], Float[Tensor, "B J I"]]:
-    """Fit the Gaussians of all rows; all tensors are in one dtype of full precision.
+    """Fit the Gaussians of all rows. All tensors must have one dtype of full precision.
 
     Args:
-        activations: a_i, zero for input capsules that are masked.
+        activations: Activations a_i, zero for masked input capsules.
         learned: The two learned tensors of the equations.
-        factors: What the votes are made of.
-        number: How many input capsules each row has; None for all.
-        competition: Which capsules compete on a map; None if only the output capsules of a row do.
-        options: The equations, their settings, and whether the coupling is kept.
+        factors: Tensors from which the votes are computed.
+        number: Number of input capsules of each row that are present; None for all.
+        competition: Competition between positions of a map; None if only the output capsules of a row compete.
+        options: Name of the equations, their settings, and ``keep_coupling``.
 
     Returns:
-        Poses, logits of the activations, and the coupling, empty if it is not kept.
+        Poses, logits of the activations, and the coupling, empty unless it is kept.
     """
     children = None
     if competition is not None:

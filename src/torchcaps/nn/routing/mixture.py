@@ -1,4 +1,4 @@
-"""Routing by a mixture of Gaussians: what EM, its authors' code and variational Bayes have in common."""
+"""Routing by a mixture of Gaussians, the common part of EM, its authors' code, variational Bayes and Heinsen 2019."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def route_mixture(
     """Fit Gaussians to votes, some rows at a time within :func:`torchcaps.set_working_memory`.
 
     Args:
-        equations: The name of the routing's equations.
-        num_iterations: How often the Gaussians are fitted.
-        settings: The other numbers that the equations take.
-        learned: The two learned tensors that they take.
-        votes: V_ij.
-        activations: a_i.
-        mask: Which input capsules are there; all if None.
+        equations: Name of the routing's equations.
+        num_iterations: Number of fits of the Gaussians.
+        settings: Further numbers for the equations.
+        learned: The two learned tensors of the equations.
+        votes: Votes V_ij.
+        activations: Activations a_i of the input capsules.
+        mask: True for each input capsule that is present; all if None.
         bias: Added to the votes of all rows.
-        return_coupling: Whether the coupling is asked for.
-        finish: Makes poses and activations of poses and logits.
+        return_coupling: Also return the coupling.
+        finish: Function from poses and logits to poses and activations.
     """
     whole = BuiltVotes.of(votes, mask)
     active = whole.present(activations.to(whole.poses.dtype))
@@ -67,7 +67,7 @@ def route_mixture(
 
     if whole.factors() is not None:
         poses, logits, coupling = fit(whole, active)
-    else:  # votes that can only be built: those of some rows at a time
+    else:  # votes that can only be built: build them some rows at a time
         I, _, J, D = whole.size
         multiple = 1 if whole.competition is None else whole.competition.rows_per_image
         rows = blocks(active.shape[0], I * J * D * active.element_size(), active.device, multiple)
@@ -77,7 +77,7 @@ def route_mixture(
 
 
 def vote_factors(votes: Votes, bias: Float[Tensor, "#I J D"] | None = None) -> VoteFactors:
-    """Return what votes and a bias are made of; the votes themselves if they can only be built."""
+    """Return the tensors from which votes plus a bias are computed; the built votes if there are no such tensors."""
     factors = votes.factors() or VoteFactors("built", votes.build())
     if bias is None:
         return factors
@@ -86,23 +86,23 @@ def vote_factors(votes: Votes, bias: Float[Tensor, "#I J D"] | None = None) -> V
 
 
 def number_of_inputs(votes: Votes) -> Float[Tensor, "B 1"] | None:
-    """Return how many input capsules each row has; None for all."""
+    """Return the number of input capsules of each row that are present; None for all."""
     return None if votes.mask is None else votes.mask.sum(1, keepdim=True).clamp_min(1).to(votes.poses)
 
 
 class MixtureRouting(Routing):
-    """A mixture of Gaussians with two learned numbers of each output capsule, fitted to the votes.
+    """Base class of routings that fit a mixture of Gaussians, with two learned numbers for each output capsule.
 
-    Without activations, those of the input capsules are the lengths of their poses.
+    Without activations, the lengths of the input poses are used.
 
     Args:
-        num_iterations: Routing iterations: how often the Gaussians are fitted.
+        num_iterations: Routing iterations: number of fits of the Gaussians.
     """
 
     equations: ClassVar[str]
-    """The name of its equations; see :func:`torchcaps.nn.routing.fitting.equations`."""
+    """Name of the equations; see :func:`torchcaps.nn.routing.fitting.equations`."""
     start: tuple[float, float] = (0.0, 0.0)
-    """Where the two numbers start."""
+    """Initial values of the two numbers."""
 
     def __init__(self, num_iterations: AtLeastOneIteration = 3) -> None:
         super().__init__()
@@ -115,19 +115,19 @@ class MixtureRouting(Routing):
         self.beta_a = nn.Parameter(torch.full((size.out_capsules,), a))
 
     def balanced_std(self, size: LayerSize) -> float:
-        """See :class:`Routing`; output poses are means, so that votes are as long as poses."""
+        """See :class:`Routing`; output poses are means of votes, so votes should be as long as poses."""
         return 1 / math.sqrt(size.out_dim)
 
     def learned(self) -> tuple[Tensor, Tensor]:
-        """Return the two learned tensors that the equations take."""
+        """Return the two learned tensors for the equations."""
         return self.beta_u, self.beta_a
 
     def settings(self) -> tuple[float, ...]:
-        """Return the numbers that the equations take after the number of iterations."""
+        """Return the numbers for the equations after the number of iterations."""
         return ()
 
     def vote_bias(self) -> Float[Tensor, "#I J D"] | None:
-        """Return what is added to the votes of all rows; None for nothing."""
+        """Return a bias on the votes of all rows, or None."""
         return None
 
     def finish(
@@ -150,7 +150,7 @@ class MixtureRouting(Routing):
         )
 
     def rounds(self, votes: Votes, activations: Activations = None) -> list[RoutingRound]:
-        """Every number of each iteration; see :class:`Routing`. Agreement is the logarithm of a vote's density."""
+        """Return the intermediate results of each iteration; the agreement is the logarithm of a vote's density."""
         rounds: list[RoutingRound] = []
         active = self.activations_of(votes, activations).unsqueeze(1)
         sums = Sums(vote_factors(votes, self.vote_bias()).build())
