@@ -611,22 +611,43 @@ def as_json(row: Row, facts: Mapping[str, Any]) -> dict[str, Any]:
     return {"ratio": row.what, **numbers, "milliseconds": medians, **facts}
 
 
+LABELS = {
+    "the way that is chosen ÷ the fastest way, worst of all shapes": "algorithm, worst of all shapes: chosen ÷ fastest",
+}
+"""Labels in the table of ratios that are recorded under an older label."""
+
+
 def table(path: Path) -> str:
-    """The latest value of each ratio, with the middle half of its rounds, a column for each instruction set."""
+    """Return the latest value of each ratio, with the middle half of its rounds and a column for each instruction set.
+
+    Ratios of times are "other ÷ torchcaps": above 1, torchcaps is faster. The table inverts times that are recorded as
+    "torchcaps ÷ other". Ratios of memory stay "torchcaps ÷ other".
+    """
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     sets = sorted({line["isa"] for line in lines})
     latest = {(line["ratio"], line["isa"]): line for line in lines}
     rows = [["ratio", *sets], ["---"] * (1 + len(sets))]
     for what in dict.fromkeys(line["ratio"] for line in lines):
-        rows.append([what, *(_cell(latest.get((what, isa))) for isa in sets)])
+        label, inverted = _label(what)
+        rows.append([label, *(_cell(latest.get((what, isa)), inverted) for isa in sets)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _cell(line: Mapping[str, Any] | None) -> str:
+def _label(what: str) -> tuple[str, bool]:
+    """Return the label of a ratio in the table, and True if the table inverts the ratio."""
+    case, _, pair = LABELS.get(what, what.replace("three lines of one's own", "own loop")).rpartition(": ")
+    over, _, under = pair.partition(" ÷ ")
+    inverted = over == "torchcaps" and "memory" not in case
+    return f"{case}: {f'{under} ÷ {over}' if inverted else pair}", inverted
+
+
+def _cell(line: Mapping[str, Any] | None, inverted: bool) -> str:
     if line is None:
         return "not measured"
-    spread = f" ({line['low']:.3g} to {line['high']:.3g})" if "low" in line else ""
-    return f"{line['value']:.3g}{spread}"
+    value, low, high = (line.get(name) for name in ("value", "low", "high"))
+    if inverted:
+        value, low, high = (None if each is None else 1 / each for each in (value, high, low))
+    return f"{value:.3g}" if low is None else f"{value:.3g} ({low:.3g} to {high:.3g})"
 
 
 def main(arguments: list[str] | None = None) -> int:
