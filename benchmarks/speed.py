@@ -641,7 +641,7 @@ def _label(what: str) -> tuple[str, bool]:
     return f"{case}: {f'{under} ÷ {over}' if inverted else pair}", inverted
 
 
-def _cell(line: Mapping[str, Any] | None, inverted: bool) -> str:
+def _cell(line: Mapping[str, Any] | None, inverted: bool = False) -> str:
     if line is None:
         return "not measured"
     value, low, high = (line.get(name) for name in ("value", "low", "high"))
