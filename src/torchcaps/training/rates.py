@@ -62,7 +62,8 @@ class LearningRates(Result):
 def find_learning_rate(fabric: Fabric, network: nn.Module, data: RunData, recipe: Recipe, seed: int) -> LearningRates:
     """Train a network for up to 100 steps at rising learning rates, until the loss explodes.
 
-    Batches and seed are those of a run with this recipe. The recipe's learning rate and schedule are not used.
+    Batches and random seed are the same as in a run with this recipe. The recipe's learning rate and schedule are
+    not used.
 
     Source: Smith 2017, "Cyclical learning rates for training neural networks", section 3.3 (arXiv:1506.01186).
     """

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchcaps.models.presets import fit_to_images, get_preset
 from torchcaps.tasks import Task, find_task
-from torchcaps.training.config import FITTED, TrainConfig, override
+from torchcaps.training.config import AUTO_FIELDS, TrainConfig, override
 from torchcaps.training.recipe import Recipe
 
 MIN_BATCH_SIZE = 16
@@ -32,7 +32,7 @@ CLASSES = find_task("classes")
 
 def fit_network(config: TrainConfig, in_shape: tuple[int, int, int]) -> TrainConfig:
     """Return the configuration with a network that suits images of a size. Only fields in ``config.fitted`` change."""
-    given = set(FITTED).difference(config.fitted)
+    given = set(AUTO_FIELDS).difference(config.fitted)
     return override(config, fit_to_images(get_preset(config.preset), config.model, in_shape, given))
 
 
