@@ -20,10 +20,8 @@ from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Losses, create_model, get_preset, list_presets
 from torchcaps.training import (
     Diverged,
-    PlainProgress,
     Progress,
     Recipe,
-    TerminalProgress,
     TrainConfig,
     load_run,
     make_config,
@@ -31,7 +29,6 @@ from torchcaps.training import (
 )
 from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.loop import Trainer
-from torchcaps.training.state import VALIDATION_COLUMNS
 from torchcaps.training.step import forward
 
 
@@ -280,30 +277,10 @@ def test_loggers_by_name(bars: Path, tmp_path: Path) -> None:
     (logged,) = out.rglob("lightning_logs/*/metrics.csv")
     losses = [float(row["train/loss"]) for row in csv.DictReader(logged.open())]
     assert losses == [float(row["train_loss"]) for row in rows(out)]
-    for name in ("no_such", "torchcaps.NoSuch", "nowhere.Logger"):
-        with pytest.raises(InputError, match=f"logger must be tensorboard or PACKAGE.CLASS, got '{name}'"):
-            run(tiny_config(bars, logger=name), tmp_path / "wrong")
-        assert not (tmp_path / "wrong").exists()
+    with pytest.raises(InputError, match=r"logger must be tensorboard or .* got 'no_such'"):
+        run(tiny_config(bars, logger="no_such"), tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
     pytest.importorskip("tensorboard")
     run(tiny_config(bars, epochs=1, logger="tensorboard"), tmp_path / "board")
     go_on(tmp_path / "board", epochs=2)
     assert list((tmp_path / "board" / "tensorboard").rglob("events.*"))
-
-
-def test_an_epoch_is_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    row = {"epoch": 2, "step": 12, "train_loss": 0.5, "train_accuracy": 0.75, "images_per_second": 1234.5}
-    row |= judged(0.25, 0.875)
-    for progress, within in ((PlainProgress(0.0), 1), (PlainProgress(), 0), (TerminalProgress(), 0)):
-        progress.start(epochs=3, steps_per_epoch=6, done=0)
-        progress.step(epoch=2, step=7, images_per_second=10.0, loss=0.5)
-        progress.epoch(row | {"improved": True})
-        progress.epoch(row | judged(0.25, 0.875, 0.5))
-        progress.epoch(row | dict.fromkeys(VALIDATION_COLUMNS))
-        progress.stop()
-        said = capsys.readouterr().out
-        assert said.count("/18  10 images/s  loss 0.5000") == within
-        words = "loss 0.5000  train 75.00%  validation 87.50% (loss 0.2500)  1234 images/s  (improved)"
-        assert f"epoch 2/3  {words}" in said
-        assert "epoch 2/3  loss 0.5000  train 75.00%  1234 images/s" in said
-        assert "validation 87.50% (balanced 50.00%, loss 0.2500)" in said
