@@ -41,8 +41,8 @@ LOCATION_FIELDS = ("data_dir", "accelerator", "devices", "num_nodes", "checkpoin
 """Settings of the machine and its folders. They do not change the results of a run."""
 
 NOT_ON_COMMAND_LINE = ("preset", "model", "recipe", "plugins", "fitted")
-"""Fields without a command-line option of the same name. The first three are set by the argument PRESET and the options
-of their parts, `plugins` by --plugin, and `fitted` by the program."""
+"""Fields without a command-line option of the same name. The argument PRESET and the options of
+parts set the first three, --plugin sets `plugins`, and the program sets `fitted`."""
 
 
 @dataclass(frozen=True, kw_only=True)

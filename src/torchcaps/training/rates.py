@@ -49,7 +49,7 @@ class LearningRates(Result):
 
     @property
     def suggestion(self) -> float:
-        """A tenth of the learning rate with the lowest loss; there the loss still falls steadily."""
+        """A tenth of the learning rate with the lowest loss, because there the loss still falls steadily."""
         return self.rates[self.losses.index(min(self.losses))] / 10
 
     def tables(self) -> Iterable[Table]:

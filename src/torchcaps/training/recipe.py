@@ -149,7 +149,7 @@ class Recipe(Settings):
     """Clip gradients to this norm, taken over all weights."""
     class_weights: Literal["balanced"] | tuple[PositiveFactor, ...] | None = None
     """Weight of each class in the gradient: one number for each class, or "balanced". Balanced weights are
-    N / (J · images of the class), for N images and J classes, so all classes count the same."""
+    N / (J · images of the class), for N images and J classes. With them, all classes count the same."""
     schedule: Literal["constant", "decay-by-step", "decay-by-epoch", "one-cycle"] = "constant"
     """Learning-rate schedule. decay-by-step multiplies by decay^(step/decay_steps), decay-by-epoch by decay each epoch,
     and one-cycle rises and then falls."""
@@ -177,9 +177,9 @@ class Recipe(Settings):
     """Fill for borders of augmented images: zeros, or edge for the nearest pixel of the image. Shifted, rotated and
     scaled images have such borders. The default for your own images (folder:PATH, csv:PATH, npz:PATH) is edge."""
     precise_norm: bool = False
-    """Take batch norm from unaugmented images. Before each validation, the means and variances of batch normalisation
-    are recomputed from training images without augmentation, because rotation and scaling blur images. On by default
-    for your own images (folder:PATH, csv:PATH, npz:PATH)."""
+    """Take batch norm from unaugmented images. Its means and variances are recomputed before each validation, because
+    rotation and scaling blur the augmented images. On by default for your own images (folder:PATH, csv:PATH,
+    npz:PATH)."""
     select: Literal["accuracy", "balanced-accuracy", "loss"] = "accuracy"
     """Metric that selects the best epoch, computed on the validation images. The loss breaks ties of the accuracy.
     Balanced accuracy is the mean of the classes' recalls. It is the default for your own images if their classes are
