@@ -119,7 +119,7 @@ def is_same(one: Path, other: Path) -> bool:
 
 
 def judged(loss: float, accuracy: float, balanced: float | None = None) -> dict[str, float]:
-    """What the validation images say after an epoch."""
+    """Return results on the validation images after an epoch."""
     return dict(zip(VALIDATION_COLUMNS, (loss, accuracy, accuracy if balanced is None else balanced), strict=True))
 
 
