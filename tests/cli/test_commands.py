@@ -87,7 +87,7 @@ def test_evaluate_finds_what_training_found(cli: Cli, run_folder: Path) -> None:
 def test_evaluate_the_network_that_comes_along(cli: Cli) -> None:
     judged = cli("evaluate")
     assert judged.out.startswith("compact (comes with torchcaps) on the test images of digits\n")
-    assert "trained on the digits of MNIST, a download. These images are digits, which come" in judged.err
+    assert "trained on MNIST. These images are digits, which come" in judged.err
 
 
 def test_figures_go_to_the_run(cli: Cli, run_folder: Path, tmp_path: Path) -> None:

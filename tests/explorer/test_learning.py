@@ -32,7 +32,7 @@ class Looking(Learning):
 def test_watching_changes_nothing_and_all_is_said(
     config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learning, "INTERVAL", 0.0)
+    monkeypatch.setattr(learning, "MIN_COPY_SECONDS", 0.0)
 
     class First(Progress):
         def network(self, network: torch.nn.Module) -> None:
