@@ -172,7 +172,7 @@ def test_curves_of_several_runs(cli: Cli, run_folder: Path, tmp_path: Path) -> N
     (young := tmp_path / "young").mkdir()
     result = cli("curves", run_folder, other, young)
     assert (result.code, result.out) == (0, "wrote curves.png\n")
-    assert result.err == f"{young} is left out: it holds no metrics.csv, which is written after the first epoch\n"
+    assert result.err == f"{young} is left out: it has no metrics.csv, which is written after the first epoch\n"
     assert_figure("curves.png")
     assert cli("curves", run_folder, other).out == "wrote curves-2.png\n"
 
