@@ -66,7 +66,7 @@ def test_watching_changes_nothing_and_all_is_said(
     end = asked()
     assert not end["isRunning"]
     assert end["what"] == begin["what"].replace("learning", "trained", 1)
-    assert re.match(r"Trained: \d+\.\d % of the test images are right\. ", end["says"])
+    assert re.match(r"Trained: \d+\.\d % of the test images are classified correctly\. ", end["says"])
     assert end["says"].endswith(f"The run is in {tmp_path / 'watched'}.")
 
 
@@ -76,5 +76,5 @@ def test_a_long_curve_is_thinned(config: TrainConfig) -> None:
     for step in range(1, 1000):
         watched.step(epoch=1, step=step, images_per_second=1.0, loss=1 / step)
     loss = watched.numbers()["loss"]
-    assert 100 <= len(loss) <= learning.MOST_POINTS
+    assert 100 <= len(loss) <= learning.MAX_CURVE_POINTS
     assert loss[-1] == (999, 1 / 999)

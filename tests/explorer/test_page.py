@@ -267,7 +267,7 @@ def test_files_are_read_and_broken_ones_refused(
         settle(page)
         np.testing.assert_array_equal(pixels(page, ".drawing")[..., 0], image)
     assert page.evaluate(GIVE, ["drop", "dataTransfer", "a.txt", "text/plain", [65]]), "the browser would show the file"
-    assert message(page) == "“a.txt” is no image file."
+    assert message(page) == "“a.txt” is not an image file."
 
     paper = np.full((300, 400), 210, np.uint8)
     paper[60:180, 100:112] = 40
