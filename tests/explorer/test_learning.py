@@ -67,7 +67,7 @@ def test_watching_changes_nothing_and_all_is_said(
     assert not end["isRunning"]
     assert end["what"] == begin["what"].replace("learning", "trained", 1)
     assert re.match(r"Trained: \d+\.\d % of the test images are classified correctly\. ", end["says"])
-    assert end["says"].endswith(f"The run is in {tmp_path / 'watched'}.")
+    assert end["says"].endswith(f"Run folder: {tmp_path / 'watched'}.")
 
 
 def test_a_long_curve_is_thinned(config: TrainConfig) -> None:
