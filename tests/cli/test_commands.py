@@ -263,5 +263,5 @@ def test_images_of_several_objects(cli: Cli, digit_file: Path, monkeypatch: pyte
     assert cli("predict", "pairs", digit_file).out.splitlines()[0] == f"{digit_file}  {' + '.join(longest)}"
     result = cli("datasets", "digits", "--sample", "20", "--figure", "sample.png")
     assert ["images", "40", "20", "30"] in read_rows(result.out)
-    assert "Each image holds 2 objects" in result.out
+    assert "Each image shows 2 objects" in result.out
     assert f"Labels  {' + '.join(map(str, train.preview(1).labels[0].tolist()))}, " in result.out
