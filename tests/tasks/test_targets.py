@@ -92,7 +92,7 @@ WRONG: dict[str, tuple[str, Any, int | None, str]] = {
     "columns": ("labels", [[0, 1]], 3, "must have 3 columns, one for each output, got 2"),
     "texts for numbers": ("regression", ["a"], 1, "must be finite numbers, (N,) or (N, T), got <U1"),
     "inf": ("regression", [np.inf], 1, "must be finite numbers"),
-    "beyond float32": ("regression", [1e39], 1, "must be numbers that float32 can hold, got 1e+39"),
+    "beyond float32": ("regression", [1e39], 1, "must be numbers within the range of float32, got 1e+39"),
 }
 
 
@@ -122,7 +122,7 @@ def test_rows_of_zeros_and_ones_are_the_classes_of_several_objects() -> None:
     for form in (rows, rows.astype(bool), rows.astype(int).tolist()):
         assert objects.bring(form, 3).tolist() == pairs
     for wrong in (np.eye(3), rows / 2, np.ones((3, 3))):
-        assert_raises(InputError, objects.bring, wrong, 3, say="labels in rows must have 2 ones for each image")
+        assert_raises(InputError, objects.bring, wrong, 3, say="labels in rows must be zeros and 2 ones for each image")
 
 
 def test_each_form_is_of_one_task() -> None:
