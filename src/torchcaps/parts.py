@@ -82,6 +82,7 @@ class Option(NamedTuple):
     """The kind of the parts that it holds, if it holds parts."""
 
 
+@checked
 def register(kind: str, name: str) -> Callable[[ClassT], ClassT]:
     """Add a class to the parts of a kind; the decorator of every part, one's own too.
 

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from torchcaps.analysis.results import Scored
+from torchcaps.errors import WrongType
 from torchcaps.ranges import INDEX, Range
 
 CALIBRATED_SHARE = 0.99
@@ -19,7 +20,7 @@ FINITE = Range(-1e38, 1e38)
 MIN_RUNNER_UP_RATIO = 0.9
 """An answer is unsure if the score of the runner-up is at least this share of the score of the predicted class."""
 Decoded = Float[np.ndarray, "N C H W"] | Float[np.ndarray, "N P C H W"]
-"""Decoded, pixels 0..1; with several objects in an image, one for each object."""
+"""Decoded images, pixels 0..1; with several objects in an image, one for each object."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +118,9 @@ def squared_errors(images: Float[np.ndarray, "N C H W"], reconstructions: Decode
     It is not divided by Σx², because much ink would then excuse a large error: a letter in broad strokes would pass
     as a digit.
     """
+    for name, each in (("images", images), ("reconstructions", reconstructions)):
+        if not isinstance(each, np.ndarray):
+            raise WrongType(f"squared_errors: {name} must be an array, got {type(each).__name__}")
     return ((images - add_objects(reconstructions)) ** 2).sum((1, 2, 3))
 
 

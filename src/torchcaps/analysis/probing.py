@@ -21,6 +21,7 @@ from torch import Tensor
 from torchcaps.analysis.figures import COLOURS, draw_legend, find_axes, style_axes
 from torchcaps.analysis.inference import over_batches, require_one_object
 from torchcaps.analysis.results import Comparison, Result, Styled, Table
+from torchcaps.checks import checked
 from torchcaps.datasets import ImageSet
 from torchcaps.datasets.affine import inverse_maps, linear_maps, warp
 from torchcaps.datasets.rng import generator
@@ -105,6 +106,7 @@ class Probing(Comparison):
         return {"": figure}
 
 
+@checked
 def with_affine_factors(image_set: ImageSet, *, seed: int = 0) -> ImageSet:
     """Change each image by a random affine map, and keep the changes as factors.
 
@@ -128,6 +130,7 @@ def with_affine_factors(image_set: ImageSet, *, seed: int = 0) -> ImageSet:
     return ImageSet(torch.cat(images), image_set.labels, factors=factors)
 
 
+@checked
 def probe(model: Network, fitted: ImageSet, held_out: ImageSet, *, seed: int = 0) -> list[Probe]:
     """Predict the factors of images from the poses of a network by ridge regressions.
 

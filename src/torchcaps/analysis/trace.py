@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchcaps.analysis.inference import over_batches, require_capsules
 from torchcaps.analysis.results import MAX_SHOWN, Scored
-from torchcaps.checks import check
+from torchcaps.checks import check, checked
 from torchcaps.errors import InputError
 from torchcaps.machine import MIB
 from torchcaps.models import CapsNet, Network
@@ -44,6 +44,7 @@ PAIRS = ("logits", "coupling", "agreement")
 """Numbers of each pair of an input capsule and an output capsule."""
 PER_ROUND = (*PAIRS, "weighted_sum", "capsules")
 STATISTICS = ("entropy", "mean_agreement", "longest")
+TRACED = (*STATISTICS, "images", "scores", *PER_ROUND)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +139,7 @@ class RoutingTrace(RoutingStatistics, Scored):
         return top_classes(torch.from_numpy(self.scores[-1, 0]), min(MAX_SHOWN, self.scores.shape[2])).tolist()
 
 
+@checked
 def trace_routing(
     model: Network, images: Shaped[Tensor, "B C H W"], *, layer: int | None = None, num_iterations: int | None = None
 ) -> RoutingTrace:
@@ -165,10 +167,18 @@ def trace_routing(
         >>> trace.maps[-1].mean(2).shape  # last iteration, mean over capsule types: images, classes, grid
         (4, 10, 6, 6)
     """
-    names = (*STATISTICS, "images", "scores", *PER_ROUND)
-    return RoutingTrace(**_record(model, images, layer, num_iterations, names))
+    return RoutingTrace(**_record(model, images, layer, num_iterations, TRACED))
 
 
+def trace_class_capsules(model: Network, image: Shaped[Tensor, "1 C H W"], capsules: Capsules) -> RoutingTrace:
+    """Record the routing of one image in the last layer, given the input capsules of that layer.
+
+    Raises the same errors as :func:`trace_routing`, which computes the capsules from the image.
+    """
+    return RoutingTrace(**_record(model, image, None, None, TRACED, capsules))
+
+
+@checked
 def routing_statistics(
     model: Network, images: Shaped[Tensor, "N C H W"], *, layer: int | None = None, num_iterations: int | None = None
 ) -> RoutingStatistics:
@@ -186,6 +196,7 @@ def _record(
     layer: int | None,
     num_iterations: int | None,
     names: Sequence[str],
+    inputs: Capsules | None = None,
 ) -> dict[str, Any]:
     """Return the named arrays of a trace and its other fields; batches are chosen to fit the working memory."""
     network = require_capsules(model, "routing", "routing")
@@ -206,7 +217,7 @@ def _record(
     score_name: list[ScoreName] = []
 
     def look(pixels: Tensor, _: object) -> list[Tensor]:
-        votes, activations = chosen.votes(network.capsules(pixels)[number - 1])
+        votes, activations = chosen.votes(network.capsules(pixels)[number - 1] if inputs is None else inputs)
         rounds = compute_rounds(votes, activations)
         by_image = [_by_image(each, chosen, grid) for each in rounds]
         capsules = [Capsules(each.capsules, each.activations) for each in by_image]

@@ -28,6 +28,7 @@ from torchcaps.ops.losses import reconstruction_loss
 from torchcaps.parts import Choice, Spec, build, register
 from torchcaps.ranges import Epsilon, Factor, PositiveFactor, Width
 from torchcaps.tasks import TaskName
+from torchcaps.tracing import is_graph_capture
 
 USUAL_LAYERS: tuple[Mapping[str, Any], ...] = (
     {"name": "dense", "transform": {"name": "dense", "weight_init": "normal"}},
@@ -135,7 +136,24 @@ class CapsNet(Network):
         Raises:
             InputError: Images or targets that do not fit, or two objects of one class in an image.
         """
-        capsules, coupling = self.capsules(images)[-1], None
+        return self.classify(self.capsules(images)[-1], targets, return_coupling)
+
+    def classify(
+        self, capsules: Capsules, targets: Targets | None = None, return_coupling: bool = False
+    ) -> ModelOutput:
+        """Return the output for the capsules that go into the last layer.
+
+        Used to follow routing and to classify with one pass through the backbone.
+
+        Args:
+            capsules: The last of :meth:`capsules`.
+            targets: As for :meth:`forward`.
+            return_coupling: As for :meth:`forward`.
+
+        Raises:
+            InputError: Targets that do not fit, or two objects of one class in an image.
+        """
+        coupling = None
         if return_coupling:
             poses, activations, coupling = self.class_capsules.route(capsules, return_coupling=True)
         else:
@@ -200,7 +218,7 @@ class CapsNet(Network):
             InputError: Images that do not fit.
         """
         check_images(images, self.in_shape, next(self.parameters()))
-        if images.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if images.device.type != "cpu" or torch.is_grad_enabled() or is_graph_capture():
             return self._primary(images)
         number = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else images.dtype
         is_wide = getattr(self.primary_capsules, "is_wide", None)  # one's own need not say it

@@ -17,6 +17,7 @@ import torch
 # They register what presets are made of.
 import torchcaps.models.capsnet
 import torchcaps.models.cnn  # noqa: F401
+from torchcaps.checks import checked
 from torchcaps.errors import InputError, shown
 from torchcaps.models.building import build_network
 from torchcaps.models.network import Network
@@ -27,6 +28,8 @@ SIDE = 64
 """Pixels of a side, up to which a network that grows has the strides of its preset along this side."""
 STRIDES: Final = {"stem_strides": "stem_strides_across", "stack_strides": "stack_strides_across"}
 """Strides of a backbone that larger images change: those along both sides, or down, and those across."""
+RECOMMENDED: Final = ("first", "compact", "compact-shared")
+"""Presets to start with, listed before the published networks."""
 FITTED: Final = ("stem_strides", "stack_strides", "stem_strides_across", "stack_strides_across", "decoder_channels")
 """Options that larger images change, where nobody gave them."""
 
@@ -67,6 +70,7 @@ class Preset:
 _PRESETS: Registry[Preset] = Registry("preset")
 
 
+@checked
 def register_preset(
     name: str,
     description: str,
@@ -112,8 +116,8 @@ def register_preset(
 
 
 def list_presets() -> list[str]:
-    """Names of all presets, in the order of their registration."""
-    return list(_PRESETS)
+    """Return the names of all presets: `RECOMMENDED`, then the rest in the order of registration."""
+    return [*RECOMMENDED, *(name for name in _PRESETS if name not in RECOMMENDED)]
 
 
 def get_preset(name: str) -> Preset:
@@ -196,6 +200,7 @@ def _larger(strides: Sequence[int], doublings: int) -> tuple[int, ...]:
     return tuple(larger)
 
 
+@checked
 def load_pretrained(source: str | Path = "compact", *, device: torch.device | str = "cpu", **download: Any) -> Network:
     """Read a trained network of any kind, in evaluation mode; nothing in its files is executed.
 

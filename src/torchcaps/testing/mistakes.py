@@ -127,9 +127,8 @@ def _nan_at_zero(patient: Patient) -> Iterator[str]:
 )
 def _no_routing(patient: Patient) -> Iterator[str]:
     runs = {*map(patient.over, patient.softmaxes)}
-    if "nothing" in runs or (
-        patient.of_images and not runs & {"outputs", "inputs"}
-    ):  # softmax-over-nothing reports the first
+    # softmax-over-nothing reports the first case
+    if "nothing" in runs or (patient.of_images and not runs & {"outputs", "inputs"}):
         return
     moved = copy.deepcopy(patient.module)
     for parameter in moved.parameters():

@@ -34,9 +34,8 @@ class Watch(TorchDispatchMode):
     def __init__(self, *, still: bool = False) -> None:
         super().__init__()
         self.still, self.softmaxes = still, list[Softmax]()
-        self.followed: dict[
-            int, tuple[Tensor, bool]
-        ] = {}  # by memory address: the tensor, and whether something was added
+        # by memory address: the tensor, and True if something was added to it
+        self.followed: dict[int, tuple[Tensor, bool]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
