@@ -129,7 +129,7 @@ def end_with_caller() -> None:
 
 def call(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> int:
     """Run this script as a separate process, and return its exit code."""
-    # a separate process group, so that Ctrl-C reaches only this process, which then stops the others with a checkpoint
+    # a separate process group, so that Ctrl-C reaches only this process, which then stops its runs with a checkpoint
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, cwd=folder, env={**environment, **os.environ}, process_group=0
     ) as process:

@@ -78,7 +78,7 @@ WRONG: dict[str, tuple[str, Any, int | None, str]] = {
     "numbers": ("classes", [0.5, 1.25], None, 'set task="regression" (--task regression)'),
     "from 1": ("classes", [1, 2, 3], 3, "must be in 0..2, got 1..3; classes are counted from 0, so subtract 1"),
     "too high": ("classes", [0, 7], 3, "must be in 0..2, got 0..7"),
-    "2⁶³": ("classes", np.array([0, 2**63], np.uint64), None, "2 images can be of 2 classes at most"),
+    "2⁶³": ("classes", np.array([0, 2**63], np.uint64), None, "2 images can have at most 2 classes"),
     "negative": ("classes", [-1, 0], None, "must be 0 or greater, got -1"),
     "NaN": ("classes", [0.0, np.nan], 3, "must be whole numbers from 0"),
     "objects": ("classes", np.array([{}, {}]), 3, "must be a tensor, an array or a list of numbers"),

@@ -57,7 +57,7 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     if not hasattr(figure, "savefig"):
         raise WrongType(f"figure must be a figure of matplotlib, got {type(figure).__name__}")
     path = figure_file(path)
-    # drawn in memory first, because on a full disk matplotlib's PDF writer fails with an error of its own
+    # drawn in memory first, because matplotlib's PDF writer raises an unclear error on a full disk
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:].lower(), dpi=DPI)
     try:
