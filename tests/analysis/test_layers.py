@@ -67,7 +67,7 @@ def test_what_each_layer_does_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         ("feature maps", ("convolution 3×3", "MaxPool2d"), (12, 13, 13)),
         ("primary capsules", ("convolution 9×9", "stride 2", "squash"), (32, 3, 3, 9)),
         ("capsules", ("windows 3×3", "stride 2", "shared 3×4×9", "cosine routing, 1 iteration"), (3, 1, 1, 4)),
-        ("capsules", ("elementwise 6×4×3", "dynamic routing, 3 iterations"), (6, 4)),
+        ("capsules", ("elementwise 3×6×4", "dynamic routing, 3 iterations"), (6, 4)),
         ("class capsules", ("dense 6×10×5×4", "active routing, 1 iteration"), (10, 5)),
         ("activations", ("activation",), (10,)),
     ]

@@ -136,7 +136,8 @@ def _words(part: nn.Module) -> tuple[str, ...]:
         windows = _window("windows", part.layer_kernel, stride=(part.layer_stride,) * 2)
     (_, transform), (_, routing) = part_of(type(part.transform)), part_of(type(part.routing))
     number = part.routing.num_iterations
-    weights = [_by(each.shape) for each in part.transform.parameters()][:1]
+    first = [*part.transform.parameters()][:1]
+    weights = [_by(getattr(part.transform, "matrices", each).shape) for each in first]
     iterations = f"{number} iteration{'s' * (number > 1)}"
     return *windows, " ".join([transform, *weights]), f"{routing} routing, {iterations}"
 
