@@ -111,6 +111,6 @@ def test_it_talks_to_nobody_and_a_signal_ends_it(
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
     assert process.returncode == code
-    resumed = "go on with: torchcaps train --resume runs/first-digits-1" in err
+    resumed = "resume with: torchcaps train --resume runs/first-digits-1" in err
     assert (resumed, Path("runs/first-digits-1/last.ckpt").exists()) == (bool(code), number == signal.SIGINT)
     assert not [word for word in ("Traceback", "TALKS") if word in err]

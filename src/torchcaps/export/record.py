@@ -21,12 +21,12 @@ from torchcaps.models.pretrained import CONFIG, SHIPPED
 from torchcaps.parts import flat
 from torchcaps.ranges import Count, image_shape
 from torchcaps.training import Recipe, Run, TrainConfig, read_config
-from torchcaps.training.config import ELSEWHERE, FITTED, OWN
+from torchcaps.training.config import AUTO_FIELDS, LOCATION_FIELDS, OWN_IMAGE_DEFAULTS
 from torchcaps.training.folder import SUMMARY, read_summary
 
 SAMPLE = 32
 """Images that a file is compared on."""
-MAY_DIFFER = ("seed", *ELSEWHERE)
+MAY_DIFFER = ("seed", *LOCATION_FIELDS)
 """Settings in which runs of the same training may differ; those after the seed are of no use to others."""
 
 
@@ -160,7 +160,9 @@ def _command(config: TrainConfig, info: DatasetInfo) -> str:
     for name, value in flat(config.fields).items():
         if name == "init_from" and value not in (None, *SHIPPED) and not could_be_repository(Path(value)):
             value = "RUN"
-        by_itself = value == usual.get(name) and (name not in (*FITTED, *OWN) or ":" not in config.data)
+        by_itself = value == usual.get(name) and (
+            name not in (*AUTO_FIELDS, *OWN_IMAGE_DEFAULTS) or ":" not in config.data
+        )
         if name not in ("preset", "model", "data", "precision", *MAY_DIFFER) and not by_itself:
             words += _option(name, value)
     return " ".join(words)
