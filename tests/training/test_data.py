@@ -92,7 +92,7 @@ def test_damaged_images_are_left_out_of_the_whole_run(tmp_path: Path) -> None:
     for file in bad:
         file.write_bytes(b"no image")
     config = dataclasses.replace(tiny_config(tmp_path / "bars.npz", epochs=1), data=f"folder:{photos}")
-    assert_raises(InputError, run, config, tmp_path / "run", say="2 of 151 images cannot be taken")
+    assert_raises(InputError, run, config, tmp_path / "run", say="2 of 151 images cannot be used")
     assert not (tmp_path / "run").exists()
     said = StopAt(1)
     with pytest.raises(Interrupted):
