@@ -74,7 +74,7 @@ def predict(
 
     import numpy as np
 
-    from torchcaps.analysis.photos import PREVIEW, PhotoAnswers
+    from torchcaps.analysis.photos import MAX_PREVIEW, PhotoAnswers
     from torchcaps.datasets import read_photo
 
     description, classify = open_classifier(network, which)
@@ -90,7 +90,7 @@ def predict(
         files_read.append(path)
         prepared.append(photo.prepared)
         if figure is not None:
-            kept.append(photo.shrunk(PREVIEW))  # all photos in full size might not fit the memory
+            kept.append(photo.shrunk(MAX_PREVIEW))  # all photos in full size might not fit the memory
     if prepared:
         prediction = classify(np.stack([each.image for each in prepared]))
         answers = PhotoAnswers(files_read, prepared, prediction, description.class_names, kept, description.task)
