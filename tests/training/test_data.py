@@ -92,7 +92,7 @@ def test_damaged_images_are_left_out_of_the_whole_run(tmp_path: Path) -> None:
     for file in bad:
         file.write_bytes(b"no image")
     config = dataclasses.replace(tiny_config(tmp_path / "bars.npz", epochs=1), data=f"folder:{photos}")
-    assert_raises(InputError, run, config, tmp_path / "run", say="2 of 151 images cannot be taken")
+    assert_raises(InputError, run, config, tmp_path / "run", say="2 of 151 images cannot be used")
     assert not (tmp_path / "run").exists()
     said = StopAt(1)
     with pytest.raises(Interrupted):
@@ -141,6 +141,7 @@ def test_classes_that_are_never_predicted_are_named() -> None:
     labels, names = np.array([0] * 9 + [1] * 2), ("good", "hole", "none")
     said = Evaluation(labels, np.eye(3)[labels * 0], 1.0, names).warning
     assert said == (
-        "of 11 test images none was given hole; try --class-weights balanced, more steps, or more images of them"
+        "never predicted for 11 test images: hole; try --class-weights balanced, more steps, or more images of these "
+        "classes"
     )
     assert Evaluation(labels, np.eye(3)[labels], 1.0, names).warning is None

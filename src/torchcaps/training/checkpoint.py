@@ -91,5 +91,5 @@ def moments_after_a_step(recipe: Recipe, parameters: Sequence[Tensor]) -> dict[i
     rate: float = recipe.learning_rate
     stepped = build("optimizer", recipe.optimizer, params=copies, learning_rate=rate)
     stepped.step()
-    found: dict[int, dict[str, Any]] = stepped.state_dict()["state"]
-    return found
+    state: dict[int, dict[str, Any]] = stepped.state_dict()["state"]
+    return state

@@ -137,21 +137,21 @@ def hardware(device: torch.device) -> dict[str, str | int]:
     cpuinfo = Path("/proc/cpuinfo")  # Linux
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    found: dict[str, str | int] = {
+    machine: dict[str, str | int] = {
         "processor": models[0] if models else platform.processor() or platform.machine(),
         "cores": os.cpu_count() or 1,
         "threads": torch.get_num_threads(),
         "device": device.type,
     }
     if device.type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(device)
-    return found
+        machine["gpu"] = torch.cuda.get_device_name(device)
+    return machine
 
 
 def versions(device: torch.device) -> dict[str, str]:
     """Return the versions of the packages that influence the results."""
-    found = {"torchcaps": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    return found | ({"cuda": str(torch.version.cuda)} if device.type == "cuda" else {})
+    packages = {"torchcaps": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return packages | ({"cuda": str(torch.version.cuda)} if device.type == "cuda" else {})
 
 
 def source_commit() -> str | None:
@@ -171,10 +171,10 @@ def peak_memory_mib(device: torch.device) -> float | None:
     return peak_resident_memory_mib()
 
 
-def over_processes(fabric: Fabric, own: Tensor, reduction: str) -> Tensor:
+def over_processes(fabric: Fabric, values: Tensor, reduction: str) -> Tensor:
     """Return the elementwise sum or maximum over all processes, the same in all of them."""
     if fabric.world_size == 1:
-        return own
-    reduced = fabric.all_reduce(own.to(fabric.device, copy=True), reduce_op=reduction)
+        return values
+    reduced = fabric.all_reduce(values.to(fabric.device, copy=True), reduce_op=reduction)
     assert isinstance(reduced, Tensor)
     return reduced

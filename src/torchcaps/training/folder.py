@@ -108,10 +108,10 @@ def lock_folder(folder: Path) -> Iterator[Path]:
         InputError: Another process has locked the folder. The message names the process, its machine and start time.
         OSError: The folder cannot be written.
     """
-    made = [folder, *(each for each in folder.parents if not each.exists())]
+    created = [folder, *(each for each in folder.parents if not each.exists())]
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        stack.callback(_remove_empty, made)
+        stack.callback(_remove_empty, created)
         if (folder / LOCK).is_symlink():
             (folder / LOCK).unlink()
         try:

@@ -136,12 +136,12 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
 
 def _read_spec(path: Path, model: Network, *, must_exist: bool) -> ImageSpec:
     """Read the description of the images beside the weights. Without it, the class names are numbers."""
-    known = {"in_shape": model.in_shape, "objects": model.objects, "task": model.task}
+    from_network = {"in_shape": model.in_shape, "objects": model.objects, "task": model.task}
     if not must_exist and not path.exists():
-        return ImageSpec.from_dict({"class_names": tuple(map(str, range(model.num_classes))), **known})
+        return ImageSpec.from_dict({"class_names": tuple(map(str, range(model.num_classes))), **from_network})
     values = read_json(path, "list of classes")
     with reading(path, "list of classes"):
-        spec = ImageSpec.from_dict(values | known)
+        spec = ImageSpec.from_dict(values | from_network)
         if len(spec.class_names) != model.num_classes:
             raise InputError(f"it must have {model.num_classes} names, one for each class of the network")
     return spec

@@ -432,8 +432,10 @@ class Trainer:
         """
         age = time.monotonic() - self._last_save
         is_due = self.out is not None and age > min(seconds, 60 * self.checkpoint_minutes)
-        own = torch.tensor(self.stop[0] if self.stop else int(is_due))  # the handled signals are larger than 1
-        number = int(over_processes(self.fabric, own, "max"))
+        signal_or_due = torch.tensor(
+            self.stop[0] if self.stop else int(is_due)
+        )  # the handled signals are larger than 1
+        number = int(over_processes(self.fabric, signal_or_due, "max"))
         return signal.Signals(number) if number > 1 else "interval" if number else None
 
     def _raise_if_stopped(self, reason: CheckpointReason) -> None:

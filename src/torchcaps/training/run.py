@@ -177,16 +177,16 @@ def _run(
 ) -> dict[str, Any]:
     """Train, test and summarise. All checks come before the first file is written."""
     precision = devices.pick_precision(config.precision, devices.pick_device(config.accelerator))
-    asked = dataclasses.replace(config, precision=precision)
-    fabric = devices.launch(asked.accelerator, asked.devices, asked.num_nodes, asked.precision)
+    requested = dataclasses.replace(config, precision=precision)
+    fabric = devices.launch(requested.accelerator, requested.devices, requested.num_nodes, requested.precision)
     with on_main_process(fabric, folder) as out:
         assert out is not None
-        start = _prepare(asked)
+        start = _prepare(requested)
         if start.config.init_from is not None and not (out / CHECKPOINT).exists():
             load_initial_weights(start.network, start.config.init_from)
         _try(start.network)
         trainer = _trainer(start, fabric, out, progress or choose_progress())
-        _fit(trainer, start, asked, out, command or f"torchcaps train --config {out / CONFIG}")
+        _fit(trainer, start, requested, out, command or f"torchcaps train --config {out / CONFIG}")
         try:
             return fabric.broadcast(_finish(trainer, start, out, figures) if fabric.is_global_zero else {})
         except KeyboardInterrupt:
@@ -247,8 +247,8 @@ def _trainer(start: Start, fabric: Fabric, out: Path, progress: Progress) -> Tra
     return trainer
 
 
-def _fit(trainer: Trainer, start: Start, asked: TrainConfig, out: Path, command: str) -> None:
-    """Write the configuration and train to the end; ``asked`` is the configuration before its adaptation."""
+def _fit(trainer: Trainer, start: Start, requested: TrainConfig, out: Path, command: str) -> None:
+    """Write the configuration and train to the end; ``requested`` is the configuration before its adaptation."""
     config, fabric = start.config, trainer.fabric
     trainer.state.commands.append(command)
     trainer.state.commits.append(devices.source_commit())
@@ -258,17 +258,17 @@ def _fit(trainer: Trainer, start: Start, asked: TrainConfig, out: Path, command:
         write_json(out / CONFIG, config.to_dict())
     if config.init_from is not None and trainer.state.step == 0:
         trainer.save_checkpoint()  # from now on the run does not need init_from
-    for line in _first_lines(config, asked, start.data, start.network, fabric.device):
+    for line in _first_lines(config, requested, start.data, start.network, fabric.device):
         trainer.progress.message(line)
     trainer.fit()
 
 
 def _first_lines(
-    config: TrainConfig, asked: TrainConfig, data: Dataset, network: Network, device: torch.device
+    config: TrainConfig, requested: TrainConfig, data: Dataset, network: Network, device: torch.device
 ) -> Iterator[str]:
-    """Yield the messages before the first step; ``asked`` is the configuration before its adaptation."""
+    """Yield the messages before the first step; ``requested`` is the configuration before its adaptation."""
     yield f"Network: {config.preset}, {sum(p.numel() for p in network.parameters()):,} parameters"
-    before = flat(asked.model)
+    before = flat(requested.model)
     if changed := {name: value for name, value in flat(config.model).items() if value != before.get(name)}:
         options = " ".join(f"--{name.replace('_', '-')} {as_text(value)}" for name, value in changed.items())
         size = f"{network.in_shape[1]}×{network.in_shape[2]}"
@@ -280,7 +280,7 @@ def _first_lines(
     yield f"Device: {device}, {devices.PRECISION_WORDS[config.precision]}"
     if config.precision == "bf16" and device.type == "cpu":
         yield "Warning: on processors that emulate bfloat16, a step takes about 12 times as long as in float32"
-    yield from small_data.fitting_message(config, asked.recipe, len(data.train), data.num_classes, task)
+    yield from small_data.fitting_message(config, requested.recipe, len(data.train), data.num_classes, task)
     yield from small_data.imbalance_message(config, data.train.labels, data.class_names, task)
     if data.skipped:
         listed = [*data.skipped[:MAX_DAMAGED_LISTED], *["…"] * (len(data.skipped) > MAX_DAMAGED_LISTED)]

@@ -32,8 +32,8 @@ CLASSES = find_task("classes")
 
 def fit_network(config: TrainConfig, in_shape: tuple[int, int, int]) -> TrainConfig:
     """Return the configuration with a network that suits images of a size. Only fields in ``config.fitted`` change."""
-    given = set(AUTO_FIELDS).difference(config.fitted)
-    return override(config, fit_to_images(get_preset(config.preset), config.model, in_shape, given))
+    fixed_fields = set(AUTO_FIELDS).difference(config.fitted)
+    return override(config, fit_to_images(get_preset(config.preset), config.model, in_shape, fixed_fields))
 
 
 def fit_recipe(config: TrainConfig, labels: Tensor, task: Task = CLASSES) -> TrainConfig:
@@ -62,10 +62,12 @@ def fit_recipe(config: TrainConfig, labels: Tensor, task: Task = CLASSES) -> Tra
     return dataclasses.replace(config, recipe=recipe.replace(fields), fitted=())
 
 
-def fitting_message(config: TrainConfig, asked: Recipe, images: int, outputs: int, task: Task = CLASSES) -> list[str]:
+def fitting_message(
+    config: TrainConfig, requested: Recipe, images: int, outputs: int, task: Task = CLASSES
+) -> list[str]:
     """Return lines about changes of the recipe for the number of images; empty if it did not change."""
     recipe = config.recipe
-    if recipe.replace({"select": asked.select}) == asked:
+    if recipe.replace({"select": requested.select}) == requested:
         return []
     most = "" if recipe.patience is None else f" or {recipe.patience} without a better one,"
     words = [
@@ -92,8 +94,8 @@ def imbalance_message(config: TrainConfig, labels: Tensor, names: Sequence[str],
     if counts is None or not is_uneven(counts):
         return []
     most, least = int(counts.argmax()), int(counts.argmin())
-    found = f"{counts[most]:,} training images of {names[most]} and {counts[least]:,} of {names[least]}"
-    words = f"Classes: uneven, {found}"
+    extremes = f"{counts[most]:,} training images of {names[most]} and {counts[least]:,} of {names[least]}"
+    words = f"Classes: uneven, {extremes}"
     words += "; balanced accuracy chooses the epoch" * (recipe.select == "balanced-accuracy")
     advice = "; --class-weights balanced makes all classes count the same"
     return [words + advice * (recipe.class_weights is None)]

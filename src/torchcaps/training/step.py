@@ -57,8 +57,8 @@ def forward(
 def _weighted(output: Any, weights: Float[Tensor, "B"]) -> Any:
     """Return the output unchanged, but with each image's gradient multiplied by its weight."""
     if isinstance(output, tuple):
-        made: Any = type(output)
-        return made(*(None if each is None else _weighted(each, weights) for each in output))
+        kind: Any = type(output)
+        return kind(*(None if each is None else _weighted(each, weights) for each in output))
     view = output.view_as(output)
     if view.requires_grad:
         view.register_hook(lambda gradient: gradient * weights.reshape(-1, *[1] * (gradient.ndim - 1)))
