@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from routing_cases import TRANSFORMS
 from support import assert_close, assert_gradients_reach, assert_raises, assert_same, with_gradients
 from torchcaps import InputError, compute_votes, dynamic_routing, squash
+from torchcaps.checks import with_article
 from torchcaps.errors import WrongType
 from torchcaps.nn import (
     BuiltVotes,
@@ -247,7 +248,7 @@ def test_poses_are_normalised_by_type_and_component() -> None:
 def test_sizes_parts_and_options_that_do_not_fit() -> None:
     for kind in (DenseCapsules, ConvCapsules):
         for name, part in (("transform", DynamicRouting()), ("routing", Dense())):
-            what = f"{kind.__name__}: {name} must be a {name.capitalize()}, got {type(part).__name__}"
+            what = f"{kind.__name__}: {name} must be a {name.capitalize()}, got {with_article(type(part).__name__)}"
             assert_raises(WrongType, kind, 2, 2, 2, 2, **{name: part}, say=what)
     assert_raises(InputError, ConvCapsules, 2, 2, 2, 2, layer_padding=3, say="layer_padding must be ")
     said = "share_positions and coordinates need capsules on a map: types, height and width"
