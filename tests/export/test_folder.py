@@ -195,7 +195,7 @@ def test_refusals(run: Run, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
         (401, "someone/net", "the hub did not take someone/net: HfHubHTTPError: "),
         (500, "someone/net", "the hub did not take someone/net: HfHubHTTPError: "),
         (None, "some/one?", "the hub did not take some/one?: HFValidationError: "),
-        (None, "someone", "someone is no name of a repository with its owner, such as someone/capsnet-mnist"),
+        (None, "someone", "a repository must be named OWNER/NAME, such as someone/capsnet-mnist, got someone"),
     ):
         hub.refuse_with = refuse_with
         with pytest.raises(InputError) as caught:
