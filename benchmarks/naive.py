@@ -8,6 +8,7 @@ weights, copied.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,17 @@ def naive_routing(poses: Tensor, weight: Tensor, num_iterations: int = 3, stop_g
         if not last:
             logits = logits + (constant_votes * capsules).sum(3, keepdim=True)
     return capsules.squeeze(4).squeeze(1)
+
+
+def einsum_routing(poses: Tensor, weight: Tensor, num_iterations: int = 3, stop_gradient: bool = False) -> Tensor:
+    """The same by einsum, without axes of size one: the plain formulation that compilers do most for."""
+    votes = torch.einsum("bik,ijdk->bijd", poses, weight)
+    constant_votes = votes.detach() if stop_gradient else votes
+    logits = torch.zeros(votes.shape[:3], dtype=poses.dtype, device=poses.device)
+    for _ in range(num_iterations - 1):
+        capsules = _squash(torch.einsum("bij,bijd->bjd", logits.softmax(2), constant_votes), 2)
+        logits = logits + torch.einsum("bijd,bjd->bij", constant_votes, capsules)
+    return _squash(torch.einsum("bij,bijd->bjd", logits.softmax(2), votes), 2)
 
 
 def _squash(s: Tensor, dim: int = 3, eps: float = 1e-7) -> Tensor:
@@ -94,11 +106,12 @@ class NaiveCapsNet(nn.Module):
     Args:
         network: sabour2017 with any sizes.
         stop_gradient: Detach the votes of all iterations but the last.
+        routing: :func:`naive_routing`, or another of its arguments.
     """
 
-    def __init__(self, network: CapsNet, stop_gradient: bool) -> None:
+    def __init__(self, network: CapsNet, stop_gradient: bool, routing: Callable[..., Tensor] = naive_routing) -> None:
         super().__init__()
-        self.stop_gradient = stop_gradient
+        self.stop_gradient, self.routing = stop_gradient, routing
         self.types, self.dim = network.primary_capsules.primary_types, network.primary_capsules.primary_dim
         self.convolutions = Convolutions(network)
         # contiguous, (I, J, D, K), as published code keeps it
@@ -111,7 +124,7 @@ class NaiveCapsNet(nn.Module):
         maps = self.convolutions(images)
         grouped = maps.view(len(maps), self.types, self.dim, -1)  # (B, types, K, locations)
         poses = grouped.permute(0, 1, 3, 2).reshape(len(maps), -1, self.dim)
-        return naive_routing(_squash(poses, 2), self.weight, 3, self.stop_gradient)
+        return self.routing(_squash(poses, 2), self.weight, 3, self.stop_gradient)
 
     def forward(self, images: Tensor, targets: Tensor) -> ModelOutput:
         """Lengths, capsules and the reconstruction from the labels' capsules."""

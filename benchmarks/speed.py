@@ -1,7 +1,7 @@
 """The ratios of docs/speed.md: torchcaps beside published code, its own plain ways, and other routings.
 
-    python benchmarks/speed.py                          # all sections: about 30 minutes of an otherwise idle machine
-    python benchmarks/speed.py step routing             # some of: convolution, choice, step, routing, costs, export
+    python benchmarks/speed.py                          # all sections: about 45 minutes of an otherwise idle machine
+    python benchmarks/speed.py step routing             # some of the sections, which --help lists
     python benchmarks/speed.py --isa avx2               # the same on this CPU without AVX-512
     python benchmarks/speed.py --out speed.jsonl        # appends a line for each ratio
     python benchmarks/speed.py --table speed.jsonl      # measures nothing; prints the table of a file, as Markdown
@@ -20,11 +20,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import measuring
 import torch
 import torch.nn.functional as F
 from measuring import (
@@ -38,14 +40,15 @@ from measuring import (
     ratio,
     times_in_turns,
 )
-from naive import Convolutions, NaiveCapsNet, naive_routing
+from naive import Convolutions, NaiveCapsNet, einsum_routing, naive_routing
+from naive_mixtures import naive_network
 from torch import Tensor, nn
 
 from torchcaps import fit, route, squash
 from torchcaps.datasets import ImageSet
 from torchcaps.export import Description, OnnxModel, export_onnx
 from torchcaps.models import CapsNet, create_model
-from torchcaps.nn import Capsules, DenseCapsules, DenseVotes
+from torchcaps.nn import Capsules, ConvCapsules, DenseCapsules, DenseVotes
 from torchcaps.ops.convolution import Backend, convolve
 from torchcaps.training import Progress, Recipe
 
@@ -78,6 +81,12 @@ class Sizes(NamedTuple):
     seconds: float = 0.2
     """A measurement of a short piece of work repeats it for about so long."""
     export_presets: tuple[str, ...] = ("sabour2017", "compact")
+    compiled_presets: Mapping[str, int] = {"compact": 64, "first": 64, "hinton2018-paper": 8}
+    """Presets that are compiled besides sabour2017, and the images of their batches."""
+    compiler: str = "inductor"
+    """The backend of ``torch.compile``."""
+    compile: bool = True
+    """Whether plain formulations are also compiled, which takes minutes."""
 
 
 QUICK = Sizes(
@@ -92,6 +101,9 @@ QUICK = Sizes(
     choice_batches=(1,),
     seconds=0.0,
     export_presets=("compact",),
+    compiled_presets={"first": 2},
+    compiler="aot_eager",
+    compile=False,
 )
 
 
@@ -207,7 +219,7 @@ class Contender:
     """A network with its optimizer and precision.
 
     Args:
-        name: ``"torchcaps"``, ``"naive"`` or ``"convolutions"``.
+        name: ``"torchcaps"``, ``"naive"``, ``"einsum"`` or ``"convolutions"``.
         network: The differences from sabour2017.
         stop_gradient: Take gradients through the last weighted sum only.
         bf16: Compute in bfloat16 by autocast.
@@ -224,8 +236,9 @@ class Contender:
         torch.manual_seed(0)
         self.network = new_network(Sizes(network=network), stop_gradient=stop_gradient).to(device)
         self.module: nn.Module = self.network
-        if name == "naive":
-            self.module = NaiveCapsNet(self.network, stop_gradient)
+        if name in ("naive", "einsum"):
+            routing = einsum_routing if name == "einsum" else naive_routing
+            self.module = NaiveCapsNet(self.network, stop_gradient, routing)
         elif name == "convolutions":
             self.module = Convolutions(self.network)
         if name != "torchcaps":
@@ -314,6 +327,13 @@ def step(sizes: Sizes) -> Iterator[Row]:
         "convolutions": partial(run, pooled, loss=_mean_square),
     }
     yield compare("epoch of torchcaps.fit: torchcaps ÷ convolutions alone", works, max(sizes.rounds // 2, 1))
+
+
+def compiled(sizes: Sizes) -> Iterator[Row]:
+    """Steps compiled with torch.compile."""
+    from compiling import compiled_steps  # which imports this module
+
+    return compiled_steps(sizes)
 
 
 def _mean_square(output: Tensor, _: Tensor) -> Tensor:
@@ -414,6 +434,90 @@ def large_layer(name: str, batch: int, layer: Layer) -> tuple[float, float]:
     return times_in_turns({name: work}, 1)[name][0], peak
 
 
+# ---- EM and variational Bayes
+
+MIXTURES = {"em": "hinton2018-paper", "vb": "vb2020"}
+
+
+def new_mixture(routing: str, batch: int, layer: Layer, over: str = "") -> tuple[nn.Module, Work]:
+    """A network of matrix capsules, or MNIST's dense layer if ``over`` is empty, with its arguments in a list."""
+    torch.manual_seed(0)
+    if not over:
+        I, K, J, D = layer
+        capsules = Capsules(torch.randn(batch, I, K, requires_grad=True), torch.rand(batch, I))
+        return DenseCapsules(I, K, J, D, routing=routing), lambda: capsules
+    network = create_model(MIXTURES[routing], (1, 28, 28), 10)
+    for module in network.modules():
+        if isinstance(module, ConvCapsules):
+            module.compete_over = over  # type: ignore[assignment]
+    images = torch.rand(batch, 1, 28, 28)
+    return network, lambda: images
+
+
+def mixture_result(module: nn.Module, given: Work) -> tuple[Tensor, Tensor]:
+    """Poses and activations of a layer, or the scores of a network, twice."""
+    output = module(given())
+    if not isinstance(output, Capsules):
+        return output.scores, output.scores
+    assert output.activations is not None
+    return output.poses, output.activations
+
+
+def run_mixture(module: nn.Module, given: Work, both: bool) -> None:
+    """A forward pass, or that and a backward pass."""
+    with torch.set_grad_enabled(both):
+        poses, active = mixture_result(module, given)
+        if both:
+            (poses.square().sum() + active.sum()).backward()
+            module.zero_grad()
+
+
+def check_mixture(what: str, ours: nn.Module, plain: nn.Module, given: Work) -> None:
+    """Compare results and the gradients of all weights."""
+    for found, wanted in zip(mixture_result(ours, given), mixture_result(plain, given), strict=True):
+        expect(what, found.detach(), wanted.detach(), 1e-3)
+    for module in (ours, plain):
+        poses, active = mixture_result(module, given)
+        (poses.square().sum() + active.sum()).backward()
+    for own, other in zip(ours.parameters(), plain.parameters(), strict=True):
+        if own.ndim > 1 and own.grad is not None and other.grad is not None:
+            expect(f"{what}, gradients", own.grad, other.grad, 5e-2)  # EM in float32 is about 1e-3 off itself
+        own.grad = other.grad = None
+
+
+def mixtures(sizes: Sizes) -> Iterator[Row]:
+    """Steps of hinton2018-paper and vb2020 and MNIST's layer alone, against the plain formulation; memory."""
+    batch = max(sizes.batch // 4, 2)
+    for routing, over in itertools.product(MIXTURES, ("types", "types-and-positions", "")):
+        what = f"{MIXTURES[routing]}, {over.replace('-', ' ')}" if over else f"MNIST's layer, {routing.upper()}"
+        number = batch if over else 2 * batch
+        ours, given = new_mixture(routing, number, sizes.layer, over)
+        plain = naive_network(ours)
+        check_mixture(what, ours, plain, given)
+        modules = {"plain": plain, "torchcaps": ours}
+        if sizes.compile:
+            modules["compiled"] = naive_network(ours)
+            modules["compiled"].compile()
+        for both in (False, True):
+            works = {name: partial(run_mixture, module, given, both) for name, module in modules.items()}
+            times = times_in_turns(works, sizes.rounds)
+            for name in [each for each in modules if each != "torchcaps"]:
+                how = f"{what}, forward{' + backward' if both else ''}: {name} ÷ torchcaps"
+                yield Row(how, ratio(times[name], times["torchcaps"]), times)
+        if not over:
+            peaks = [
+                isolated("speed", "mixture_peak", name, routing, number, sizes.layer) for name in ("ours", "plain")
+            ]
+            yield Row(f"{what}, peak memory: torchcaps ÷ plain", peaks[0] / peaks[1])
+
+
+def mixture_peak(name: str, routing: str, batch: int, layer: Layer) -> float:
+    """Peak memory of two forward and backward passes of the dense layer in this process, MiB."""
+    ours, given = new_mixture(routing, batch, layer)
+    module = ours if name == "ours" else naive_network(ours)
+    return peak_mib(lambda: partial(run_mixture, module, given, True), 2)
+
+
 # ---- the other routings, and exported networks
 
 COSTS: dict[str, dict[str, Any]] = {
@@ -485,7 +589,9 @@ SECTIONS = {
     "convolution": convolution,
     "choice": choice,
     "step": step,
+    "compile": compiled,
     "routing": routing,
+    "mixtures": mixtures,
     "costs": costs,
     "export": export,
 }
@@ -531,6 +637,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--isa", choices=("native", "avx2"), default="native", help="compute as a CPU without AVX-512")
     parser.add_argument("--rounds", type=int, help=f"of each comparison ({Sizes().rounds})")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--cpu-time", action="store_true", help="time of the processor, for a machine that others use")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: the numbers mean nothing")
     parser.add_argument("--out", type=Path, metavar="FILE", help="append the ratios to this file, as lines of JSON")
     parser.add_argument("--table", type=Path, metavar="FILE", help="only print the table of such a file")
@@ -548,6 +655,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.rounds is not None:
         sizes = sizes._replace(rounds=options.rounds)
     facts = environment() | ({"quick": True} if options.quick else {})
+    if options.cpu_time:
+        measuring.CLOCK, facts["clock"] = time.process_time, "processor"
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     for name in options.sections or SECTIONS:
         try:
@@ -564,4 +673,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from speed import main as run  # so that sections in other files share this module
+
+    sys.exit(run())

@@ -1,5 +1,7 @@
 """Networks of torchcaps in the hands of other libraries: what these do with parameters, and with whole networks."""
 
+import importlib.metadata
+import re
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +112,62 @@ def test_safetensors_saves_a_state_dict(tmp_path: Path) -> None:
     other = network("dense")
     other.load_state_dict(load_file(tmp_path / "weights.safetensors"))
     assert all(map(torch.equal, other.parameters(), model.parameters()))
+
+
+# ---- the page's snippets
+
+PAGE = (Path(__file__).parent.parent / "docs" / "other-tools.md").read_text(encoding="utf-8")
+COMMON = "".join(re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
+SNIPPETS = dict(re.findall(r'^```python title="(\w+)"\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL))
+
+
+@pytest.mark.parametrize("package", SNIPPETS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_snippet_of_the_page(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        importlib.metadata.version(package)  # an import of "datasets" would find this folder's
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"{package} is not installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    exec(compile(COMMON + SNIPPETS[package], f"docs/other-tools.md, {package}", "exec"), {})
+
+
+def test_scores_only_is_the_network_s_scores() -> None:
+    model = network().eval()
+    images = torch.rand(3, 1, 28, 28)
+    only = model.scores_only()
+    assert not only.training
+    assert only(images).equal(model(images).scores)
+    assert {id(each) for each in only.parameters()} == {id(each) for each in model.parameters()}
+    traced = torch.jit.trace(only, images)
+    assert torch.allclose(traced(images[:2]), model(images[:2]).scores, atol=1e-6)
+
+
+class WithLoss(torch.nn.Module):
+    """A network that returns its loss, as transformers' Trainer asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network()
+
+    def forward(self, pixel_values: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        output = self.network(pixel_values, self.network.decoder_targets(labels))
+        return {"loss": self.network.loss(output, pixel_values, labels).total, "logits": output.scores}
+
+
+def test_the_trainer_of_transformers_writes_a_checkpoint_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr(
+        "transformers.trainer.is_datasets_available", lambda: False
+    )  # it mistakes tests/datasets for one
+    data = [{"pixel_values": torch.rand(1, 28, 28), "labels": number % 5} for number in range(8)]
+    options = {"per_device_train_batch_size": 4, "save_steps": 1, "report_to": [], "use_cpu": True}
+    for steps in (1, 2):
+        arguments = transformers.TrainingArguments(str(tmp_path), max_steps=steps, **options)
+        trainer = transformers.Trainer(WithLoss(), arguments, train_dataset=data)
+        trainer.train(resume_from_checkpoint=steps > 1)
+    assert trainer.state.global_step == 2
+    assert (tmp_path / "checkpoint-2" / "model.safetensors").exists()

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchcaps.datasets import ImageSet
 from torchcaps.datasets.sources import mnist
 from torchcaps.training import Progress, TrainConfig, make_config, resume, train
-from torchcaps.training.folder import read_checkpoint
+from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.state import JUDGED
 
 

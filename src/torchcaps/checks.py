@@ -6,6 +6,7 @@ shape, a letter is one size throughout a call, and ``{self.name}`` is an attribu
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -13,6 +14,8 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 import torch
@@ -35,7 +38,10 @@ _KINDS = {
     "Bool": ((torch.bool,), "a tensor of True and False"),
     "Shaped": ((*INTEGERS, torch.bool, *FLOATS), "a tensor of numbers"),
 }
-_NAMES = {int: "an integer", float: "a number", str: "a text", bool: "True or False"}
+_NAMES = {int: "an integer", float: "a number", str: "a text", bool: "True or False", Path: "a path"}
+_COLLECTIONS: dict[Any, str] = {Sequence: "a sequence", Mapping: "a mapping", Callable: "a function"}
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 Sizes = dict[str, Any]
@@ -50,7 +56,9 @@ def checked(function: FunctionT) -> FunctionT:
         InputError: A number is out of range, a choice is unknown, shapes do not agree, or tensors are on different
             devices; also a ValueError.
     """
-    names = list(inspect.signature(function).parameters)
+    parameters = inspect.signature(function).parameters
+    names = [name for name, each in parameters.items() if each.kind in _POSITIONAL]
+    rest = {name for name, each in parameters.items() if each.kind in _REST}
     title = function.__qualname__.rpartition("<locals>.")[2]
     of_object = names[:1] == ["self"]
     method = title.rpartition(".")[2]
@@ -58,7 +66,7 @@ def checked(function: FunctionT) -> FunctionT:
 
     @functools.cache
     def hints() -> Mapping[str, Any]:
-        return typing.get_type_hints(function, include_extras=True)
+        return {name: hint for name, hint in _hints_of(function).items() if name not in rest}
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -72,6 +80,17 @@ def checked(function: FunctionT) -> FunctionT:
         return function(*args, **kwargs)
 
     return cast(FunctionT, call)
+
+
+def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of a function, except those that only a type checker imports."""
+    found: dict[str, Any] = {}
+    names = inspect.unwrap(function).__globals__
+    for name, hint in function.__annotations__.items():
+        alone = types.SimpleNamespace(__annotations__={name: hint})
+        with contextlib.suppress(NameError):
+            found |= typing.get_type_hints(alone, names, include_extras=True)
+    return found
 
 
 def check(name: str, value: Any, hint: Any, sizes: Sizes | None = None, owner: Any = None) -> None:
@@ -90,10 +109,12 @@ def check(name: str, value: Any, hint: Any, sizes: Sizes | None = None, owner: A
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     sizes = {} if sizes is None else sizes
-    if hasattr(hint, "dim_str"):
+    if hasattr(hint, "dim_str") and hint.array_type is Tensor:
         _check_tensor(name, value, hint, sizes, owner)
     elif origin is Annotated and isinstance(args[1], Range):
         args[1].check(name, value)
+    elif origin is typing.NotRequired:
+        check(name, value, args[0], sizes, owner)
     elif origin is Literal:
         if not isinstance(value, str) or value not in args:
             raise InputError(f"{name} must be one of {', '.join(args)}, got {shown(value)}")
@@ -108,12 +129,59 @@ def check(name: str, value: Any, hint: Any, sizes: Sizes | None = None, owner: A
             raise InputError(f"{name} must have at most {MAX_ENTRIES} entries, got {len(value)}")
         for item in value:
             check(name, item, args[0], sizes, owner)
-    elif isinstance(hint, type) and hint is not Any:
-        fits = is_number(value) if hint is float else isinstance(value, hint)
-        if not fits or (hint is int and isinstance(value, bool)):
-            article = "an" if hint.__name__[0] in "AEIOU" else "a"
-            got = "a tensor" if isinstance(value, Tensor) else shown(value)
-            raise WrongType(f"{name} must be {_NAMES.get(hint, f'{article} {hint.__name__}')}, got {got}")
+    elif origin in (list, dict):
+        if not isinstance(value, origin):
+            raise WrongType(f"{name} must be a {origin.__name__}, got {shown(value)}")
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if origin is dict:
+                check(f"a key of {name}", key, args[0])
+            check(f"{name}[{key!r}]", item, args[-1])
+    elif typing.is_typeddict(hint):
+        check_contents(name, value, hint)
+    elif origin in _COLLECTIONS:
+        is_text = isinstance(value, str) and origin is not Callable
+        if is_text or not isinstance(value, origin):
+            raise WrongType(f"{name} must be {_COLLECTIONS[origin]}, got {_got(value)}")
+        if origin is Sequence and isinstance(value, list | tuple):
+            for item in value:
+                check(name, item, args[0], sizes, owner)
+    elif isinstance(hint, type) and hint is not Any and not _is_instance(value, hint):
+        raise WrongType(f"{name} must be {_NAMES.get(hint) or with_article(hint.__name__)}, got {_got(value)}")
+
+
+def _is_instance(value: Any, hint: type) -> bool:
+    if hint is float or getattr(hint, "_is_protocol", False):  # an object without a protocol's methods fails later
+        return hint is not float or is_number(value)
+    if hint is int:
+        return isinstance(value, Integral) and not isinstance(value, bool)
+    return isinstance(getattr(value, "_orig_mod", value), hint)  # a module that torch.compile wraps
+
+
+def _got(value: object) -> str:
+    """Return the ``repr`` of a plain value, and the type of any other, because a module's ``repr`` fills lines."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | list | tuple | dict):
+        return shown(value)
+    return "a tensor" if isinstance(value, Tensor) else with_article(type(value).__name__)
+
+
+def with_article(word: str) -> str:
+    """Return a word with "a" or "an" before it."""
+    return f"{'an' if word[:1] in 'AEIOUaeio' else 'a'} {word}"
+
+
+def check_contents(name: str, contents: Any, kind: type) -> None:
+    """Raise InputError unless a mapping read from a file has the fields of a ``TypedDict`` or a dataclass.
+
+    Each value is checked against the annotation of its field. Fields of a dataclass and ``NotRequired`` fields may be
+    missing. Unknown entries are ignored.
+    """
+    if not isinstance(contents, Mapping):
+        raise WrongType(f"{name} must be a mapping, got {shown(contents)}")
+    for field, hint in typing.get_type_hints(kind, include_extras=True).items():
+        if field in contents:
+            check(f"{name}.{field}", contents[field], hint)
+        elif typing.is_typeddict(kind) and typing.get_origin(hint) is not typing.NotRequired:
+            raise InputError(f"{name} has no {field}")
 
 
 def _check_union(name: str, value: Any, hints: tuple[Any, ...], sizes: Sizes, owner: Any) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.errors import InputError, reason_of, shown
+from torchcaps.errors import InputError, WrongType, reason_of, shown
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -93,6 +93,17 @@ def user_path(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         raise InputError(f"{path} begins with the home folder of an unknown user; write the whole path") from None
+
+
+def as_path(name: str, value: object) -> Path:
+    """Return an argument as a path; errors call it ``name``.
+
+    Raises:
+        WrongType: The value is neither a text nor a path.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise WrongType(f"{name} must be a path, got {type(value).__name__}")
+    return Path(value)
 
 
 def check_path(text: str) -> None:

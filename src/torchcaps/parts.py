@@ -88,6 +88,7 @@ class Option(NamedTuple):
     """Kind of the parts that the option holds; None if it holds no parts."""
 
 
+@checked
 def register(kind: str, name: str) -> Callable[[ClassT], ClassT]:
     """Register a class as a part of a kind: the decorator of every part, also of your own parts.
 

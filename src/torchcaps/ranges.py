@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -38,7 +40,8 @@ class Range:
             return False
         if self.whole and not isinstance(value, Integral):
             return False
-        excluded = (self.above and value == self.least) or (self.below and value == self.most)
+        near = _as_float32(value)
+        excluded = (self.above and near == self.least) or (self.below and near == self.most)
         return not excluded and (not self.odd or value % 2 == 1)
 
     def __str__(self) -> str:
@@ -53,6 +56,15 @@ class Range:
             kind = "a whole number, " if self.whole and is_number(value) and not isinstance(value, Integral) else ""
             error = InputError if is_number(value) and not kind else WrongType
             raise error(f"{name} must be {kind}{self}, got {shown(value)}")
+
+
+def _as_float32(value: Any) -> float:
+    """Return the float32 number that a network computes with."""
+    try:
+        (near,) = struct.unpack("f", struct.pack("f", value))
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return float(near)
 
 
 def is_number(value: object) -> bool:
@@ -114,6 +126,10 @@ PositiveFactor = Annotated[float, Range(0, _MAX_FLOAT, above=True)]
 """A scale, a rate or a duration."""
 Epsilon = Annotated[float, Range(1e-24, 1)]
 """Number added under a square root. The gradient of a smaller root would overflow in float32."""
+Amount = Annotated[float, Range(0, 1e300)]
+"""Seconds, bytes and other amounts in a file; NaN is not allowed."""
+Finite = Annotated[float, Range(-1e300, 1e300)]
+"""Any finite number."""
 Degrees = Annotated[float, Range(0, 180)]
 """Largest angle of a rotation in either direction, degrees."""
 Share = Annotated[float, Range(0, 1)]

@@ -6,6 +6,7 @@ Every question to a private part of torch stands here, so that a new version of 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -65,8 +66,20 @@ def is_float32_on_cpu(*tensors: Tensor | None) -> bool:
 
     None among the tensors is passed over, as for a layer without a bias.
     """
-    return (is_eager() and not torch.is_autocast_enabled("cpu")) and all(
-        type(t) in (Tensor, nn.Parameter)
+    return is_eager() and _are_float32_on_cpu(tensors)
+
+
+def is_compiled_as_one(*tensors: Tensor | None) -> bool:
+    """Return True if an operation of this library for float32 tensors on the CPU may stand in a compiled graph.
+
+    Unlike :func:`is_float32_on_cpu` this asks nothing of the tensors' class, since they are stand-ins in the graph.
+    """
+    return torch.compiler.is_compiling() and not needs_torch_operations() and _are_float32_on_cpu(tensors, typed=False)
+
+
+def _are_float32_on_cpu(tensors: Sequence[Tensor | None], *, typed: bool = True) -> bool:
+    return not torch.is_autocast_enabled("cpu") and all(
+        (not typed or type(t) in (Tensor, nn.Parameter))
         and (t.device.type, t.dtype, t.layout) == ("cpu", torch.float32, torch.strided)
         for t in tensors
         if t is not None
@@ -78,7 +91,7 @@ def can_look(tensor: Tensor) -> bool:
 
     A tensor has none on the ``meta`` device, in a graph that is compiled or exported, and under ``torch.vmap``.
     """
-    return tensor.device.type == "cpu" and tensor.numel() > 0 and is_eager() and not is_fake(tensor)
+    return is_eager() and tensor.device.type == "cpu" and tensor.numel() > 0 and not is_fake(tensor)
 
 
 def has_saved_tensor_hooks() -> bool:

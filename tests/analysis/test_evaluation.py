@@ -12,20 +12,19 @@ from torch import nn
 from torchcaps.analysis import Evaluation, evaluate
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
-from torchcaps.models import Losses, ModelOutput
+from torchcaps.models import Losses, ModelOutput, Network
 
 
-class Oracle(nn.Module):
+class Oracle(Network):
     """Gives each image the classes that its first pixels are; the loss of an image is its last pixel."""
 
-    decoder, task = None, "classes"
+    decoder = None
 
     def __init__(self, num_classes: int, objects: int = 1) -> None:
-        super().__init__()
-        self.num_classes, self.objects, self.in_shape = num_classes, objects, (1, 1, objects + 1)
+        super().__init__((1, 1, objects + 1), num_classes, objects)
         self.weight = nn.Parameter(torch.zeros(1))
 
-    def forward(self, images, targets=None):
+    def forward(self, images, targets=None, return_coupling=False):
         given = (images[:, 0, 0, :-1] * 255).round().long()
         lengths = torch.linspace(0.9, 0.7, self.objects).expand_as(given)
         return ModelOutput(torch.zeros(len(images), self.num_classes).scatter(1, given, lengths))

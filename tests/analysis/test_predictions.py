@@ -63,7 +63,7 @@ def test_what_cannot_be_predicted(make_model, make_images):
         (one, make_images(1, (3, 8, 10)), None, r"\(1, 3, 8, 10\)"),
         (one, images, torch.tensor([1]), r"shape \(2,\)"),
         (one, images, torch.tensor([0, 4]), r"0\.\.3, got 0\.\.4"),
-        (one, images, [0, 1], "labels must be a tensor of integers, got list"),
+        (one, images, [0, 1], "predict: targets must be a .*, got list"),
         (two, images, torch.tensor([0, 1]), r"\(2, 2\), 2 for each image"),
         (two, images, torch.tensor([[0, 1], [2, 2]]), "with a class twice"),
     ):

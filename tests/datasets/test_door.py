@@ -41,7 +41,7 @@ from torchcaps.datasets import ImageSet, load_dataset
 from torchcaps.errors import InputError, WrongType
 from torchcaps.sklearn import CapsNetClassifier
 from torchcaps.training import Interrupted, Progress, Recipe
-from torchcaps.training.folder import read_checkpoint
+from torchcaps.training.checkpoint import read_checkpoint
 
 N, J = 48, 3
 PIXELS = torch.zeros(N, 1, 18, 18, dtype=torch.uint8)

@@ -16,7 +16,7 @@ from torchcaps.models.pretrained import checksum
 from torchcaps.nn.transforms import WeightTransform
 from torchcaps.parts import PARTS
 from torchcaps.training import Progress, Recipe
-from torchcaps.training.folder import read_checkpoint
+from torchcaps.training.checkpoint import read_checkpoint
 
 SMALL = {"conv_channels": 8, "primary_types": 2, "primary_dim": 4, "capsule_dim": 4, "decoder": None}
 TRANSFORMS = sorted(name for name, made in PARTS["transform"].items() if issubclass(made, WeightTransform))

@@ -240,7 +240,7 @@ def test_blocks_fit_the_working_memory_and_the_caches(monkeypatch: pytest.Monkey
     tensors = capsules.activations, *torch.zeros(2, 4), capsules.poses, random(24, 4, P, P), None
 
     def lengths(children: Tensor | None = None) -> list[int]:
-        options = fitting.Options("em", 1, (1.0, 1.0, 0.0), "matrix", 25)
+        options = fitting.Options("em", 1, (1.0, 1.0, 0.0, 1.0), "matrix", 25)
         return [each.stop - each.start for each in fitting._Call(tensors, None, children, options).blocks()]
 
     row = 24 * 4 * P * P * 8 / 2**20

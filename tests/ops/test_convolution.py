@@ -17,7 +17,7 @@ from support import assert_as_exact, assert_close, assert_raises, assert_same, w
 from torchcaps.errors import InputError, WrongType
 from torchcaps.machine import MIB
 from torchcaps.ops import convolution
-from torchcaps.ops.convolution import Shape, choice, choose, columns, convolve, transform
+from torchcaps.ops.convolution import Shape, choice, choose, columns, convolve, passes, transform
 from torchcaps.ops.convolution.points import Plan, best_plan
 from torchcaps.ops.memory import get_working_memory, set_working_memory
 
@@ -152,7 +152,7 @@ def test_products_of_planes_are_conv2d(always: None, ways: list[str], monkeypatc
         check(case, "transform")
     for case, tile in itertools.product((USUAL, CASES[1], CASES[5]), [(1, 1), (2, 3), (3, 1), (4, 6), (7, 2), (12, 9)]):
         with monkeypatch.context() as patch:
-            patch.setattr(convolution, "best_plan", lambda shape, images, tile=tile: Plan(shape, tile))
+            patch.setattr(passes, "best_plan", lambda shape, images, tile=tile: Plan(shape, tile))
             check(case, "transform")
     assert set(ways) == {"transform", "kernel"}
     for case in CASES[:8]:
@@ -282,7 +282,7 @@ def test_little_working_memory_makes_pieces(ways: list[str], always: None) -> No
 
 def test_the_kernel_s_planes_serve_the_next_call(ways: list[str], always: None) -> None:
     leaves, wider = make(), torch.randn(2, 7, 30, 31)
-    convolution._kept.clear()
+    passes._kept.clear()
     with torch.no_grad():
         first, second = (fast(leaves, USUAL, "transform") for _ in range(2))
         assert ways.count("kernel") == 1
@@ -294,12 +294,12 @@ def test_the_kernel_s_planes_serve_the_next_call(ways: list[str], always: None) 
         assert_same({"maps": fast(other, USUAL, "transform")}, {"maps": plain(other, USUAL)})
         del other
         gc.collect()
-        assert list(convolution._kept) == [leaves["weight"]], "they go with their kernel"
+        assert list(passes._kept) == [leaves["weight"]], "they go with their kernel"
 
 
 def test_networks_used_in_turn_keep_their_planes(ways: list[str], always: None) -> None:
-    convolution._kept.clear()
-    networks = [make() for _ in range(convolution.MAX_KEPT_KERNELS + 1)]
+    passes._kept.clear()
+    networks = [make() for _ in range(passes.MAX_KEPT_KERNELS + 1)]
     with torch.no_grad():
         for number in (2, len(networks) - 1, len(networks)):
             ways.clear()
@@ -307,13 +307,13 @@ def test_networks_used_in_turn_keep_their_planes(ways: list[str], always: None) 
                 for leaves in networks[:number]:
                     assert_same({"maps": fast(leaves, USUAL, "transform")}, {"maps": plain(leaves, USUAL)})
             assert ways.count("kernel") == {2: 2, 4: 2, 5: 6}[number], "of five, one is dropped each time"
-        planes = next(iter(convolution._kept.values()))[2]
+        planes = next(iter(passes._kept.values()))[2]
         set_working_memory(2.5 * sum(group.nbytes for group in planes) / MIB)
         networks.append(make())
         fast(networks[-1], USUAL, "transform")
-        assert len(convolution._kept) == 2, "all kept planes fit into the working memory"
+        assert len(passes._kept) == 2, "all kept planes fit into the working memory"
     fast(networks[-1], USUAL, "transform")
-    assert len(convolution._kept) == 1, "a kernel that is being trained is forgotten"
+    assert len(passes._kept) == 1, "a kernel that is being trained is forgotten"
 
 
 # ---- the choice

@@ -71,10 +71,19 @@ def test_a_fit_that_is_stopped_goes_on_exactly(tmp_path: Path, data: Any, step: 
     whole, rows = start(tmp_path / "whole", data())
     with pytest.raises(Interrupted, match=f"stopped after step {step}; go on with: the same call of fit"):
         start(tmp_path / "broken", data(), progress=StopAt(step, signal.SIGTERM))
+    for name in ("last.ckpt", "metrics.csv", "best/model.safetensors"):  # of a process that was killed as it wrote
+        left = tmp_path / "broken" / name
+        left.parent.mkdir(exist_ok=True)
+        left.with_name(f".{left.name}.01234567{left.suffix}").touch()
     again, found = start(tmp_path / "broken", data())
     assert same_weights(again.state_dict(), whole.state_dict())
     assert found == rows
-    assert {path.name for path in (tmp_path / "broken").iterdir()} == {"best", "last.ckpt", "metrics.csv"}
+    assert {path.name for path in (tmp_path / "broken").rglob("*")} == {
+        "best",
+        "last.ckpt",
+        "metrics.csv",
+        "model.safetensors",
+    }
     assert same_weights(load_file(tmp_path / "broken" / "best" / "model.safetensors"), whole.state_dict())
 
 

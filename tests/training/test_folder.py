@@ -14,7 +14,8 @@ from tiny_runs import go_on, run, same_weights, tiny_config
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path
 from torchcaps.training import Progress, TrainConfig, load_run, resume
-from torchcaps.training.folder import HOLDER, LOCK, lock_folder, read_checkpoint
+from torchcaps.training.checkpoint import read_checkpoint
+from torchcaps.training.folder import HOLDER, LOCK, lock_folder
 
 
 def contents(folder: Path) -> dict[str, bytes]:

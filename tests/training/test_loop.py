@@ -29,7 +29,7 @@ from torchcaps.training import (
     make_config,
     train,
 )
-from torchcaps.training.folder import read_checkpoint
+from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.loop import Trainer
 from torchcaps.training.state import JUDGED
 from torchcaps.training.step import forward

@@ -18,7 +18,7 @@ from torchcaps.errors import InputError
 from torchcaps.models import create_model, load_pretrained
 from torchcaps.ranges import PositiveFactor
 from torchcaps.training import Interrupted, Progress, TrainConfig, devices, load_run, resume, train
-from torchcaps.training.folder import read_checkpoint
+from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.load import start_from
 from torchcaps.training.loop import Trainer
 

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from torchcaps.analysis.results import Scored
+from torchcaps.errors import WrongType
 from torchcaps.ranges import INDEX, Range
 
 USUAL = 0.99
@@ -116,6 +117,9 @@ def squared_errors(images: Float[np.ndarray, "N C H W"], reconstructions: Drawn)
 
     It is not divided by Σx²: then much ink would excuse much error, and a letter of broad strokes pass for a digit.
     """
+    for name, each in (("images", images), ("reconstructions", reconstructions)):
+        if not isinstance(each, np.ndarray):
+            raise WrongType(f"squared_errors: {name} must be an array, got {type(each).__name__}")
     return ((images - full(reconstructions)) ** 2).sum((1, 2, 3))
 
 

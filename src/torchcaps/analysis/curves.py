@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torchcaps.analysis.figures import COLOURS, MUTED, draw_legend, new_figure, style_axes
 from torchcaps.analysis.results import Comparison
 from torchcaps.errors import InputError, visible
-from torchcaps.files import read_text, reading
+from torchcaps.files import as_path, read_text, reading
 from torchcaps.tasks import TaskName, find_task
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def read_metrics(path: str | Path) -> Metrics:
     Raises:
         InputError: The file is missing or damaged, or has no row, or lacks a column that is drawn.
     """
-    path = Path(path)
+    path = as_path("read_metrics: path", path)
     if path.is_dir():
         path = path / "metrics.csv"
     text = read_text(path, "metrics")

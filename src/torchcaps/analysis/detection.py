@@ -23,7 +23,7 @@ from torchcaps.analysis.defaults import EVASION_STEPS
 from torchcaps.analysis.inference import over_batches, require_decoder, require_one_object
 from torchcaps.analysis.results import Result, Table, percent
 from torchcaps.analysis.robustness import Goal, attack, score_margin
-from torchcaps.checks import check
+from torchcaps.checks import check, checked
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import ModelOutput, Network
@@ -133,6 +133,7 @@ class Detections(Result):
         return [Table([limits, alarms], title=title), *([Table(rows, columns)] if rows else [])]
 
 
+@checked
 def fit_detector(model: Network, validation: ImageSet, *, measure: Measure | None = None) -> Detector:
     """Compute the thresholds of a detector from validation images.
 
@@ -156,6 +157,7 @@ def fit_detector(model: Network, validation: ImageSet, *, measure: Measure | Non
     return dataclasses.replace(unit, limits=tuple(limits))
 
 
+@checked
 def distance_ratios(
     model: Network, images: Shaped[Tensor, "N C H W"], detector: Detector
 ) -> tuple[Float[np.ndarray, "N"], Int[np.ndarray, "N"]]:
@@ -165,12 +167,13 @@ def distance_ratios(
 
     def measure(pixels: Tensor, _: object) -> tuple[Tensor, Tensor]:
         output = model(pixels)
-        return detector.ratios(output, pixels).double(), output.scores.argmax(1)
+        return detector.ratios(output, pixels), output.scores.argmax(1)
 
     ratios, classes = over_batches(measure, model, images)
-    return ratios.numpy(), classes.numpy()
+    return ratios.double().numpy(), classes.numpy()
 
 
+@checked
 def evasion(model: Network, detector: Detector) -> Goal:
     """Return the goal of an adaptive attack, which knows the detector, for :func:`~torchcaps.analysis.attack`.
 
@@ -190,6 +193,7 @@ def evasion(model: Network, detector: Detector) -> Goal:
     return goal
 
 
+@checked
 def detect(
     model: Network,
     test: ImageSet,

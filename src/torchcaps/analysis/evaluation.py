@@ -25,7 +25,7 @@ from torchcaps.analysis.figures import SMALL, TEXT, TINY, new_figure, shorten
 from torchcaps.analysis.inference import BATCH, as_pixels, check_labels, class_labels, classes_of, inference, to_pixels
 from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Scored, Styled, Table, percent
 from torchcaps.analysis.targets import TargetEvaluation
-from torchcaps.checks import check
+from torchcaps.checks import check, checked
 from torchcaps.datasets import BatchLoader, ImageSet
 from torchcaps.errors import InputError, visible
 from torchcaps.models import ModelOutput, Network
@@ -333,6 +333,7 @@ COLLECTORS: dict[TaskName, type[Collector]] = {
 """The collector of each task."""
 
 
+@checked
 def evaluate(
     model: Network,
     image_set: ImageSet,

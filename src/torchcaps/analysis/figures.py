@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from torchcaps.errors import InputError, visible
-from torchcaps.files import atomic_path, check_path
+from torchcaps.errors import InputError, WrongType, visible
+from torchcaps.files import as_path, atomic_path, check_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,6 +54,8 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     Raises:
         InputError: Another suffix, a folder, or a path that cannot be written.
     """
+    if not hasattr(figure, "savefig"):
+        raise WrongType(f"figure must be a figure of matplotlib, got {type(figure).__name__}")
     path = figure_file(path)
     # drawn in memory first: where the disk is full, matplotlib's PDF writer fails on its own half-written stream
     drawn = io.BytesIO()
@@ -69,7 +71,7 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
 def figure_file(path: str | Path) -> Path:
     """Return the path of a figure, with .png if it has no suffix; errors as for :func:`save_figure`."""
     is_folder = str(path).endswith("/")  # which a Path does not keep
-    path = Path(path)
+    path = as_path("path", path)
     check_path(str(path))
     if is_folder or path.name in ("", "..") or path.is_dir():
         raise InputError(f"{str(path)!r} is a folder; name a file in it for the figure")

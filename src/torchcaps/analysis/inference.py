@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, WrongType
 from torchcaps.models import CapsNet, Network
 from torchcaps.models.images import check_image_shape
 from torchcaps.ops.labels import top_classes
@@ -61,6 +61,9 @@ def check_images(images: Tensor, in_shape: tuple[int, int, int]) -> None:
     if not isinstance(images, Tensor) or not (images.dtype == torch.uint8 or images.is_floating_point()):
         got = images.dtype if isinstance(images, Tensor) else type(images).__name__
         raise TypeError(f"images must be uint8 of 0..255 or floating-point of 0..1, got {got}")
+    if images.is_nested or images.layout != torch.strided or images.is_meta:
+        kind = "nested" if images.is_nested else "meta" if images.is_meta else "sparse"
+        raise WrongType(f"images must be a dense tensor with numbers, got a {kind} tensor")
     check_image_shape(images.shape, in_shape)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.analysis.figures import EDGE, GAP, LINE, MARGIN, MUTED, SMALL, canvas, text_width, write
+from torchcaps.checks import checked
 from torchcaps.models import CapsNet, Network
 from torchcaps.models.images import infer_shapes
 from torchcaps.nn import CapsuleLayer, ConvCapsules, PrimaryCapsules
@@ -48,6 +49,7 @@ class Layer:
     in_decoder: bool = False
 
 
+@checked
 def list_layers(model: Network) -> list[Layer]:
     """List the layers of a network: from the image to the class scores, then the decoder.
 
@@ -150,6 +152,7 @@ def _learned(*modules: nn.Module) -> int:
 # ---- the drawing
 
 
+@checked
 def figure_architecture(model: Network, *, title: str | None = None) -> Figure:
     """Draw a network's layers from left to right: outputs with their sizes, and arrows between them.
 

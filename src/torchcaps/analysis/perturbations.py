@@ -210,6 +210,7 @@ def perturb_capsule(
     )
 
 
+@checked
 def visibility(model: Network, images: Shaped[Tensor, "N C H W"], *, amplitude: float = 0.25) -> float:
     """Measure how much a pose changes the decoded image: 0 if the decoder ignores it, at most 1.
 

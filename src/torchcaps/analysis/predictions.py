@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchcaps.analysis.calibration import USUAL, Calibration, Prediction, squared_errors
 from torchcaps.analysis.inference import Labels, classes_of, over_batches
+from torchcaps.checks import checked
 from torchcaps.datasets.images import read_image
 from torchcaps.datasets.pixels import Scale, prepare_images
 from torchcaps.models import ModelOutput, Network
@@ -27,6 +28,7 @@ def load_image(path: str | Path, in_shape: Sequence[int], **options: Any) -> UIn
     return torch.from_numpy(read_image(path, in_shape, **options))
 
 
+@checked
 def predict(
     model: Network,
     images: Any,
@@ -68,6 +70,7 @@ def predict(
     return Prediction.of(given.numpy(), classes, scores.numpy(), drawn, calibration, score_name=name)
 
 
+@checked
 def calibrate(model: Network, images: Shaped[Tensor, "N C H W"]) -> Calibration:
     """Measure what is usual for a network: the bounds that 99 % of images keep to, see `Calibration`.
 

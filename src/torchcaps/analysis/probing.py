@@ -21,6 +21,7 @@ from torch import Tensor
 from torchcaps.analysis.figures import COLOURS, draw_legend, new_figure, style_axes
 from torchcaps.analysis.inference import over_batches, require_one_object
 from torchcaps.analysis.results import Comparison, Result, Styled, Table
+from torchcaps.checks import checked
 from torchcaps.datasets import ImageSet
 from torchcaps.datasets.affine import inverse_maps, linear_maps, warp
 from torchcaps.datasets.rng import generator
@@ -102,6 +103,7 @@ class Probing(Comparison):
         return {"": figure}
 
 
+@checked
 def with_affine_factors(image_set: ImageSet, *, seed: int = 0) -> ImageSet:
     """Change images by affine maps that are drawn uniformly and kept as factors; one image becomes one image.
 
@@ -122,6 +124,7 @@ def with_affine_factors(image_set: ImageSet, *, seed: int = 0) -> ImageSet:
     return ImageSet(torch.cat(images), image_set.labels, factors=factors)
 
 
+@checked
 def probe(model: Network, fitted: ImageSet, held_out: ImageSet, *, seed: int = 0) -> list[Probe]:
     """Read the factors of images off a network by ridge regressions.
 

@@ -16,6 +16,7 @@ from torchcaps.analysis.figures import COLOURS, MUTED, WRONG, Caption, Cell, in_
 from torchcaps.analysis.inference import Labels, as_pixels, check_labels, class_labels, join_names, require_decoder
 from torchcaps.analysis.predictions import predict
 from torchcaps.analysis.results import Table
+from torchcaps.checks import checked
 from torchcaps.datasets import ImageSet, PairSet
 from torchcaps.models import Network
 from torchcaps.ranges import COUNT
@@ -88,6 +89,7 @@ class Reconstructions(Prediction):
         return (classes == labels).all(1)
 
 
+@checked
 def reconstruct(model: Network, images: Shaped[Tensor, "N C H W"], labels: Labels | None = None) -> Reconstructions:
     """Decode each image from one capsule; with several objects in an image, decode each object from its capsule alone.
 
@@ -131,6 +133,7 @@ def _drawn(result: Reconstructions) -> dict[str, Sequence[Cell]]:
     return each | {"together": [*tinted.sum(1).clip(max=1)]}
 
 
+@checked
 def figure_samples(
     image_set: ImageSet | PairSet, class_names: Sequence[str] | None = None, *, count: int = 40, title: str = ""
 ) -> Figure:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchcaps.analysis.inference import over_batches, require_capsules
 from torchcaps.analysis.results import MOST_SHOWN, Scored
-from torchcaps.checks import check
+from torchcaps.checks import check, checked
 from torchcaps.errors import InputError
 from torchcaps.machine import MIB
 from torchcaps.models import CapsNet, Network
@@ -142,6 +142,7 @@ class RoutingTrace(RoutingStatistics, Scored):
         return top_classes(torch.from_numpy(self.scores[-1, 0]), min(MOST_SHOWN, self.scores.shape[2])).tolist()
 
 
+@checked
 def trace_routing(
     model: Network, images: Shaped[Tensor, "B C H W"], *, layer: int | None = None, num_iterations: int | None = None
 ) -> RoutingTrace:
@@ -173,6 +174,7 @@ def trace_routing(
     return RoutingTrace(**_follow(model, images, layer, num_iterations, names))
 
 
+@checked
 def routing_statistics(
     model: Network, images: Shaped[Tensor, "N C H W"], *, layer: int | None = None, num_iterations: int | None = None
 ) -> RoutingStatistics:

@@ -15,9 +15,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return its exit code; without the packages of the extra ``app``, say how to get them."""
     try:
         from torchcaps.cli.app import main as run
+
+        return run(arguments)
+    except KeyboardInterrupt:  # while the packages load, or while another error is printed
+        print("Interrupted.", file=sys.stderr)
+        return 130
     except ModuleNotFoundError as error:
         if (error.name or "torchcaps").partition(".")[0] == "torchcaps":
             raise
         print(f"torchcaps: the commands need {error.name}, which is not installed: {install('app')}", file=sys.stderr)
         return 2
-    return run(arguments)

@@ -48,8 +48,10 @@ def explore(
     """
     if len(run) > 2:
         raise click.UsageError(f"one network is explored, or two side by side, got {len(run)}")
-    if save is not None and len(run) > 1:
-        raise click.UsageError("--save writes the page of one network, got two")
+    if save is not None:
+        refuse_options(("port", "browser"), "is for a page that is served, and --save writes one")
+        if len(run) > 1:
+            raise click.UsageError("--save writes the page of one network, got two")
     if train is not None:
         if run:
             raise click.UsageError("--train trains a network of its own; leave RUN or --train out")

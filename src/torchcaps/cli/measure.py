@@ -48,7 +48,8 @@ def evaluate(
     images, dataset, where = open_images(opened, source)
     found = judge(opened.model, images, batch_size=batch_size, class_names=dataset.class_names, precision=precision)
     weights = {"best": "best epoch", "last": "last checkpoint"}[source.which]
-    weights = "comes with torchcaps" if run is None else weights
+    if opened.config is None:
+        weights = "comes with torchcaps" if run is None else "a saved network"
     about = {"run": name_of(run), "which": source.which, "data": dataset.name, "split": source.split}
     show(replace(found, title=f"{name_of(run)} ({weights}) on the {where}"), json=json, figure=figure, about=about)
 

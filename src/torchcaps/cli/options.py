@@ -46,6 +46,8 @@ WIDEST = 30
 RUN = """RUN is a run folder, a folder written by save_pretrained, or a repository of the hub such as someone/capsnet.
 Without it, the network that comes with torchcaps is taken."""
 """In the help of commands that take a trained network."""
+ARGUMENTS = {"amplitude": "range", "components": "component", "target": "capsule"}
+"""Arguments of functions that an option of another name gives."""
 PLUGIN = "Run this Python file, or an entry point of a package, for what it registers; may be given several times."
 
 
@@ -69,6 +71,15 @@ class Command(click.Command):
         """Read the arguments; plugins first, as they add to the options and to what they take."""
         load_plugins(args)
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error about an argument that an option gave names the option."""
+        try:
+            return super().invoke(ctx)
+        except InputError as error:
+            if (words := in_options(str(error), ctx)) == str(error):
+                raise
+            raise type(error)(words) from error
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  click's
         """The examples, each as it is typed."""
@@ -97,6 +108,17 @@ class Command(click.Command):
         self.write_examples(formatter, self.examples[:MOST_EXAMPLES])
         say(*formatter.getvalue().rstrip().split("\n"))
         ctx.exit()
+
+
+def in_options(words: str, ctx: click.Context) -> str:
+    """Return an error's words, which may begin with an argument's name, with the name of the option that gave it."""
+    found = re.match(r"(?:\w+: )?(\w+)(?= must )", words)
+    name = None if found is None else ARGUMENTS.get(found[1], found[1])
+    for each in ctx.command.get_params(ctx):
+        given = ctx.get_parameter_source(each.name or "") is click.core.ParameterSource.COMMANDLINE
+        if found is not None and given and each.name == name and isinstance(each, click.Option):
+            return each.opts[0] + words[found.end() :]
+    return words
 
 
 def write_options(

@@ -103,7 +103,8 @@ def figure_path(figure: Path | None, run: Path | None, name: str) -> Path:
 def refuse_options(names: Collection[str], why: str) -> None:
     """Refuse options of the running command that would do nothing; ``why`` goes on after the option's name."""
     context = click.get_current_context()
-    for parameter in context.command.params:
+    for parameter in context.command.get_params(context):
         given = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
         if parameter.name in names and given:
-            raise click.UsageError(f"{parameter.opts[0]} {why}; leave it out")
+            off = context.params.get(parameter.name) is False and parameter.secondary_opts
+            raise click.UsageError(f"{(parameter.secondary_opts if off else parameter.opts)[0]} {why}; leave it out")

@@ -135,6 +135,11 @@ def train(
     overrides = {name: value for name, value in fields.items() if context.get_parameter_source(name) is given}
     if resume is not None:
         refuse_options(("out", "config", "find_learning_rate"), "is for a new run, and --resume continues one")
+    if find_learning_rate:
+        from torchcaps.training.rates import UNUSED_SETTINGS
+
+        unused = ("out", "figures", *UNUSED_SETTINGS)
+        refuse_options(unused, "is not used by --find-learning-rate, which writes nothing and sets the rates itself")
     described = build_config(preset, config, overrides) if resume is None else None  # a typo is told at once
 
     from torchcaps import training

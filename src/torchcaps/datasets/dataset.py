@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torchcaps.checks import check
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.pairs import PairSet
 from torchcaps.errors import InputError
@@ -90,6 +91,9 @@ class Dataset:
     task_name: TaskName | None = None
 
     def __post_init__(self) -> None:
+        kinds: dict[str, Any] = {"name": str, "train": ImageSet | PairSet, "validation": ImageSet, "test": ImageSet}
+        for field, kind in (kinds | {"class_names": tuple, "skipped": tuple}).items():
+            check(f"Dataset: {field}", getattr(self, field), kind)
         for n, name in enumerate(self.class_names):
             if name in self.class_names[:n]:
                 raise InputError(f'{self.name}: two classes are called "{name}"; each needs a name of its own')

@@ -168,6 +168,7 @@ def resize_images(images: UInt8[Tensor, "N C h w"], size: tuple[Pixels, Pixels])
     return torch.cat([chunk.round_().clamp_(0, 255).to(torch.uint8) for chunk in chunks])
 
 
+@checked
 def center_crop(image_set: ImageSet, size: int) -> ImageSet:
     """The squares of ``size`` pixels in the middle of images and parts; of two middles the upper left one.
 

@@ -16,7 +16,7 @@ from torchcaps.datasets.preparation import Preparation, Prepared, prepare_image,
 from torchcaps.datasets.reading import one_sentence
 from torchcaps.errors import InputError
 from torchcaps.files import require_file
-from torchcaps.ranges import image_shape
+from torchcaps.ranges import image_shape, is_number
 
 Fit = Literal["pad", "stretch"]
 
@@ -52,7 +52,7 @@ def set_max_megapixels(megapixels: float) -> None:
     Raises:
         InputError: ``megapixels`` is out of that range.
     """
-    if not 0 < megapixels <= PILLOWS_MEGAPIXELS:
+    if not is_number(megapixels) or not 0 < megapixels <= PILLOWS_MEGAPIXELS:
         raise InputError(f"megapixels must be above 0 and at most {PILLOWS_MEGAPIXELS:g}, got {megapixels}")
     _Limit.megapixels = float(megapixels)
 

@@ -27,6 +27,7 @@ def list_datasets() -> list[DatasetInfo]:
     return sorted(_DATASETS.values(), key=lambda info: info.takes_path)
 
 
+@checked
 def find_dataset(spec: str) -> tuple[DatasetInfo, Path | None]:
     """The entry that ``spec``, ``"name"`` or ``"kind:PATH"``, names and the path that follows its colon.
 

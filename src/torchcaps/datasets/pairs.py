@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from torchcaps.checks import check, checked
 from torchcaps.datasets.affine import cut_windows
 from torchcaps.datasets.image_set import ImageSet, resize_images
 from torchcaps.datasets.rng import FIXED_SEED, PARTNERS, PLACES, Key, generator, stream_of
@@ -49,6 +50,8 @@ class PairSet:
     is_pixels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check("PairSet: objects", self.objects, ImageSet)
+        check("PairSet: max_shift", self.max_shift, int)
         if self.objects.num_objects != 1:
             raise InputError(f"pairs are made of images of one object, got {self.objects.num_objects} an image")
         if self.labels.min() == self.labels.max():
@@ -138,6 +141,7 @@ class PairSet:
         return self.labels.argsort(stable=True), count.cumsum(0) - count, count
 
 
+@checked
 def fixed_pairs(objects: ImageSet, max_shift: int = 4) -> ImageSet:
     """Pairs to judge by, with their parts, always the same: as many as objects, each object in exactly two pairs.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchcaps.checks import checked
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError
@@ -102,6 +103,7 @@ class DatasetInfo:
 _DATASETS: Registry[DatasetInfo] = Registry("data set")
 
 
+@checked
 def register_dataset(name: str, **info: Any) -> Callable[[Load], Load]:
     """Put the decorated function on the list of data sets.
 

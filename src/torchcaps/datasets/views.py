@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torchcaps.checks import checked
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.registry import DataRequest, register_dataset
@@ -17,6 +18,7 @@ FAMILIAR: Mapping[str, tuple[int, ...]] = {"azimuth": (0, 20, 40, 300, 320, 340)
 """The sides that are learned from, degrees: a third of the azimuths 0 to 340, or of the elevations 30 to 70."""
 
 
+@checked
 def register_views(
     name: str, title: str, load: Callable[[DataRequest], Splits], *, num_train: int, num_test: int, **info: Any
 ) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from torchcaps.analysis.inference import as_pixels, inference
+from torchcaps.checks import checked
 from torchcaps.explorer.state import Explorer, describe_data, to_bytes
 from torchcaps.models import Network, build_network
 from torchcaps.training import Progress, Run, TrainConfig
@@ -43,6 +44,7 @@ class Learning(Progress):
         InputError: As for :func:`torchcaps.training.train`.
     """
 
+    @checked
     def __init__(self, config: TrainConfig, shown: Progress) -> None:
         data = cropped(load_run_data(config), config.recipe)
         torch.manual_seed(config.seed)

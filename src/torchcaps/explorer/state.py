@@ -20,7 +20,7 @@ from PIL import Image
 from torchcaps.analysis import RoutingTrace, predict, trace_routing
 from torchcaps.analysis.calibration import Calibration, Prediction
 from torchcaps.analysis.inference import as_pixels, class_labels, inference, require_decoder
-from torchcaps.checks import check
+from torchcaps.checks import check, checked
 from torchcaps.datasets import ImageSet, find_dataset
 from torchcaps.datasets.images import Fit, read_photo
 from torchcaps.datasets.preparation import Preparation, Prepared
@@ -97,6 +97,8 @@ class Explorer:
     calibration: Calibration = field(default_factory=Calibration)
 
     def __post_init__(self) -> None:
+        check("Explorer: model", self.model, Network)
+        check("Explorer: images", self.images, ImageSet | None)
         self.class_names = class_labels(self.class_names or None, self.model.num_classes)
         blank = torch.zeros(1, *self.model.in_shape, dtype=torch.uint8)
         self.score_name = predict(self.model, blank).score_name
@@ -270,6 +272,7 @@ def check_side_by_side(explorers: Sequence[Explorer]) -> None:
         raise InputError(f"two networks are shown side by side where they see the same images and classes: {networks}")
 
 
+@checked
 def open_explorer(run: Run, data: str | None = None, data_dir: str | None = None) -> Explorer:
     """An explorer of a run's network, with the test images of the run's data set to pick from.
 

@@ -13,6 +13,7 @@ from safetensors.torch import save
 from torch import nn
 
 from torchcaps.analysis.calibration import NEAR, usual_words
+from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.explorer.questions import describe, encode
 from torchcaps.explorer.server import PAGE
@@ -58,6 +59,7 @@ KNOWN: dict[str, Any] = {
 """The settings of the networks that ``page/browser.js`` computes: sabour2017, compact and those like them."""
 
 
+@checked
 def write_page(explorer: Explorer, folder: Path) -> None:
     """Write the explorer's page so that any server of files shows it; the network is computed in the browser.
 

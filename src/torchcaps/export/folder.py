@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from torchcaps.analysis import evaluate
+from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.export.record import training_record
 from torchcaps.files import real
@@ -21,6 +22,7 @@ from torchcaps.training import Run
 Which = Literal["best", "last"]
 
 
+@checked
 def export_folder(
     run: Run,
     path: str | Path,
@@ -65,6 +67,7 @@ def export_folder(
     return record
 
 
+@checked
 def share(
     run: Run,
     repository: str,

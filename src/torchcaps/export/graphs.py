@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from torchcaps.analysis.inference import as_pixels, classes_of, inference
+from torchcaps.checks import checked
 from torchcaps.errors import InputError, install
 from torchcaps.export.description import Description
 from torchcaps.export.onnx_model import ANY_LENGTH, INPUT, LENGTHS, RECONSTRUCTION, OnnxModel
@@ -59,6 +60,7 @@ class Agreement:
         return f"largest difference of a score {self.lengths:.1e}{drawn}, in batches of 1 and {self.images}"
 
 
+@checked
 def export_onnx(
     network: Network, path: str | Path, description: Description, images: Shaped[Tensor, "N C H W"] | None = None
 ) -> Agreement:
@@ -102,6 +104,7 @@ def export_onnx(
     return _write(path, model.SerializeToString(), run_onnx, network, images)
 
 
+@checked
 def export_program(
     network: Network, path: str | Path, description: Description, images: Shaped[Tensor, "N C H W"] | None = None
 ) -> Agreement:

@@ -18,7 +18,7 @@ from torchcaps.analysis.calibration import Prediction
 from torchcaps.errors import InputError, install
 from torchcaps.export.description import Description
 from torchcaps.export.onnx_worker import OUT_OF_MEMORY, receive, send
-from torchcaps.files import require_file
+from torchcaps.files import as_path, require_file
 
 INPUT, LENGTHS, RECONSTRUCTION = "images", "lengths", "reconstruction"
 """Names of the input and the outputs in an exported file."""
@@ -63,7 +63,7 @@ class OnnxModel:
     """
 
     def __init__(self, path: str | Path, threads: int | None = None) -> None:
-        self.path, self._threads, self._batch = Path(path), threads, MAX_BATCH
+        self.path, self._threads, self._batch = as_path("OnnxModel: path", path), threads, MAX_BATCH
         self._worker = Worker(self.path, threads)
         try:
             self.description = Description.from_metadata(self._worker.metadata)

@@ -11,16 +11,18 @@ import torch
 from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
+from torchcaps.checks import checked
 from torchcaps.datasets import DatasetInfo, find_dataset
 from torchcaps.errors import InputError
 from torchcaps.export.description import Description
-from torchcaps.files import could_be_repository, read_json, reading
+from torchcaps.files import could_be_repository, reading
 from torchcaps.models import SeedResult, TrainingRecord, get_preset
 from torchcaps.models.pretrained import CONFIG, SHIPPED
 from torchcaps.parts import flat
+from torchcaps.ranges import Count, image_shape
 from torchcaps.training import Recipe, Run, TrainConfig, read_config
 from torchcaps.training.config import ELSEWHERE, FITTED, OWN
-from torchcaps.training.folder import SUMMARY
+from torchcaps.training.folder import SUMMARY, read_summary
 
 SAMPLE = 32
 """Images that a file is compared on."""
@@ -28,12 +30,14 @@ MAY_DIFFER = ("seed", *ELSEWHERE)
 """Settings in which runs of the same training may differ; those after the seed are of no use to others."""
 
 
+@checked
 def describe_run(run: Run) -> Description:
     """What an exported file says of a run's network."""
     preset = None if run.config is None else run.config.preset
     return Description(**vars(run.images), preset=preset)
 
 
+@checked
 def sample_images(run: Run) -> tuple[Shaped[Tensor, "N C H W"], str]:
     """The first 32 test images of a run's data, or all, if there are fewer; and what they are, in words.
 
@@ -54,12 +58,14 @@ def sample_images(run: Run) -> tuple[Shaped[Tensor, "N C H W"], str]:
     return random_images(run.model.in_shape), f"{SAMPLE} random images ({why})"
 
 
-def random_images(in_shape: Sequence[int], count: int = SAMPLE) -> UInt8[Tensor, "N C H W"]:
+@checked
+def random_images(in_shape: Sequence[int], count: Count = SAMPLE) -> UInt8[Tensor, "N C H W"]:
     """Noise, the same each time."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (count, *in_shape), dtype=torch.uint8, generator=generator)
+    return torch.randint(0, 256, (count, *image_shape(in_shape)), dtype=torch.uint8, generator=generator)
 
 
+@checked
 def training_record(
     run: Run, which: Literal["best", "last"] = "best", others: Sequence[str | Path] = ()
 ) -> TrainingRecord:
@@ -140,7 +146,7 @@ def _same_training(first: Path, config: TrainConfig, folder: Path) -> dict[str, 
     for name, value in config.to_dict().items():
         if name not in MAY_DIFFER and other[name] != value:
             raise InputError(f"{folder} is not of the same training as {first}: they differ in {name}")
-    return _finished(folder, read_json(folder / SUMMARY, "summary") if (folder / SUMMARY).exists() else None)
+    return _finished(folder, read_summary(folder / SUMMARY) if (folder / SUMMARY).exists() else None)
 
 
 def _command(config: TrainConfig, info: DatasetInfo) -> str:

@@ -14,3 +14,4 @@ from .presets import load_pretrained as load_pretrained
 from .presets import register_preset as register_preset
 from .record import SeedResult as SeedResult
 from .record import TrainingRecord as TrainingRecord
+from .scores import ScoresOnly as ScoresOnly

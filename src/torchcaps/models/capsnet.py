@@ -28,6 +28,7 @@ from torchcaps.ops.losses import reconstruction_loss
 from torchcaps.parts import Choice, Spec, build, register
 from torchcaps.ranges import Epsilon, Factor, PositiveFactor, Width
 from torchcaps.tasks import TaskName
+from torchcaps.tracing import is_graph_capture
 
 DEFAULT_LAYERS: tuple[Mapping[str, Any], ...] = (
     {"name": "dense", "transform": {"name": "dense", "weight_init": "normal"}},
@@ -199,7 +200,7 @@ class CapsNet(Network):
             InputError: The images do not fit the network.
         """
         check_images(images, self.in_shape, next(self.parameters()))
-        if images.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if images.device.type != "cpu" or torch.is_grad_enabled() or is_graph_capture():
             return self._primary(images)
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else images.dtype
         is_wide = getattr(self.primary_capsules, "is_wide", None)  # optional in parts of plugins

@@ -84,6 +84,8 @@ def check_images(images: Tensor, in_shape: tuple[int, int, int], weight: Tensor)
         got = images.dtype if isinstance(images, Tensor) else type(images).__name__
         hint = "; divide uint8 images by 255" if got == torch.uint8 else ""
         raise WrongType(f"images must be a floating-point tensor with pixels 0..1, got {got}{hint}")
+    if images.is_nested:
+        raise WrongType("images must be a dense tensor, got a nested one; pad the images to one size")
     check_image_shape(images.shape, in_shape)
     if images.device != weight.device:
         raise InputError(f"images and weights must be on one device, got {images.device} and {weight.device}")

@@ -13,6 +13,7 @@ from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.models.output import Losses, ModelOutput, Targets
 from torchcaps.models.saving import SavedNetwork
+from torchcaps.models.scores import ScoresOnly
 from torchcaps.nn import Decoder
 from torchcaps.ranges import COUNT, Range, image_shape
 from torchcaps.tasks import TaskName, find_task
@@ -87,6 +88,19 @@ class Network(SavedNetwork):
         self, images: Float[Tensor, "B C H W"], targets: Targets | None = None, return_coupling: bool = False
     ) -> ModelOutput:
         """Classify images; see :meth:`torchcaps.CapsNet.forward`."""
+
+    def scores_only(self) -> ScoresOnly:
+        """Return a module that returns only the scores (B, J), for tools that expect a tensor.
+
+        Such tools are Captum, skorch and ``torch.jit.trace``. The module shares the network's parameters.
+
+        Examples:
+            >>> import torch, torchcaps
+            >>> network = torchcaps.create_model("first").eval()
+            >>> network.scores_only()(torch.rand(2, 1, 28, 28)).shape
+            torch.Size([2, 10])
+        """
+        return ScoresOnly(self)
 
     def decoder_targets(self, targets: Targets) -> Targets | None:  # noqa: ARG002  used by networks with a decoder
         """Return the targets whose capsules are decoded; see :meth:`torchcaps.CapsNet.decoder_targets`."""

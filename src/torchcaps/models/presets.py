@@ -17,6 +17,7 @@ import torch
 # These modules register the networks of the presets.
 import torchcaps.models.capsnet
 import torchcaps.models.cnn  # noqa: F401
+from torchcaps.checks import checked
 from torchcaps.errors import InputError, shown
 from torchcaps.models.building import build_network
 from torchcaps.models.network import Network
@@ -67,6 +68,7 @@ class Preset:
 _PRESETS: Registry[Preset] = Registry("preset")
 
 
+@checked
 def register_preset(
     name: str,
     description: str,
@@ -198,6 +200,7 @@ def _doubled(strides: Sequence[int], times: int) -> tuple[int, ...]:
     return tuple(larger)
 
 
+@checked
 def load_pretrained(source: str | Path = "compact", *, device: torch.device | str = "cpu", **download: Any) -> Network:
     """Load a trained network, in evaluation mode; nothing in its files is executed.
 

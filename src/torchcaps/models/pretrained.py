@@ -69,16 +69,19 @@ def load_weights(network: nn.Module, tensors: dict[str, Tensor], source: Path) -
     network.load_state_dict(tensors)
 
 
-def difference(wanted: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> str:
+def difference(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> str:
     """Describe the first tensor that is missing, unexpected, or of another shape or dtype; return "" if all fit."""
     for name in [*wanted, *got]:
-        is_, should = (
-            "nothing" if each is None else f"{'floats' if each.is_floating_point() else each.dtype} {(*each.shape,)}"
-            for each in (got.get(name), wanted.get(name))
-        )
+        is_, should = (_kind(each[name]) if name in each else "nothing" for each in (got, wanted))
         if is_ != should:
             return f"{name} is {is_}, wanted {should}"
     return ""
+
+
+def _kind(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return f"of type {type(value).__name__}"
+    return f"{'floats' if value.is_floating_point() else value.dtype} {(*value.shape,)}"
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.checks import refuse_fx
+from torchcaps.checks import checked, refuse_fx
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import Capsules
 from torchcaps.nn.layers import DenseCapsules, RoutingSpec, TransformSpec
@@ -42,6 +42,7 @@ class CapsuleHead(nn.Module):
         [(2, 5), (2, 5), (2, 5)]
     """
 
+    @checked
     def __init__(
         self,
         in_channels: Size,

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import LayerSize, Routed
 from torchcaps.nn.competition import MapCompetition, SoftmaxOver, log_softmax
@@ -157,6 +158,7 @@ class BuiltVotes(Votes):
         dtype: Of the results; that of the votes if None.
     """
 
+    @checked
     def __init__(
         self,
         votes: Float[Tensor, "B I J D"],
@@ -219,6 +221,7 @@ class DenseVotes(VotesOfPoses):
         weight: W_ij.
     """
 
+    @checked
     def __init__(self, poses: Float[Tensor, "B I K"], weight: Float[Tensor, "I J D K"]) -> None:
         size = LayerSize(weight.shape[0], poses.shape[2], *weight.shape[1:3])
         super().__init__(poses, size, torch.promote_types(poses.dtype, weight.dtype))

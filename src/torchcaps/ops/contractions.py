@@ -28,8 +28,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.checks import checked
-from torchcaps.machine import MIB
-from torchcaps.ops.memory import BLOCK, MAX_BATCH_SLICE, get_working_memory, slices
+from torchcaps.ops.memory import block_bytes, max_batch_slice, slices
 from torchcaps.ops.operation import operation
 from torchcaps.ops.precision import computed_in_full_precision, full_dtype, full_precision
 from torchcaps.tracing import needs_torch_operations
@@ -161,8 +160,8 @@ def _new_result(left_out: int, _c: Any, x: Any, u: Any, W: Any) -> Tensor:
 def _blocks(u: Float[Tensor, "B K I"], J: int) -> Iterator[tuple[slice, slice, Float[Tensor, "j b K I"]]]:
     """Outputs and images that are worked on together, and the memory for it, the same for all blocks."""
     B, K, I = u.shape
-    room = int(min(BLOCK, get_working_memory()) * MIB) // (u.element_size() * K * I)  # pairs of an image and an output
-    b = max(1, min(B, MAX_BATCH_SLICE, room))
+    room = block_bytes(u.device) // (u.element_size() * K * I)  # pairs of an image and an output
+    b = max(1, min(B, max_batch_slice(B, u.device), room))
     j = max(1, min(J, room // b))
     memory = u.new_empty(j * b, K, I)
     for batch in slices(B, b):

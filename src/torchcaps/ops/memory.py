@@ -20,8 +20,8 @@ from torchcaps.ranges import Range
 from torchcaps.tracing import is_float32_on_cpu
 
 WORKING_MEMORY = 512.0  # MiB; the planes of MNIST's primary convolution at batch 128 take 380
-BLOCK = 16.0  # MiB: a block's buffers stay in the caches; measured best for a large layer, near best for MNIST's
-MAX_BATCH_SLICE = 128  # images; more do not make the products faster
+BLOCK = 16.0  # MiB on a CPU: a block's buffers stay in the caches; best for a large layer, near best for MNIST's
+MAX_BATCH_SLICE = 128  # images on a CPU; more do not make the products faster there
 ALIGNMENT = 64  # bytes: a cache line
 MOST_WASTE = 3  # times what is needed: a block that is larger stays for those who need it
 SMALLEST = MIB  # bytes; the system's allocator is as fast for less
@@ -31,13 +31,14 @@ SMALLEST = MIB  # bytes; the system's allocator is as fast for less
 def set_working_memory(mib: Annotated[float, Range(0, 1e12, above=True)]) -> None:
     """Set how much memory the work buffers of one call of a routing or of a convolution may take.
 
-    Vote-free routing works block by block, in blocks that fit (and that are no larger than the processor's caches
-    like: 16 MiB). Capsules that compete with each other stay together, so a block is at least one input capsule with
-    all its outputs (``softmax_over="outputs"``) or one output with all its inputs, and up to 16 images. The transform
-    of a convolution takes as many images at a time as fit; where too few do, the convolution is computed plainly.
-    EM, variational Bayes and Heinsen's matrix routing make the votes of as many images at a time as fit, and at most
-    4 MiB of votes a core; rows that compete with each other stay together. Networks that learn nothing take as many
-    images through their convolutions at a time as fit.
+    Vote-free routing works block by block, in blocks that fit. On a CPU they are no larger than its caches like, 16
+    MiB; on a GPU smaller blocks would only mean more calls. Capsules that compete with each other stay together, so a
+    block is at least one input capsule with all its outputs (``softmax_over="outputs"``) or one output with all its
+    inputs, and up to 16 images. The transform of a convolution takes as many images at a time as fit; where too few do,
+    the convolution is computed plainly. EM, variational Bayes and Heinsen's matrix routing make the votes of as many
+    images at a time as fit, and on a CPU at most 4 MiB of votes a core; rows that compete with each other stay
+    together. Networks that learn nothing take as many images through their convolutions at a time as fit, and keep the
+    transformed kernels of up to four convolutions, of this size together.
 
     The output, the gradients and what routing saves for its backward pass come on top. The setting holds for all
     threads, from the next call on, and changes results by rounding only.
@@ -52,6 +53,17 @@ def set_working_memory(mib: Annotated[float, Range(0, 1e12, above=True)]) -> Non
 def get_working_memory() -> float:
     """MiB that the work buffers of one call may take; see :func:`set_working_memory`."""
     return _pool.mib
+
+
+def block_bytes(device: torch.device) -> int:
+    """Return how many bytes the buffers of a block may take: on a CPU also no more than its caches like."""
+    mib = get_working_memory()
+    return int((min(BLOCK, mib) if device.type == "cpu" else mib) * MIB)
+
+
+def max_batch_slice(images: int, device: torch.device) -> int:
+    """Return the most images of a batch that are worked on together."""
+    return MAX_BATCH_SLICE if device.type == "cpu" else images
 
 
 def slices(size: int, piece: int) -> list[slice]:

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
-
 from torchcaps.errors import InputError, WrongType, shown
 from torchcaps.files import write_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import numpy as np
     from jaxtyping import Float, Int64
     from torch import Tensor
 
@@ -349,6 +348,7 @@ class ColumnTask(Task):
         where: str = "labels",
         class_names: Sequence[str] | None = None,
     ) -> Tensor:
+        import numpy as np
         import torch
 
         array = as_array(targets, where)
@@ -400,6 +400,8 @@ def as_array(values: Any, where: str) -> np.ndarray:
     Raises:
         WrongType: Something else; the error begins with ``where``.
     """
+    import numpy as np
+
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         values = values.float().numpy() if str(values.dtype) == "torch.bfloat16" else values.numpy()

@@ -6,12 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from torchcaps.errors import InputError
 from torchcaps.tasks.base import Metric, Task, TaskName, advice, as_array, found
 
 if TYPE_CHECKING:
+    import numpy as np
     from jaxtyping import Float, Int64
     from torch import Tensor
 
@@ -56,6 +55,7 @@ class Classes(Task):
         where: str = "labels",
         class_names: Sequence[str] | None = None,
     ) -> Tensor:
+        import numpy as np
         import torch
 
         given = array = as_array(targets, where)
@@ -88,6 +88,8 @@ class Classes(Task):
         return (array.dtype.kind in "iuUS" and is_column) or is_one_hot(array)
 
     def names(self, targets: Any, where: str = "labels") -> tuple[str, ...]:
+        import numpy as np
+
         array = as_array(targets, where)
         if array.dtype.kind in "US":
             return tuple(map(str, np.unique(_decoded(array, where)).tolist()))
@@ -261,6 +263,8 @@ class Objects(Classes):
         return super().bring(targets, num_outputs, where, class_names)
 
     def _has_objects(self, array: np.ndarray) -> bool:
+        import numpy as np
+
         return array.ndim == 2 and not (np.diff(np.sort(array, 1), axis=1) == 0).any()
 
     def check_labels(self, targets: Tensor, num_outputs: int, num_images: int) -> None:
@@ -287,12 +291,16 @@ class Objects(Classes):
 
 def is_one_hot(array: np.ndarray) -> bool:
     """Return whether each row of an array has a single 1 and zeros."""
+    import numpy as np
+
     if array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind not in "iufb":
         return False
     return bool(np.isin(array, (0, 1)).all() and (array.sum(1) == 1).all())
 
 
 def _decoded(texts: np.ndarray, where: str) -> np.ndarray:
+    import numpy as np
+
     try:
         return np.char.decode(texts, "utf-8") if texts.dtype.kind == "S" else texts
     except UnicodeDecodeError:
@@ -301,6 +309,8 @@ def _decoded(texts: np.ndarray, where: str) -> np.ndarray:
 
 def _numbered(texts: np.ndarray, where: str, class_names: Sequence[str] | None) -> np.ndarray:
     """Return the number of each text among the class names."""
+    import numpy as np
+
     own, places = np.unique(_decoded(texts, where), return_inverse=True)
     names = own.tolist() if class_names is None else list(class_names)
     numbers = {name: number for number, name in enumerate(names)}

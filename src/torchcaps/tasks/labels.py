@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from torchcaps.tasks.base import ColumnTask, Metric, TaskName
 
 if TYPE_CHECKING:
+    import numpy as np
     from jaxtyping import Float
     from torch import Tensor
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from torchcaps.errors import InputError
 from torchcaps.tasks.base import ColumnTask, Metric, TaskName
 
 if TYPE_CHECKING:
+    import numpy as np
     from jaxtyping import Float
     from torch import Tensor
 
@@ -36,6 +35,8 @@ class Regression(ColumnTask):
     figure_name = "numbers"
 
     def _fits(self, rows: np.ndarray) -> bool:
+        import numpy as np
+
         return bool(np.isfinite(rows).all())
 
     def guess(self, array: np.ndarray) -> bool:
@@ -101,6 +102,8 @@ class Regression(ColumnTask):
 
     def row(self, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"]) -> dict[str, Any]:
         """Return ``mae`` and ``rmse`` in the number's own unit, and ``r2`` on these images (None if none varies)."""
+        import numpy as np
+
         off, variance = score.astype(np.float64) - target, float(target.astype(np.float64).var())
         squared = float((off**2).mean())
         return {

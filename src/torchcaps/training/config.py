@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+from torchcaps.checks import checked
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import read_json
 from torchcaps.models.presets import FITTED as FITTED_TO_IMAGES
@@ -143,6 +144,7 @@ def override(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
     return config.replace(overrides, what)
 
 
+@checked
 def read_config(path: str | Path) -> TrainConfig:
     """Read a ``config.json``.
 

@@ -19,21 +19,21 @@ import errno
 import io
 import os
 import socket
-import warnings
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
-import torch
 from filelock import FileLock, Timeout
+from torch import nn
 
+from torchcaps.checks import check_contents
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, locked, read_json, reading, remove_temporaries, write_json, write_text
-from torchcaps.models.older_files import FORMAT
-from torchcaps.models.pretrained import CLASSES, CONFIG, WEIGHTS
+from torchcaps.models import Network
+from torchcaps.models.pretrained import CLASSES, CONFIG, WEIGHTS, weights_file
+from torchcaps.ranges import Amount, Count, Finite, Index, Seed
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -46,11 +46,56 @@ LOCK, HOLDER = ".lock", ".lock.json"
 RESUMABLE = ("epochs", "stop_at", "patience", "logger")
 
 
+class Part(TypedDict):
+    """The results of a network on the test images, in a summary."""
+
+    accuracy: Finite
+    error: Finite
+    loss: Finite
+
+
+class Parts(TypedDict):
+    """The results of the network of the best epoch, and of the last one."""
+
+    best: Part
+    last: Part
+
+
+class Images(TypedDict):
+    """The number of images."""
+
+    train: Index
+    validation: Index
+    test: Index
+
+
+class Hardware(TypedDict):
+    """The machine that a run was computed on."""
+
+    processor: NotRequired[str | None]
+    gpu: NotRequired[str | None]
+    threads: Count
+    processes: NotRequired[Count]
+
+
+class Summary(TypedDict):
+    """The entries of ``summary.json`` that are read again; it has others for people."""
+
+    seed: Seed
+    epochs: Index
+    best_epoch: Index
+    images: Images
+    test: Parts
+    seconds: Amount
+    hardware: Hardware
+    versions: dict[str, str]
+
+
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[Path]:
     """Keep other processes from writing to a run folder; readers need no lock.
 
-    The lock of a killed process ends with it; the files that it left are removed when the next lock is released. A file
+    The lock of a killed process ends with it; its temporary files are removed by the next one that has the lock. A file
     system without locks keeps no process out. If the folder is empty at the end, it is removed.
 
     Args:
@@ -79,6 +124,7 @@ def lock_folder(folder: Path) -> Iterator[Path]:
         stack.callback((folder / HOLDER).unlink, missing_ok=True)
         since = datetime.now().astimezone().isoformat(" ", "seconds")
         write_json(folder / HOLDER, {"process": os.getpid(), "host": socket.gethostname(), "since": since})
+        remove_leftovers(folder)
         yield folder
 
 
@@ -119,28 +165,15 @@ def remove_leftovers(out: Path) -> None:
         remove_temporaries(out / name)
 
 
-def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """Write tensors and plain values; an OSError, as of a full disk, leaves an earlier checkpoint as it was."""
-    contents = io.BytesIO()  # torch's own writer hides the system's reason
-    torch.save(dict(state), contents)
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(contents.getbuffer())
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read ``last.ckpt``, made of tensors and plain values; nothing in it is executed.
-
-    Raises:
-        InputError: The file is missing, damaged, or not a checkpoint of torchcaps.
-    """
-    with reading(path, "checkpoint"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's warnings about such files are for programmers
-        with zipfile.ZipFile(path) as archive:  # torch does not compare checksums
-            if (damaged := archive.testzip()) is not None:
-                raise InputError(f"the checksum of its part {damaged} is wrong")
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        parts = {part: checkpoint[part] for part in ("model", "optimizer", "progress", "data", "settings")}
-        return parts | {FORMAT: checkpoint.get(FORMAT, 1)}
+def save_network(network: nn.Module, class_names: Sequence[str] | None, folder: Path) -> None:
+    """Write the files of a network, or only the weights of a module that no description could bring back."""
+    if isinstance(network, Network):
+        with suppress(InputError):  # a part is not registered
+            return network.save_files(folder, class_names=class_names)
+    weights = {name: each.detach().cpu().clone().contiguous() for name, each in network.state_dict().items()}
+    with atomic_path(folder / WEIGHTS) as temporary:
+        temporary.write_bytes(weights_file(weights))
+    return None
 
 
 def write_metrics(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -150,6 +183,18 @@ def write_metrics(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     writer.writeheader()
     writer.writerows(rows)
     write_text(path, text.getvalue())
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """Read ``summary.json``.
+
+    Raises:
+        InputError: The file is missing or damaged, or one of its entries is not what a run writes.
+    """
+    summary = read_json(path, "summary")
+    with reading(path, "summary"):
+        check_contents("it", summary, Summary)
+    return summary
 
 
 def check_settings(before: Mapping[str, Any], after: Mapping[str, Any], out: Path, others: Sequence[str] = ()) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from torchcaps.checks import checked
 from torchcaps.datasets import Dataset, Preparation, find_dataset, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.files import could_be_repository, read_json, reading
@@ -17,9 +18,10 @@ from torchcaps.models import Network, load_pretrained
 from torchcaps.models.older_files import FORMAT, to_current_weights
 from torchcaps.models.pretrained import CLASSES, CONFIG, SHIPPED, SHIPPED_DATA, WEIGHTS, find_pretrained, load_weights
 from torchcaps.tasks import task_of
+from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.config import TrainConfig, read_config
 from torchcaps.training.data import cropped, load_run_data
-from torchcaps.training.folder import BEST, BEST_FILES, CHECKPOINT, METRICS, SUMMARY, read_checkpoint
+from torchcaps.training.folder import BEST, BEST_FILES, CHECKPOINT, METRICS, SUMMARY, read_summary
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Run:
         return loaded
 
 
+@checked
 def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: torch.device | str = "cpu") -> Run:
     """Read a trained network from its run folder, or from what ``save_pretrained`` or ``push_to_hub`` wrote.
 
@@ -107,6 +110,8 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
     if not (folder / CONFIG).exists():
         raise InputError(f"{path} is no run folder: it holds no {CONFIG}")
     if (folder / WEIGHTS).exists():
+        if which == "last":
+            raise InputError(f"{path} is a saved network, which has one set of weights; leave --which last out")
         model = load_pretrained(folder).to(device)
         return Run(path, model, None, None, _read_spec(folder / CLASSES, model, must_exist=False))
 
@@ -123,7 +128,7 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
         with reading(path / CHECKPOINT, "checkpoint"):
             weights = to_current_weights(model, checkpoint["model"], checkpoint[FORMAT])
         load_weights(model, weights, path / CHECKPOINT)
-    summary = read_json(path / SUMMARY, "summary") if (path / SUMMARY).exists() else None
+    summary = read_summary(path / SUMMARY) if (path / SUMMARY).exists() else None
     images = _read_spec(path / BEST / CLASSES, model, must_exist=True)
     return Run(path, model.to(device), config, summary, images)
 

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -21,16 +21,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
+from torchcaps.checks import checked
 from torchcaps.datasets import Batch, BatchLoader
 from torchcaps.datasets.items import Keys
 from torchcaps.datasets.pixels import Scale
 from torchcaps.errors import InputError
-from torchcaps.files import atomic_path, reading
-from torchcaps.models import Network
+from torchcaps.files import reading
 from torchcaps.models.older_files import CURRENT_FORMAT, FORMAT, to_current_moments, to_current_weights
-from torchcaps.models.pretrained import WEIGHTS, read_weights, weights_file
+from torchcaps.models.pretrained import WEIGHTS, read_weights
 from torchcaps.parts import build, flat
 from torchcaps.tasks import task_of
+from torchcaps.training.checkpoint import check_state, read_checkpoint, write_checkpoint
 from torchcaps.training.data import RunData, fit_data
 from torchcaps.training.devices import launch, over_processes, peak_memory_mib
 from torchcaps.training.folder import (
@@ -41,15 +42,14 @@ from torchcaps.training.folder import (
     check_settings,
     lock_folder,
     on_main_process,
-    read_checkpoint,
-    write_checkpoint,
+    save_network,
     write_metrics,
 )
 from torchcaps.training.progress import Progress, choose_progress, log_row, make_logger, noted_signals
 from torchcaps.training.recipe import Recipe, learning_rate
 from torchcaps.training.state import JUDGED, ProgressState
 from torchcaps.training.step import SUMS, EpochSums, Loss, Recalls, class_weights, forward, weights_of_images
-from torchcaps.training.stops import Diverged, Interrupted
+from torchcaps.training.stops import Diverged, Interrupted, settings_to_try
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -66,6 +66,7 @@ OVERDUE = 1
 """Says that a checkpoint is due; smaller than the number of any signal that is handled."""
 
 
+@checked
 def fit(
     network: nn.Module,
     dataset: OwnData,
@@ -137,7 +138,7 @@ def fit(
     form: dict[str, Any] = {"loss": loss, "scale": scale, "keys": keys}
     given, data = fit_data(network, dataset, validation, recipe, fabric, seed=seed, workers=workers, **form)
     recipe = recipe.replace({"batch_size": data.train.batch_size})
-    save_files = partial(_save_files, network, given.class_names or getattr(dataset, "class_names", None))
+    save_files = partial(save_network, network, given.class_names or getattr(dataset, "class_names", None))
     with on_main_process(fabric, nullcontext() if out is None else lock_folder(Path(out))) as folder:
         shown: dict[str, Any] = {"progress": progress or choose_progress(), "again": "the same call of fit"}
         trainer = Trainer(fabric, network, data, recipe, folder, save_files, seed=seed, loss=loss, **shown)
@@ -147,17 +148,6 @@ def fit(
         trainer.fit()
         trainer.take_best()
     return trainer.state.history
-
-
-def _save_files(network: nn.Module, class_names: Sequence[str] | None, folder: Path) -> None:
-    """Write the files of a network, or only the weights of a module that no description could bring back."""
-    if isinstance(network, Network):
-        with suppress(InputError):  # a part is not registered
-            return network.save_files(folder, class_names=class_names)
-    weights = {name: each.detach().cpu().clone().contiguous() for name, each in network.state_dict().items()}
-    with atomic_path(folder / WEIGHTS) as temporary:
-        temporary.write_bytes(weights_file(weights))
-    return None
 
 
 @dataclass(eq=False)
@@ -373,10 +363,12 @@ class Trainer:
                 f"the images are not those that the run in {out} was trained on; it goes on with the same ones only"
             )
         with reading(out / CHECKPOINT, "checkpoint of this run"):
-            self.state = state = ProgressState(**checkpoint["progress"])
+            self.state = state = ProgressState.read(checkpoint["progress"], self.data.validation is not None)
             version, state_of = checkpoint[FORMAT], checkpoint["optimizer"]["state"]
-            self.network.load_state_dict(to_current_weights(self.network, checkpoint["model"], version))
+            weights = to_current_weights(self.network, checkpoint["model"], version)
             moments = to_current_moments(self.network, self.optimizer.param_groups, state_of, version)
+            check_state(self.network, self.recipe, weights, moments)
+            self.network.load_state_dict(weights)
             own = self.optimizer.state_dict()["param_groups"]  # the settings of this device
             self.optimizer.load_state_dict({"state": moments, "param_groups": own})
             if state.batch >= self.steps or state.step != state.epoch * self.steps + state.batch:
@@ -465,15 +457,10 @@ class Trainer:
 
     def _diverged(self, what: str) -> Diverged:
         """The error, with the place of the last step, and settings to try."""
-        (epoch, batch), modules = divmod(self.state.step - 1, self.steps), list(self.network.modules())
-        to_try = [f"a smaller --learning-rate (now {learning_rate(self.recipe, self.state.step - 1, self.steps):.2g})"]
-        to_try += ["a smaller --weight-std"] * any(hasattr(each, "weight_std") for each in modules)
-        to_try += ["--precision 32"] * ("bf16" in self.fabric._precision.precision)
-        of_ones_own = {type(m).__name__ for m in modules if not type(m).__module__.startswith(("torch.", "torchcaps."))}
-        if of_ones_own:
-            to_try.append(f"to mend what is not finite in {' and '.join(sorted(of_ones_own))}")
+        epoch, batch = divmod(self.state.step - 1, self.steps)
+        rate = learning_rate(self.recipe, self.state.step - 1, self.steps)
         words = f"{what} step {self.state.step} (epoch {epoch + 1}, batch {batch + 1} of {self.steps}); try "
-        words += " or ".join(to_try)
+        words += " or ".join(settings_to_try(self.network, rate, self.fabric._precision.precision))
         if self.out is not None and (self.out / CHECKPOINT).exists():
             words += f"; {self.out} keeps the last good checkpoint"
         elif self.out is not None:

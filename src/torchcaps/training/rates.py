@@ -28,6 +28,13 @@ STOP_AT_LOSS_RATIO = 4.0
 """The test stops if the smoothed loss is this many times its minimum."""
 
 
+UNUSED_SETTINGS = (
+    *("epochs", "learning_rate", "schedule", "decay", "decay_steps", "min_learning_rate"),
+    *("select", "patience", "stop_at", "precise_norm", "compile", "logger", "checkpoint_minutes"),
+)
+"""Settings of a run that the test of learning rates does not use."""
+
+
 @dataclass(frozen=True, eq=False)
 class LearningRates(Result):
     """Losses at rising learning rates.

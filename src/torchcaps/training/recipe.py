@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import nn
 
+from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.parts import Choice, Settings, Spec, register
 from torchcaps.ranges import (
@@ -188,7 +189,8 @@ class Recipe(Settings):
     limit_test: Count | None = None
     """Test on the first so many images; on all if none is given."""
     compile: bool = False
-    """Compile the network by torch.compile: before it is trained; results may differ in their last bits."""
+    """Compile the network with torch.compile before training: the first step takes a minute or more, and later steps
+    take about as long as without on a CPU; results may differ in their last bits."""
     logger: str | None = None
     """Where metrics go besides metrics.csv: tensorboard (extra torchcaps[tensorboard]), or the class of a
     logger of Lightning, PACKAGE.CLASS; two of them write into the run folder."""
@@ -199,6 +201,7 @@ class Recipe(Settings):
             raise InputError('class_weights must be "balanced" or a number for each class, got none')
 
 
+@checked
 def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
     """Learning rate of a step.
 

@@ -16,6 +16,7 @@ import torch
 
 from torchcaps import analysis
 from torchcaps.analysis.evaluation import AnyEvaluation
+from torchcaps.checks import checked
 from torchcaps.datasets import Dataset
 from torchcaps.errors import InputError
 from torchcaps.files import check_path, real, remove_temporaries, write_json
@@ -36,7 +37,6 @@ from torchcaps.training.folder import (
     check_settings,
     lock_folder,
     on_main_process,
-    remove_leftovers,
 )
 from torchcaps.training.load import preparation_of, start_from
 from torchcaps.training.loop import Trainer
@@ -58,6 +58,7 @@ SHOWN, MEASURED = 20, 100
 # ---- train and resume
 
 
+@checked
 def train(
     config: TrainConfig,
     out: str | Path | None = None,
@@ -86,6 +87,7 @@ def train(
     return _run(config, _new_folder(config, out), progress, figures, command)
 
 
+@checked
 def resume(
     out: str | Path,
     *,
@@ -121,14 +123,20 @@ def resume(
     return _run(changed, lock_folder(out), progress, figures, command)
 
 
+@checked
 def learning_rates(config: TrainConfig) -> LearningRates:
     """Try the learning rates that a run could take, each for a step; nothing is written.
+
+    The network begins with the weights that the run would begin with. The settings in
+    :data:`~torchcaps.training.rates.UNUSED_SETTINGS` are not used.
 
     Raises:
         InputError: Data or settings do not fit.
     """
     fabric = devices.launch(config.accelerator, config.devices, config.num_nodes, config.precision)
     config, data, network = _prepare(config)
+    if config.init_from is not None:
+        start_from(network, config.init_from)
     batches = run_data(data, config.recipe, fabric, config.seed)
     return find_learning_rate(fabric, network, batches, config.recipe, config.seed)
 
@@ -238,7 +246,6 @@ def _fit(trainer: Trainer, start: Start, asked: TrainConfig, out: Path, command:
     trainer.state.commands.append(command)
     trainer.state.commits.append(devices.source_commit())
     if fabric.is_global_zero:
-        remove_leftovers(out)
         if not trainer.is_done:
             (out / SUMMARY).unlink(missing_ok=True)  # of a shorter run, which this one goes on with
         write_json(out / CONFIG, config.to_dict())

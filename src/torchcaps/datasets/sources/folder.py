@@ -12,6 +12,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
+from torchcaps.checks import checked
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, resize_images
 from torchcaps.datasets.images import SUFFIXES, image_files_in, read_image, read_pixels, subfolders, with_channels
@@ -85,6 +86,7 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
         InputError: There is no class, or no such part; or, when it is taken, a file that cannot be read.
     """
 
+    @checked
     def __init__(
         self, path: str | Path, in_shape: Sequence[int], part: Literal["train", "validation", "test"] = "train"
     ) -> None:

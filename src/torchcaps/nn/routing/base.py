@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, WrongType
 from torchcaps.nn.capsules import Activations, LayerSize, Routed, RoutingRound
 from torchcaps.nn.competition import SoftmaxOver
 from torchcaps.nn.votes import Votes
@@ -62,6 +62,17 @@ class Routing(nn.Module, ABC):
         I, J, D = max(size.in_capsules, 1), size.out_capsules, size.out_dim
         competitors = {"outputs": J, "inputs": I, None: 1}[self.softmax_over]
         return competitors / math.sqrt(I * D)
+
+    def __call__(self, votes: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call :meth:`forward`.
+
+        Raises:
+            WrongType: ``votes`` is no :class:`Votes`.
+        """
+        if not isinstance(votes, Votes):
+            got = type(votes).__name__
+            raise WrongType(f"{type(self).__name__}: votes must be Votes, such as BuiltVotes(tensor), got {got}")
+        return super().__call__(votes, *args, **kwargs)
 
     @abstractmethod
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:

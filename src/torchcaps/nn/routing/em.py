@@ -64,7 +64,7 @@ def em_routing(
     Source: Hinton, Sabour, Frosst 2018, "Matrix capsules with EM routing", procedure 1 (ICLR 2018); the floor of the
     variance is that of Gritzman 2019, "Avoiding implementation pitfalls of matrix capsules" (arXiv:1907.00652).
     """
-    learned, settings = (beta_u, beta_a), (final_lambda, cost_scale, 0.0)
+    learned, settings = (beta_u, beta_a), (final_lambda, cost_scale, 0.0, 1.0)
     return route_mixture(
         "em", num_iterations, settings, learned, votes, activations, mask=mask, return_coupling=return_coupling
     )
@@ -79,8 +79,12 @@ def fit(
     final_lambda: float,
     cost_scale: float,
     cost_of_inputs: float,
+    unit: float,
 ) -> Gaussians:
-    """The equations of :func:`em_routing`; ``cost_of_inputs``, over the number of inputs, adds to the cost scale."""
+    """The equations of :func:`em_routing`.
+
+    ``cost_of_inputs``, over the number of inputs, adds to the cost scale; ``beta_a`` is β_a times ``unit``.
+    """
     votes, log_posterior = given.votes, None
     _, _, D, _ = votes.shape
     scale = cost_scale + cost_of_inputs / given.number
@@ -91,7 +95,7 @@ def fit(
         variances = votes.scatter(shares, means) + 1e-9
         log_variances = variances.log().sum(2)  # (B, J)
         costs = mass * (D * beta_u + log_variances / 2)
-        logits = final_lambda * (1 - 0.95 ** (t + 1)) * (beta_a - scale * costs)
+        logits = final_lambda * (1 - 0.95 ** (t + 1)) * (beta_a / unit - scale * costs)
         if t == num_iterations - 1 and given.rounds is None:
             break
         log_densities = gaussian_log_densities(votes, means, variances, log_variances)  # (B, J, I)
@@ -127,13 +131,10 @@ class EMRouting(MixtureRouting):
         super().__init__(num_iterations)
         self.final_lambda, self.cost_scale = final_lambda, cost_scale
 
-    def learned(self) -> tuple[Tensor, Tensor]:
-        return self.beta_u, self.beta_a / self.final_lambda
-
     def settings(self) -> tuple[float, ...]:
         if self.cost_scale is None:
-            return self.final_lambda, 0.0, 100.0 * len(self.beta_u)
-        return self.final_lambda, self.cost_scale, 0.0
+            return self.final_lambda, 0.0, 100.0 * len(self.beta_u), self.final_lambda
+        return self.final_lambda, self.cost_scale, 0.0, self.final_lambda
 
     def balanced_std(self, size: LayerSize) -> float:
         """See :class:`Routing`; votes whose components vary by about one cost about nothing at the start."""

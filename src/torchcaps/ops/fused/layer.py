@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.machine import MIB
-from torchcaps.ops.memory import BLOCK, MAX_BATCH_SLICE, Buffers, get_working_memory, nearly_equal, slices
+from torchcaps.ops.memory import Buffers, block_bytes, max_batch_slice, nearly_equal, slices
 from torchcaps.ops.precision import full_dtype
 
 MIN_BATCH_SLICE = 16  # images; with fewer, reading the weights costs more than multiplying by them
@@ -50,11 +49,11 @@ class Layer:
         """The parts of outputs, inputs and images: buffers fit the working memory, and rivals stay together."""
         (B, K, I), (J, D, _, _) = self.poses.shape, self.weight.shape
         over_inputs = self.options.over_inputs
-        budget = int(min(BLOCK, get_working_memory()) * MIB) // self.poses.element_size()
+        budget = block_bytes(self.poses.device) // self.poses.element_size()
         matrix = D * K  # numbers of an input and output: W, and as many of grad_W
         link = 3 * K + 3  # numbers of an image, input and output: VW, gsW, coupled; agreement, coupling, spare
         whole = self.poses.is_meta  # where there are no numbers
-        b = B if whole else nearly_equal(B, MAX_BATCH_SLICE)
+        b = B if whole else nearly_equal(B, max_batch_slice(B, self.poses.device))
         if whole or I * J * (matrix + b * link) <= budget:
             return slices(J, J), slices(I, I), slices(B, b)
 

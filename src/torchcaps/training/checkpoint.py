@@ -1,0 +1,95 @@
+"""``last.ckpt``, with which a run goes on exactly: its contents, written, read and checked."""
+
+from __future__ import annotations
+
+import io
+import warnings
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.checks import check_contents
+from torchcaps.errors import InputError
+from torchcaps.files import atomic_path, reading
+from torchcaps.models.older_files import CURRENT_FORMAT, FORMAT
+from torchcaps.models.pretrained import difference
+from torchcaps.parts import build
+from torchcaps.ranges import Range
+
+if TYPE_CHECKING:
+    from torchcaps.training.recipe import Recipe
+
+
+class Moments(TypedDict):
+    """What an optimizer knows of each parameter, by its number."""
+
+    state: dict[int, dict[str, Any]]
+
+
+class Checkpoint(TypedDict):
+    """The contents of ``last.ckpt``."""
+
+    model: dict[str, Tensor]
+    optimizer: Moments
+    progress: dict[str, Any]
+    data: list[int]
+    settings: dict[str, Any]
+    format: NotRequired[Annotated[int, Range(1, CURRENT_FORMAT, whole=True)]]
+
+
+def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
+    """Write tensors and plain values; an OSError, as of a full disk, leaves an earlier checkpoint as it was."""
+    contents = io.BytesIO()  # torch's own writer hides the system's reason
+    torch.save(dict(state), contents)
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(contents.getbuffer())
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Read ``last.ckpt``, made of tensors and plain values; nothing in it is executed.
+
+    Raises:
+        InputError: The file is missing, damaged, or not a checkpoint of torchcaps.
+    """
+    with reading(path, "checkpoint"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's warnings about such files are for programmers
+        with zipfile.ZipFile(path) as archive:  # torch does not compare checksums
+            if (damaged := archive.testzip()) is not None:
+                raise InputError(f"the checksum of its part {damaged} is wrong")
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        check_contents("it", checkpoint, Checkpoint)
+        return {FORMAT: 1} | {part: checkpoint[part] for part in Checkpoint.__annotations__ if part in checkpoint}
+
+
+def check_state(
+    network: nn.Module, recipe: Recipe, model: dict[str, Tensor], moments: dict[int, dict[str, Any]]
+) -> None:
+    """Raise InputError unless weights and moments of a checkpoint fit the network and are finite."""
+    if wrong := difference(network.state_dict(), model):
+        raise InputError(f"its weights do not fit the network: {wrong}")
+    usual = moments_after_a_step(recipe, list(network.parameters()))
+    wanted = {f"{n} {key}": each for n in moments for key, each in usual.get(n, {}).items()}
+    kept = {f"{n} {key}": each for n, of_one in moments.items() for key, each in of_one.items()}
+    if wrong := difference(wanted, {name: each for name, each in kept.items() if name in wanted}):
+        raise InputError(f"the state of its optimizer does not fit: that of parameter {wrong}")
+    names = dict(network.named_parameters())
+    numbers = {name: each for name, each in model.items() if name in names} | kept
+    for name, each in numbers.items():
+        if not torch.as_tensor(each if isinstance(each, Tensor | float) else 0).isfinite().all():
+            raise InputError(f"{name} holds numbers that are NaN or infinite")
+
+
+def moments_after_a_step(recipe: Recipe, parameters: Sequence[Tensor]) -> dict[int, dict[str, Any]]:
+    """Return what the optimizer keeps of each parameter, by its number, after a step without gradients."""
+    copies = [nn.Parameter(torch.zeros_like(each)) for each in parameters]
+    for each in copies:
+        each.grad = torch.zeros_like(each)
+    rate: float = recipe.learning_rate
+    stepped = build("optimizer", recipe.optimizer, params=copies, learning_rate=rate)
+    stepped.step()
+    found: dict[int, dict[str, Any]] = stepped.state_dict()["state"]
+    return found
