@@ -28,6 +28,8 @@ MAX_SIDE_WITHOUT_FIT = 64
 """Largest side of an image, pixels, for which a preset with ``grows`` keeps its strides along this side."""
 STRIDES: Final = {"stem_strides": "stem_strides_across", "stack_strides": "stack_strides_across"}
 """Strides that depend on the size of the images: along both sides or down → across."""
+RECOMMENDED: Final = ("first", "compact", "compact-shared")
+"""Presets to start with, listed before the published networks."""
 FITTED: Final = ("stem_strides", "stack_strides", "stem_strides_across", "stack_strides_across", "decoder_channels")
 """Options whose default depends on the size of the images."""
 
@@ -114,8 +116,8 @@ def register_preset(
 
 
 def list_presets() -> list[str]:
-    """Return the names of all presets, in the order of their registration."""
-    return list(_PRESETS)
+    """Return the names of all presets: `RECOMMENDED`, then the rest in the order of registration."""
+    return [*RECOMMENDED, *(name for name in _PRESETS if name not in RECOMMENDED)]
 
 
 def get_preset(name: str) -> Preset:
