@@ -185,7 +185,7 @@ def test_what_does_not_fit_is_said_and_changes_nothing(digits: tuple[np.ndarray,
     assert (fitted.classes_, fitted.network_, fitted.loss_curve_) == before
     assert fitted.predict(images[:1]) in labels
     assert_raises(InputError, fitted.predict, images[:, :7], say="the images are (1, 7, 8), but fit saw (1, 8, 8)")
-    assert_raises(InputError, small().fit, images, np.zeros(300), say="at least two classes to tell apart, got one")
+    assert_raises(InputError, small().fit, images, np.zeros(300), say="y must have at least two classes, got one")
     with pytest.raises(ValueError, match="Unknown label type"):
         small().fit(images, labels + 0.5)
     with pytest.raises(NotFittedError):

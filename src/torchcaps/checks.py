@@ -83,7 +83,7 @@ def checked(function: FunctionT) -> FunctionT:
 
 
 def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations of a function, except those that only a type checker imports."""
+    """Return the annotations of a function, without names that only a type checker imports."""
     found: dict[str, Any] = {}
     names = inspect.unwrap(function).__globals__
     for name, hint in function.__annotations__.items():

@@ -35,7 +35,7 @@ from torchcaps.errors import InputError, shown, unknown_name
 EntryT = TypeVar("EntryT")
 ClassT = TypeVar("ClassT", bound=type)
 Spec = str | Mapping[str, Any] | nn.Module | bool | None
-"""How a caller names a part. `True`: the default part. `False`, `None`: no part, if the part is optional."""
+"""Name, mapping or module of a part. `True`: the default part. `False`, `None`: no part, if it is optional."""
 Tree = dict[str, Any]
 """Every option of a part, and of the parts inside it, by its name."""
 
