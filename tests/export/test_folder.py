@@ -108,7 +108,7 @@ def test_runs_that_do_not_go_together(run: Run, runs: tuple[Path, Path], tmp_pat
     assert_raises(InputError, training_record, run, others=[again], say=said)
     assert_raises(InputError, training_record, load_run(again), say=said)
     saved = load_run(runs[0] / "best")
-    assert_raises(InputError, training_record, saved, say="a model card is written from a run folder")
+    assert_raises(InputError, training_record, saved, say="export a run folder instead")
 
 
 def with_data(run: Run, data: str, data_dir: str | None = None) -> Run:
@@ -204,7 +204,7 @@ def test_refusals(run: Run, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "\n" not in str(caught.value)
         assert hub.token not in str(caught.value)
         assert not hub.files
-    said = "set HF_TOKEN to a token that may write"
+    said = "set HF_TOKEN to a token with permission to write"
     assert_raises(InputError, share, run, "someone/net", token="hf_wrong", say=said)
 
 

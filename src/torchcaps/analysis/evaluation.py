@@ -29,7 +29,7 @@ from torchcaps.checks import check, checked
 from torchcaps.datasets import BatchLoader, ImageSet
 from torchcaps.errors import InputError, visible
 from torchcaps.models import ModelOutput, Network
-from torchcaps.ops.labels import is_correct, order
+from torchcaps.ops.labels import is_correct, match_labels
 from torchcaps.tasks import TaskName
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Evaluation(Scored):
         """
         true, given = (torch.from_numpy(each) for each in (self.labels, self.predictions))
         if self.objects > 1:
-            true = true.gather(1, order(given, true))
+            true = true.gather(1, match_labels(given, true))
         classes = len(self.class_names)
         return (true * classes + given).flatten().bincount(minlength=classes**2).view(classes, classes).numpy()
 

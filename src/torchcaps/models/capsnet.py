@@ -23,7 +23,7 @@ from torchcaps.nn import (
     mask_capsules,
     separate_capsules,
 )
-from torchcaps.ops.labels import label_rows, order, top_classes
+from torchcaps.ops.labels import label_rows, match_labels, top_classes
 from torchcaps.ops.losses import reconstruction_loss
 from torchcaps.parts import Choice, Spec, build, register
 from torchcaps.ranges import Epsilon, Factor, PositiveFactor, Width
@@ -268,7 +268,7 @@ class CapsNet(Network):
                     "CapsNet.loss: images must show each object of an image alone and have shape "
                     f"{tuple(reconstruction.shape)}, got {tuple(images.shape)}"
                 )
-            images = images.take_along_dim(order(output.decoded, targets)[..., None, None, None], 1)
+            images = images.take_along_dim(match_labels(output.decoded, targets)[..., None, None, None], 1)
         mean = self.reconstruction_over_pixels == "mean"
         error = reconstruction_loss(reconstruction, images, reduction="mean" if mean else "sum_per_image")
         return Losses(classification + self.reconstruction_weight * error, classification, error)
