@@ -145,6 +145,20 @@ def test_a_stroke_is_judged_undone_and_downloaded(open_page: Callable[..., Page]
     assert picture(page, ".drawing") == first
 
 
+def test_a_stroke_asks_one_kind_of_question(open_page: Callable[..., Page], address: str) -> None:
+    page = open_page(address)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+    draw(page)
+    assert set(asked) == {"look"}
+    page.get_by_role("radio", name="4, length").check()
+    settle(page)
+    page.get_by_role("radio", name="the longest").check()
+    settle(page)
+    assert asked[-1] == "decode"
+    assert asked.count("decode") == 1
+
+
 def test_sliders_sweeps_and_iterations_redraw(open_page: Callable[..., Page], address: str) -> None:
     page = open_page(address)
     pick(page, 7)

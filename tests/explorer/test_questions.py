@@ -55,6 +55,20 @@ def test_looking(explorer: Explorer, ask: Page) -> None:
     assert answer["routing"]["maps"] == [[encode(each) for each in row] for row in view.routing["maps"]]
 
 
+@pytest.mark.parametrize("preset", ["sabour2017", "sabour2017-multimnist"])
+def test_a_look_has_the_picture_that_decode_answers(preset: str) -> None:
+    ask = Page(Explorer(small_network(preset)))
+    view = ask("look", pixels=encode(PIXELS))
+    poses = [view["capsules"][j] for j in view["present"]]
+    assert view["decoded"] == ask("decode", classes=view["present"], poses=poses)
+    assert ask("look", pixels=encode(PIXELS), iterations=5)["decoded"] != view["decoded"]
+
+
+def test_a_look_of_a_network_without_decoder_has_no_picture() -> None:
+    for network in (small_network(decoder=False), small_network("baseline-cnn")):
+        assert Page(Explorer(network))("look", pixels=encode(PIXELS))["decoded"] is None
+
+
 def test_decoding_two_capsules(explorer: Explorer, ask: Page) -> None:
     poses = [[0.1, -0.2, 0, 1, 0.5], [1, 0, 0, 0, -1]]
     answer = ask("decode", classes=[1, 3], poses=poses)

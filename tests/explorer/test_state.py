@@ -19,7 +19,7 @@ from torchcaps.errors import InputError
 from torchcaps.explorer import Explorer
 from torchcaps.explorer.patches import find_patches
 from torchcaps.explorer.questions import describe
-from torchcaps.explorer.state import check_side_by_side, levels
+from torchcaps.explorer.state import check_side_by_side, describe_routing, levels, to_bytes
 from torchcaps.models import create_model
 
 
@@ -47,6 +47,29 @@ def test_looking_says_what_predict_and_trace_say(small: Explorer) -> None:
     assert view.routing["range"].tolist() == [coupling.min(), coupling.max()]
     np.testing.assert_allclose(view.routing["scores"], trace.lengths[:, 0], rtol=1e-6)
     assert view.routing["uniform"] == trace.uniform == 0.25
+
+
+@pytest.mark.parametrize("preset", ["sabour2017", "sabour2017-multimnist", "compact", "baseline-cnn"])
+def test_a_look_is_one_pass_with_the_numbers_of_three(preset: str) -> None:
+    """One pass through the backbone and the decoder gives what forward, trace_routing and decode each compute."""
+    explorer = Explorer(small_network(preset))
+    model, pixels = explorer.model, pixels_for(explorer)
+    with torch.inference_mode():
+        output = model(torch.from_numpy(pixels)[None].float() / 255)
+    calls: list[str] = []
+    for name in ("backbone", "decoder"):
+        if (part := getattr(model, name, None)) is not None:
+            part.register_forward_hook(lambda *_, name=name: calls.append(name))
+    view = explorer.look(pixels)
+    np.testing.assert_array_equal(view.scores, output.scores[0])
+    if not model.has_capsules:
+        assert (view.routing, view.decoded) == (None, None)
+        return
+    assert sorted(calls) == ["backbone", "decoder"]
+    np.testing.assert_array_equal(view.capsules, output.capsules[0])
+    assert repr(view.routing) == repr(describe_routing(trace_routing(model, torch.from_numpy(pixels)[None])))
+    alone = explorer.decode(view.present, view.capsules[view.present])
+    np.testing.assert_array_equal(to_bytes(view.decoded), to_bytes(alone))
 
 
 def test_another_number_of_iterations_is_another_network_with_the_same_weights(small: Explorer) -> None:

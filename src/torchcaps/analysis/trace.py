@@ -48,6 +48,7 @@ PAIRS = ("logits", "coupling", "agreement")
 """The numbers that each input capsule has with each output capsule."""
 PER_ROUND = (*PAIRS, "weighted_sum", "capsules")
 STATISTICS = ("entropy", "mean_agreement", "longest")
+TRACED = (*STATISTICS, "images", "scores", *PER_ROUND)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,8 +171,15 @@ def trace_routing(
         >>> trace.maps[-1].mean(2).shape  # last iteration, averaged over capsule types: images, classes, places
         (4, 10, 6, 6)
     """
-    names = (*STATISTICS, "images", "scores", *PER_ROUND)
-    return RoutingTrace(**_follow(model, images, layer, num_iterations, names))
+    return RoutingTrace(**_follow(model, images, layer, num_iterations, TRACED))
+
+
+def trace_class_capsules(model: Network, image: Shaped[Tensor, "1 C H W"], capsules: Capsules) -> RoutingTrace:
+    """Follow the routing of one image in the last layer, from the capsules that go into that layer.
+
+    Errors are those of :func:`trace_routing`, which computes the capsules from the image.
+    """
+    return RoutingTrace(**_follow(model, image, None, None, TRACED, capsules))
 
 
 @checked
@@ -192,6 +200,7 @@ def _follow(
     layer: int | None,
     num_iterations: int | None,
     names: Sequence[str],
+    inputs: Capsules | None = None,
 ) -> dict[str, Any]:
     """The arrays of a trace that are named, and what else it says, of no more images at a time than fit the memory."""
     network = require_capsules(model, "routing", "routing")
@@ -212,7 +221,7 @@ def _follow(
     score_name: list[ScoreName] = []
 
     def look(pixels: Tensor, _: object) -> list[Tensor]:
-        votes, activations = chosen.votes(network.capsules(pixels)[number - 1])
+        votes, activations = chosen.votes(network.capsules(pixels)[number - 1] if inputs is None else inputs)
         rounds = follow(votes, activations)
         by_image = [_by_image(each, chosen, grid) for each in rounds]
         capsules = [Capsules(each.capsules, each.activations) for each in by_image]

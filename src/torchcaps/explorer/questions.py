@@ -1,6 +1,6 @@
 """The page's questions and their answers, both JSON.
 
-    look      {network, pixels, iterations}  → View
+    look      {network, pixels, iterations}  → View, its decoded images as those of decode
     votes     the same, and {cell}       → agreement and coupling, see Explorer.votes
     decode    {network, classes, poses}  → whole: the decoded image, apart: of several objects, each in its colour
     pick      {index}                    → pixels: a test image, label: its label in words
@@ -75,7 +75,7 @@ class Questions:
             answer = {"error": f"{sentence[0].upper()}{sentence[1:]}{'' if sentence.endswith('.') else '.'}"}
         return json.dumps(answer, default=encode, allow_nan=False)
 
-    def _answer(self, name: str, value: Callable[..., Any]) -> View | dict[str, Any]:
+    def _answer(self, name: str, value: Callable[..., Any]) -> dict[str, Any]:
         numbers = Range(0, len(self.explorers) - 1, whole=True)
         explorer = self.explorers[value("network", Annotated[int, numbers], 0)]
         if name in ("look", "votes"):
@@ -87,7 +87,7 @@ class Questions:
                 )
             image, iterations = np.frombuffer(data, np.uint8).reshape(shape).copy(), value("iterations", int, 0)
             if name == "look":
-                return explorer.look(image, iterations)
+                return _as_answer(explorer.look(image, iterations))
             return explorer.votes(image, value("cell", tuple[int, int]), iterations)
         if name == "decode":
             classes = value("classes", tuple[int, ...])
@@ -139,6 +139,12 @@ def encode(value: Any) -> Any:
     if value.dtype == np.uint8:
         return base64.b64encode(value.tobytes()).decode("ascii")
     return value.round(4).tolist()
+
+
+def _as_answer(view: View) -> dict[str, Any]:
+    """Return a view as the page takes it; capsules keep float32's digits, so that they decode to the same bytes."""
+    capsules = None if view.capsules is None else view.capsules.astype(np.float64).round(8).tolist()
+    return vars(view) | {"capsules": capsules, "decoded": None if view.decoded is None else _coloured(view.decoded)}
 
 
 def _coloured(images: Float[np.ndarray, "P C H W"]) -> dict[str, Any]:

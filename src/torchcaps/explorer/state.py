@@ -20,6 +20,7 @@ from PIL import Image
 from torchcaps.analysis import RoutingTrace, predict, trace_routing
 from torchcaps.analysis.calibration import Calibration, Prediction
 from torchcaps.analysis.inference import as_pixels, class_labels, inference, require_decoder
+from torchcaps.analysis.trace import trace_class_capsules
 from torchcaps.checks import check, checked
 from torchcaps.datasets import ImageSet, find_dataset
 from torchcaps.datasets.images import Fit, read_photo
@@ -50,6 +51,8 @@ class View:
         caveats: Why the answer is unsure, each reason in words; empty where it is not.
         capsules: Class capsules v_j; None for a network without.
         routing: How its coupling changes, see :func:`describe_routing`; None where routing cannot be followed.
+        decoded: The image decoded from each present class's capsule alone, pixels 0..1; None if no capsule can be
+            decoded.
     """
 
     scores: Float[np.ndarray, "J"]
@@ -57,6 +60,7 @@ class View:
     caveats: tuple[str, ...]
     capsules: Float[np.ndarray, "J D"] | None
     routing: dict[str, Any] | None
+    decoded: Float[np.ndarray, "P C H W"] | None
 
 
 @dataclass(eq=False, repr=False)
@@ -125,26 +129,33 @@ class Explorer:
         return f"{self.name}: {self.what}" if self.what else self.name
 
     def look(self, pixels: UInt8[np.ndarray, "C H W"], iterations: int = 0) -> View:
-        """The network's answer to an image.
+        """Return the network's answer to an image; its backbone and its decoder each run once.
 
         Args:
-            pixels: Of 0..255.
-            iterations: In how many its class capsules are routed; 0 stands for the network's own number.
+            pixels: 0..255.
+            iterations: Routing iterations of the class capsules; 0: the network's own number.
 
         Raises:
             InputError: An image of another shape than the network's, or a number of iterations that it cannot have.
         """
         image, model = torch.from_numpy(pixels)[None], self.routed_in(iterations)
+        routing = None
         with inference(model):
-            output = model(as_pixels(model, image))
+            if isinstance(model, CapsNet):
+                inputs = model.capsules(as_pixels(model, image))[-1]
+                output = model.classify(inputs)
+                if not self.no_routing:
+                    routing = describe_routing(trace_class_capsules(model, image, inputs))
+            else:
+                output = model(as_pixels(model, image))
         scores = output.scores[0].float().cpu()
         present = top_classes(scores, model.objects).tolist()
         capsules = None if output.capsules is None else output.capsules[0].float().cpu().numpy()
         drawn = None if output.reconstruction is None else output.reconstruction.float().cpu().numpy()
         seen = pixels[None].astype(np.float32) / 255
         said = Prediction.of(seen, np.array([present]), scores[None].numpy(), drawn, self.calibration)
-        routing = None if self.no_routing else describe_routing(trace_routing(model, image))
-        return View(scores.numpy(), present, said.caveats[0], capsules, routing)
+        decoded = None if drawn is None or self.no_pose else drawn.reshape(-1, *model.in_shape)
+        return View(scores.numpy(), present, said.caveats[0], capsules, routing, decoded)
 
     def votes(self, pixels: UInt8[np.ndarray, "C H W"], cell: Sequence[int], iterations: int = 0) -> dict[str, Any]:
         """The votes of the capsules in one cell of the routing maps, for the classes that have maps.

@@ -135,7 +135,24 @@ class CapsNet(Network):
         Raises:
             InputError: Images or targets do not fit the network, or an image has two objects of one class.
         """
-        capsules, coupling = self.capsules(images)[-1], None
+        return self.classify(self.capsules(images)[-1], targets, return_coupling)
+
+    def classify(
+        self, capsules: Capsules, targets: Targets | None = None, return_coupling: bool = False
+    ) -> ModelOutput:
+        """Return the output for the capsules that go into the last layer.
+
+        Used to follow routing and to classify with one pass through the backbone.
+
+        Args:
+            capsules: The last of :meth:`capsules`.
+            targets: As for :meth:`forward`.
+            return_coupling: As for :meth:`forward`.
+
+        Raises:
+            InputError: Targets that do not fit, or two objects of one class in an image.
+        """
+        coupling = None
         if return_coupling:
             poses, activations, coupling = self.class_capsules.route(capsules, return_coupling=True)
         else:

@@ -1,17 +1,11 @@
 // ---- two networks side by side: the same image, both answers ----
 
-const showBeside = latest(async () => {
+function showBeside() {
   if (networks.length < 2) return;
-  const { views } = state;
-  const decoded = await Promise.all(views.map((view, network) => {
-    if (networks[network].noPose) return null;
-    return ask("decode", { network, classes: view.present, poses: view.present.map((j) => view.capsules[j]) });
-  }));
-  if (views !== state.views) return; // there is another image, or none, for which this is asked again
-  element.querySelectorAll(".beside .answer").forEach((answer, n) => showAnswer(answer, networks[n], views[n], decoded[n]));
-});
+  element.querySelectorAll(".beside .answer").forEach((answer, n) => showAnswer(answer, networks[n], state.views[n]));
+}
 
-function showAnswer(answer, network, view, decoded) {
+function showAnswer(answer, network, view) {
   answer.querySelector(".said").replaceChildren(...(view ? verdict(view, network.classes) : ["No image yet."]));
   const ranked = view ? view.scores.map((_, j) => j).sort((a, b) => view.scores[b] - view.scores[a]) : [];
   const listed = ranked.slice(0, MOST_BARS).sort((a, b) => a - b);
@@ -21,8 +15,8 @@ function showAnswer(answer, network, view, decoded) {
     row.classList.toggle("present", view.present.includes(j));
     return row;
   }));
-  const shown = decoded
-    ? picture(`Reconstruction of ${network.name}`, (canvas) => paint(canvas, decodeBytes(decoded.whole)))
+  const shown = view?.decoded
+    ? picture(`Reconstruction of ${network.name}`, (canvas) => paint(canvas, decodeBytes(view.decoded.whole)))
     : classed("hint", make("p", view ? "It has no decoder that would draw." : ""));
   answer.querySelector(".drawn").replaceChildren(shown);
 }

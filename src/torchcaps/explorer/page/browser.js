@@ -140,6 +140,7 @@ function decoded(capsule, j, weights) {
 // ---- the answers; core.js has encode and decodeBytes ----
 
 const lengths = (capsules) => capsules.map((v) => Math.sqrt(v.reduce((sum, x) => sum + x * x, 0) + props.browser.lengthEps));
+const pictureOf = (values) => ({ whole: encode(values.map(toByte)), apart: [] });
 const toByte = (value) => Math.round(255 * Math.min(Math.max(value, 0), 1));
 
 // calibration.Calibration.caveats
@@ -177,7 +178,10 @@ const ANSWERS = {
     const pixels = decodeBytes(text), { rounds, grid } = routed(pixels, iterations, weights);
     const capsules = rounds.at(-1).capsules.map((capsule) => [...capsule]), scores = lengths(capsules);
     const best = scores.indexOf(Math.max(...scores)), drawn = decoded(capsules[best], best, weights);
-    return { scores, present: [best], caveats: caveats(scores, best, pixels, drawn), capsules, routing: describeRouting(rounds, grid) };
+    return {
+      scores, present: [best], caveats: caveats(scores, best, pixels, drawn), capsules,
+      routing: describeRouting(rounds, grid), decoded: pictureOf(drawn),
+    };
   },
   votes({ pixels, iterations, cell: [y, x] }, weights) {
     const { rounds, grid: [types, h, w] } = routed(decodeBytes(pixels), iterations, weights), J = rounds[0].capsules.length;
@@ -188,7 +192,7 @@ const ANSWERS = {
     return { agreement: rounds.map((each) => ofCell(each.agreement)), coupling: rounds.map((each) => ofCell(each.coupling)) };
   },
   decode({ classes: [j], poses: [pose] }, weights) {
-    return { whole: encode(decoded(pose, j, weights).map(toByte)), apart: [] };
+    return pictureOf(decoded(pose, j, weights));
   },
   pick({ index }) {
     const { pixels, labels } = props.browser, most = pixels.length - 1;

@@ -76,15 +76,22 @@ const look = latest(async () => {
 
 const decode = latest(async () => {
   if (!state.view || about.noPose) return;
-  const classes = decodedClasses(), own = ownClass();
-  const poses = classes.map((j) => (j === own ? state.pose : state.view.capsules[j]));
-  const { whole: bytes, apart } = await ask("decode", { network: networks.indexOf(about), classes, poses });
+  const classes = decodedClasses();
+  const { whole: bytes, apart } = hasPicture() ? state.view.decoded : await askPicture(classes);
   if (!state.view) return; // cleared meanwhile
   state.decoded = decodeBytes(bytes);
   paintWhole();
   whole.setAttribute("aria-label", `Reconstruction from ${capsuleWords(classes)}`);
   $(".apart").replaceChildren(...apart.map((one, n) => figure(one, classes[n], colour(n))));
 });
+
+// The answer to an image has the picture of its highest classes; other capsules, and moved ones, are decoded on demand.
+const hasPicture = () => !isMoved() && state.view.present.includes(ownClass());
+
+function askPicture(classes) {
+  const poses = classes.map((j) => (j === ownClass() ? state.pose : state.view.capsules[j]));
+  return ask("decode", { network: networks.indexOf(about), classes, poses });
+}
 
 // ---- pixels ----
 
