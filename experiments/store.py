@@ -18,7 +18,7 @@ from filelock import FileLock
 from experiments.table import Row, Table
 from torchcaps.files import locked, reading, write_text
 from torchcaps.parts import flat
-from torchcaps.training.config import ELSEWHERE, TrainConfig, make_config
+from torchcaps.training.config import LOCATION_FIELDS, TrainConfig, make_config
 
 RESULTS = Path("experiments/results")
 RUNS, CURVES = "runs.jsonl", "curves.csv"
@@ -66,7 +66,7 @@ def settings(config: TrainConfig) -> dict[str, Any]:
     The seed is left out, and so is where the run was computed, but for the plugins.
     """
     usual = flat(TrainConfig.from_dict({"preset": config.preset}).fields).items()
-    left_out = {"preset", "model", "recipe", "seed", "precision", *ELSEWHERE} - {"plugins"}
+    left_out = {"preset", "model", "recipe", "seed", "precision", *LOCATION_FIELDS} - {"plugins"}
     changed = {key: value for key, value in flat(config.fields).items() if (key, value) not in usual}
     kept = {"preset": config.preset} | {key: value for key, value in changed.items() if key not in left_out}
     return dict(json.loads(json.dumps(kept)))

@@ -146,6 +146,8 @@ def test_each_argument_of_a_function_or_module_is_named() -> None:
             given["mib"] = get_working_memory()
         if "most" in hints:
             given["most"] = 4
+        if "objects" in hints:
+            given |= {"objects": 2, "targets": torch.tensor([[0, 1], [1, 2]])}
         called(**given)
         for name in hints.keys() - {"caller"}:
             for value in wrong(hints[name]):
@@ -208,7 +210,7 @@ def test_each_argument_of_a_layer_or_network_is_named() -> None:
 
 def test_arguments_of_the_analysis_and_of_data() -> None:
     model, images, labels = network().eval(), torch.rand(2, 1, 18, 18), torch.tensor([0, 2])
-    looks = analysis.predict, analysis.reconstruct, analysis.trace_routing, analysis.routing_statistics
+    looks = analysis.reconstruct, analysis.trace_routing, analysis.routing_statistics  # predict takes any form
     called: list[Callable[[Any], object]] = [
         *(functools.partial(look, model) for look in looks),
         lambda wrong: analysis.attack(model, wrong, labels, 0.1),

@@ -179,7 +179,7 @@ WRONG = {
     "routing-mute": (MUTE + wrong_routing("raise Mute"), "plugin {}, line 12, in forward: Mute: Mute; --debug"),
     "routing-nan": (
         wrong_routing("return Routed(torchcaps.squash(votes.weighted_sum(None)) * float('nan'))"),
-        "or to mend what is not finite in Wrong; there was no checkpoint yet",
+        "or a check of Wrong for NaN and infinite numbers; ",
     ),
 }
 

@@ -167,7 +167,11 @@ WRONG: list[tuple[np.ndarray, dict[str, Any], str]] = [
     ),
     (np.zeros((6, 8, 8)), {"class_weight": {0: 0, 1: 0, 2: 0}}, "must not be negative, nor zero for all images"),
     (np.zeros((6, 8, 8)), {"device": "cuda:77"}, "this machine has no cuda:77 device that PyTorch can use"),
-    (np.zeros((6, 8, 8)), {"preset": "sabour2017-multimnist"}, "is for images with 2 objects, but here each image has one"),
+    (
+        np.zeros((6, 8, 8)),
+        {"preset": "sabour2017-multimnist"},
+        "is for images with 2 objects, but here each image has one",
+    ),
     (np.ones((6, 8, 8)), {"learning_rate": 1e30}, r"NaN or infinite; learning_rate must be below 1e\+30"),
 ]
 

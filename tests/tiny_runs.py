@@ -19,7 +19,7 @@ from torchcaps.datasets import ImageSet
 from torchcaps.datasets.sources import mnist
 from torchcaps.training import Progress, TrainConfig, make_config, resume, train
 from torchcaps.training.checkpoint import read_checkpoint
-from torchcaps.training.state import JUDGED
+from torchcaps.training.state import VALIDATION_COLUMNS
 
 
 def image_set(n: int = 12, shape: tuple[int, int, int] = (1, 6, 5), classes: int = 3) -> ImageSet:
@@ -119,8 +119,8 @@ def is_same(one: Path, other: Path) -> bool:
 
 
 def judged(loss: float, accuracy: float, balanced: float | None = None) -> dict[str, float]:
-    """What the validation images say after an epoch."""
-    return dict(zip(JUDGED, (loss, accuracy, accuracy if balanced is None else balanced), strict=True))
+    """Return results on the validation images after an epoch."""
+    return dict(zip(VALIDATION_COLUMNS, (loss, accuracy, accuracy if balanced is None else balanced), strict=True))
 
 
 def write_bars(path: Path) -> Path:

@@ -58,15 +58,10 @@ def checked(function: FunctionT) -> FunctionT:
     """
     parameters = inspect.signature(function).parameters
     names = [name for name, each in parameters.items() if each.kind in _POSITIONAL]
-    rest = {name for name, each in parameters.items() if each.kind in _REST}
     title = function.__qualname__.rpartition("<locals>.")[2]
     of_object = names[:1] == ["self"]
     method = title.rpartition(".")[2]
     suffix = "" if method == "forward" or method.startswith("_") else f".{method}"  # users do not type these names
-
-    @functools.cache
-    def hints() -> Mapping[str, Any]:
-        return {name: hint for name, hint in _hints_of(function).items() if name not in rest}
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -74,19 +69,24 @@ def checked(function: FunctionT) -> FunctionT:
             sizes: Sizes = {}
             owner = args[0] if of_object else None
             where = type(owner).__name__ + suffix if of_object else title
+            hints = _hints_of(function)
             for name, value in itertools.chain(zip(names, args, strict=False), kwargs.items()):
-                if name in hints():
-                    check(f"{where}: {name}", value, hints()[name], sizes, owner)
+                if name in hints:
+                    check(f"{where}: {name}", value, hints[name], sizes, owner)
         return function(*args, **kwargs)
 
     return cast(FunctionT, call)
 
 
-def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations of a function, without names that only a type checker imports."""
+@functools.cache  # not in the closure of `checked`, because torch.compile cannot wrap a cache in a closure
+def _hints_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the annotations of a function, without *args, **kwargs and names for type checkers."""
     found: dict[str, Any] = {}
     names = inspect.unwrap(function).__globals__
+    rest = {name for name, each in inspect.signature(function).parameters.items() if each.kind in _REST}
     for name, hint in function.__annotations__.items():
+        if name in rest:
+            continue
         alone = types.SimpleNamespace(__annotations__={name: hint})
         with contextlib.suppress(NameError):
             found |= typing.get_type_hints(alone, names, include_extras=True)

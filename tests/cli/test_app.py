@@ -118,7 +118,7 @@ def test_a_run_without_any_output_is_whole(environment: dict[str, str], tmp_path
 
 
 NO_MEMORY = "Error: there is not enough memory; take a smaller --batch-size"
-STOPPED = f"stopped after step 7; go on with: torchcaps train --resume '{Path('runs/a b')}'"
+STOPPED = f"stopped after step 7; resume with: torchcaps train --resume '{Path('runs/a b')}'"
 ENDS: list[tuple[BaseException, int, str]] = [
     (KeyboardInterrupt(), 130, "\nInterrupted."),
     (OSError(errno.ENOSPC, "No space", "run/last.ckpt"), 2, "Error: run/last.ckpt: no space left on the device; make"),

@@ -40,7 +40,7 @@ def test_the_page_is_opened(cli: Cli, run_folder: Path, served: list[Any], monke
     opened = threading.Event()
     monkeypatch.setattr(webbrowser, "open", lambda url: opened.set() if url == "http://127.0.0.1:7860" else None)
     result = cli("explore", run_folder)
-    title = "run: first, trained on UCI handwritten digits, 8×8 brought to 28×28"
+    title = "run: first, trained on UCI handwritten digits, 8×8 resized to 28×28"
     assert (result.code, result.out) == (0, f"Exploring {title} at http://127.0.0.1:7860\nCtrl-C ends it.\n")
     assert opened.wait(5)
     [(explorer, port)] = served
@@ -111,6 +111,6 @@ def test_it_talks_to_nobody_and_a_signal_ends_it(
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
     assert process.returncode == code
-    resumed = "go on with: torchcaps train --resume runs/first-digits-1" in err
+    resumed = "resume with: torchcaps train --resume runs/first-digits-1" in err
     assert (resumed, Path("runs/first-digits-1/last.ckpt").exists()) == (bool(code), number == signal.SIGINT)
     assert not [word for word in ("Traceback", "TALKS") if word in err]

@@ -240,6 +240,6 @@ def test_what_is_known_of_the_images_goes_with_the_network(
 def test_an_image_too_large_for_the_limit(cli: Cli, onnx_file: Path, tmp_path: Path) -> None:
     Image.new("L", (200, 100)).save(tmp_path / "wide.png")
     done = cli("predict", onnx_file, "wide.png", "--max-megapixels", "0.01")
-    assert (done.code, "but at most 0.01 megapixels are read" in done.err) == (2, True)
+    assert (done.code, "but the limit is 0.01 megapixels" in done.err) == (2, True)
     assert cli("predict", onnx_file, "wide.png", "--max-megapixels", "0.02").code == 0
     assert get_max_megapixels() == 64  # for that command only

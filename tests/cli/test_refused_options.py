@@ -49,7 +49,7 @@ def test_a_saved_page_is_not_served(words: tuple[str, ...], cli: Cli) -> None:
 def test_a_saved_network_has_no_last_checkpoint(command: str, cli: Cli, digit_file: Path) -> None:
     shutil.copy(digit_file, "digit.png")
     result = cli(command, SHIPPED["compact"], *WORDS.get(command, []), "--which", "last")
-    assert (result.code, "leave --which last out" in result.err) == (2, True), result.err
+    assert (result.code, "omit --which last" in result.err) == (2, True), result.err
 
 
 @pytest.mark.parametrize(

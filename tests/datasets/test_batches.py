@@ -121,7 +121,7 @@ def test_options_epochs_and_sets_that_cannot_be() -> None:
     for epoch, start, named in ((-1, 0, "epoch"), (0, 4, "3 batches"), (0, 0.5, "start")):
         with pytest.raises(InputError, match=named):  # at the call, not at the first batch
             loader.batches(epoch, start)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"for training only \(shuffle=True\); judge by fixed_pairs"):
+    with pytest.raises(InputError, match=r"for training only \(shuffle=True\); validate with fixed_pairs"):
         BatchLoader(PairSet(image_set(12)), 4, shuffle=False)
 
 
@@ -226,11 +226,11 @@ def test_fixed_pairs_are_the_same_for_ever() -> None:
 
 def test_images_that_make_no_pairs() -> None:
     for make in (fixed_pairs, PairSet):
-        with pytest.raises(InputError, match="pairs are of two classes, but all images are of one"):
+        with pytest.raises(InputError, match="pairs need images of two classes, but all images have the same class"):
             make(image_set(5, classes=1))
-        assert_raises(InputError, make, fixed_pairs(image_set(6)), say="made of images of one object, got 2 an image")
+        assert_raises(InputError, make, fixed_pairs(image_set(6)), say="of one object, got 2 objects in each")
         assert_raises(InputError, make, image_set(6), say="max_shift must be 0 pixels or more, got -1", max_shift=-1)
     objects = ImageSet(torch.ones(5, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 0, 0, 1, 2]))
-    with pytest.raises(InputError, match=r"3 of 5 images are of one class; .* no class may have more than half"):
+    with pytest.raises(InputError, match=r"3 of 5 images have the same class, .* no class may have more than half"):
         fixed_pairs(objects)
     assert len(PairSet(objects)) == 5  # to train on they do

@@ -196,7 +196,7 @@ def test_validation_images_of_their_own(toy: Splits) -> None:
         data = load_dataset("whole", limit_train=limit)
         assert (len(data.train), data.validation) == (min(limit or 100, 100), own.validation)
     for name, value in (("validation_size", 8), ("validation", "first")):
-        said = f"whole has validation images of its own; leave {name} out"
+        said = f"whole brings its own validation images; leave {name} out"
         assert_raises(InputError, load_dataset, "whole", **{name: value}, say=said)
 
 
@@ -209,9 +209,9 @@ def test_options_that_cannot_be() -> None:
         ({"skip_damaged": True}, "skip_damaged"),
         (
             {"validation_size": 0},
-            "1 to 96 images can be set apart; the best epoch is chosen by them",
+            "1 to 96 images can be used; they choose the best epoch",
         ),
-        ({"limit_train": 90, "validation_size": 97}, "validation_size is 97, but 1 to 96 images can be set apart"),
+        ({"limit_train": 90, "validation_size": 97}, "validation_size is 97, but 1 to 96 images can be used"),
         ({"validation": "first", "validation_size": 97}, "validation_size"),
         ({"limit_train": 3}, '3 training images have none of the class "a"'),
     ):
@@ -230,7 +230,7 @@ def test_sets_that_cannot_be(toy: Splits) -> None:
     register("wrong", dataclasses.replace(toy, train=ImageSet(toy.train.images, labels)))
     assert_raises(InputError, load_dataset, "wrong", limit_train=99, say="wrong: a train label is 10000000000000")
     assert_raises(InputError, register, "toy", toy, say='a data set "toy" exists already')
-    assert_raises(InputError, register, "a:b", toy, say="what follows a colon is a path")
+    assert_raises(InputError, register, "a:b", toy, say="because a path follows a colon")
 
 
 def test_specs_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

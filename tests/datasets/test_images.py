@@ -60,7 +60,7 @@ def test_grey_is_repeated_and_colour_becomes_its_luma() -> None:
     assert with_channels(colour, 3) is colour
     assert np.abs(with_channels(colour, 1)[0] - COLOUR @ [0.299, 0.587, 0.114]).max() <= 1
     assert_raises(InputError, with_channels, grey, 2, say="1 channel or 3, not 2")
-    said = "an image file cannot be read as a sequence, which this network takes (1×1×40)"
+    said = "an image file is no sequence, but this network takes sequences (1×1×40)"
     assert_raises(InputError, read_image, "any.png", (1, 1, 40), say=said)
 
 
@@ -84,7 +84,7 @@ def test_images_too_large_are_refused_before_they_are_decoded(tmp_path: Path, mo
     Image.new("L", (8100, 8000)).save(tmp_path / "a.tif", compression="tiff_deflate")
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda _: pytest.fail("decoded"))
     for path in tmp_path.iterdir():
-        said = f"{path} has 8100×8000 pixels, 64.8 megapixels, but at most 64 megapixels are read; "
+        said = f"{path} has 8100×8000 pixels, 64.8 megapixels, but the limit is 64 megapixels; "
         assert_raises(InputError, read_image, path, (1, 28, 28), say=said)
 
 
@@ -113,7 +113,7 @@ def test_the_limit_is_set_and_holds_for_folders_too(tmp_path: Path) -> None:
         set_max_megapixels(0.006)
         load_dataset(folder)
         set_max_megapixels(0.005)
-        said = "{} has 60×100 pixels, 0.006 megapixels, but at most 0.005 megapixels"
+        said = "{} has 60×100 pixels, 0.006 megapixels, but the limit is 0.005 megapixels"
         assert_raises(InputError, load_dataset, folder, say=said.format(file))
         assert_raises(InputError, read_image, file, (1, 28, 28), name="“my cat”", say=said.format("“my cat”"))
         for megapixels in (0, 179, float("nan")):

@@ -71,7 +71,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "lists of several lengths": ([[1, 2], [1]], "must have one size"),
     "list of None": ([None, None], "images must be numbers"),
     "another shape": (BYTES[..., :5], "must have the shape (N, 1, 6, 7)"),
-    "rows": (BYTES.reshape(5, -1), "such as by images.reshape(-1, 1, 6, 7)"),
+    "rows": (BYTES.reshape(5, -1), "such as images.reshape(-1, 1, 6, 7)"),
 }
 
 

@@ -169,7 +169,7 @@ def test_files_are_prepared_before_they_are_brought_to_size(digits: np.ndarray, 
 def test_arguments_that_cannot_be(tmp_path: Path) -> None:
     grey = np.zeros((1, 40, 40), np.uint8)
     for image, in_shape in ((grey, (3, 28, 28)), (np.zeros((2, 40, 40), np.uint8), SHAPE), (grey[0], SHAPE)):
-        said = "an image of 1 or 3 channels is prepared for a network that takes 1"
+        said = "only images of 1 or 3 channels are prepared"
         assert_raises(InputError, prepare_image, image, in_shape, MNIST, say=said)
     Image.fromarray(grey[0]).save(tmp_path / "a.png")
     for wrong in ((), "", (28, 28), torch.zeros(0), (1, 0, 28), (1, 2**62, 28)):

@@ -21,7 +21,7 @@ from torchcaps.datasets import find_dataset
 from torchcaps.errors import InputError
 from torchcaps.plugins import loaded_plugins
 from torchcaps.training import Progress, load_run
-from torchcaps.training.config import ELSEWHERE
+from torchcaps.training.config import LOCATION_FIELDS
 
 HERE = {"accelerator": "cpu"}
 ROWS = """
@@ -116,7 +116,7 @@ def test_a_run_is_an_ordinary_run_folder_and_is_measured_again_without_training(
     assert run.work(made, HERE, Progress()) == run.DONE
     (log,) = read_runs(RESULTS).values()
     assert (log.name, log.config["preset"], log.config["epochs"]) == ("tiny/measured/0", "baseline-cnn", 1)
-    assert not {*ELSEWHERE, "seed", "precision"} & log.config.keys()
+    assert not {*LOCATION_FIELDS, "seed", "precision"} & log.config.keys()
     assert {kind: each["num_images"] for kind, each in log.measures.items()} == {"rotation": 10, "pgd-scores": 5}
     (line,) = read_curves(RESULTS)[log.name]
     assert float(line["validation_loss"]) == pytest.approx(log.summary["validation"]["last"]["loss"], rel=1e-4)

@@ -58,11 +58,11 @@ def test_images_must_fit_what_the_network_looks_for(monkeypatch: pytest.MonkeyPa
     with pytest.raises(InputError, match="holds 2 objects, but the network looks for 1; set --objects 2"):
         load_run_data(make_config("sabour2017"))
     pairs = load_run_data(two)
-    with pytest.raises(InputError, match="makes new training images in each epoch, which are not cropped; omit --crop"):
+    with pytest.raises(InputError, match="new training images in each epoch, and these cannot be cropped; omit --crop"):
         cropped(pairs, Recipe(crop=20))
     nowhere = dataclasses.replace(pairs, test=ImageSet(pairs.test.images, pairs.test.labels))
     monkeypatch.setattr(data, "load_dataset", lambda *_, **__: nowhere)
-    with pytest.raises(InputError, match="none of them alone, which the network is to reconstruct; set --no-decoder"):
+    with pytest.raises(InputError, match=r"needs images of single objects, .* set --no-decoder"):
         load_run_data(two)
     assert load_run_data(override(two, {"decoder": False})).num_objects == 2
 
@@ -92,12 +92,12 @@ def test_damaged_images_are_left_out_of_the_whole_run(tmp_path: Path) -> None:
     for file in bad:
         file.write_bytes(b"no image")
     config = dataclasses.replace(tiny_config(tmp_path / "bars.npz", epochs=1), data=f"folder:{photos}")
-    assert_raises(InputError, run, config, tmp_path / "run", say="2 of 151 images cannot be taken")
+    assert_raises(InputError, run, config, tmp_path / "run", say="2 of 151 images cannot be used")
     assert not (tmp_path / "run").exists()
     said = StopAt(1)
     with pytest.raises(Interrupted):
         run(dataclasses.replace(config, skip_damaged=True), tmp_path / "run", said)
-    (line,) = [line for line in said.said if line.startswith("Left out 2 damaged images:")]
+    (line,) = [line for line in said.said if line.startswith("Skipped 2 damaged images:")]
     assert all(str(file) in line for file in bad)
     bad[1].unlink()
     summary = go_on(tmp_path / "run")
@@ -120,8 +120,8 @@ def test_strides_that_grow_with_the_images_are_said_and_written(
     ):
         heard, out = Heard(), tmp_path / f"run{len(said)}-{len(given)}"
         run(config.replace(given), out, heard)
-        found = [line for line in heard.said if line.startswith("For images of 72×70 it has ")]
-        assert found == [f"For images of 72×70 it has {each}, unless you give others" for each in said]
+        found = [line for line in heard.said if line.startswith("Chosen for 72×70 images: ")]
+        assert found == [f"Chosen for 72×70 images: {each} (override on the command line)" for each in said]
         model = flat(read_config(out / "config.json").model)
         assert model["stem_strides"] == ((2, 1, 2) if given == {} else (1, 1, 2))
         assert model["decoder_channels"] == ((64, 64, 32, 16) if said else ())

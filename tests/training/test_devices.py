@@ -47,7 +47,7 @@ def test_auto_is_bf16_where_a_gpu_multiplies_it(monkeypatch: pytest.MonkeyPatch)
 
 def test_devices_that_are_not_there_are_refused_first(monkeypatch: pytest.MonkeyPatch, out: Path) -> None:
     monkeypatch.setattr(devices.Fabric, "launch", lambda _: pytest.fail("processes are started"))
-    many, words = usable_cores() + 1, f"devices must be at most {usable_cores()}, the processor cores that this process"
+    many, words = usable_cores() + 1, f"devices must be at most {usable_cores()}, the number of processor cores for"
     assert_raises(InputError, go_on, out, devices=many, say=words)
     if not torch.cuda.is_available():
         assert_raises(InputError, launch, "cuda", say="this machine has no cuda device that PyTorch can use; it has ")
@@ -142,7 +142,7 @@ import datetime
 from torchcaps.cli import main
 from torchcaps.training import devices
 
-devices.PATIENCE = datetime.timedelta(seconds=2)
+devices.MAX_WAIT = datetime.timedelta(seconds=2)
 raise SystemExit(main())
 """
 
@@ -151,7 +151,7 @@ raise SystemExit(main())
 @needs_gloo
 def test_machines_that_do_not_come_are_given_up(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "impatient.py").write_text(IMPATIENT)
-    with pytest.raises(InputError, match="2 machines need MASTER_ADDR, MASTER_PORT, NODE_RANK set on each of them"):
+    with pytest.raises(InputError, match="2 machines need torchrun, or MASTER_ADDR, MASTER_PORT, NODE_RANK set"):
         launch("cpu", num_nodes=2)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1]), "NODE_RANK": "0"}

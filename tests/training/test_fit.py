@@ -69,7 +69,7 @@ def test_one_s_own_module_learns_on_one_s_own_tensors() -> None:
 @pytest.mark.parametrize(("data", "step"), [(vectors, 7), (vectors, 16), (Points, 3)])
 def test_a_fit_that_is_stopped_goes_on_exactly(tmp_path: Path, data: Any, step: int) -> None:
     whole, rows = start(tmp_path / "whole", data())
-    with pytest.raises(Interrupted, match=f"stopped after step {step}; go on with: the same call of fit"):
+    with pytest.raises(Interrupted, match=f"stopped after step {step}; resume with: the same call of fit"):
         start(tmp_path / "broken", data(), progress=StopAt(step, signal.SIGTERM))
     for name in ("last.ckpt", "metrics.csv", "best/model.safetensors"):  # of a process that was killed as it wrote
         left = tmp_path / "broken" / name
@@ -110,11 +110,11 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     start(tmp_path / "run")
     options: dict[str, Any]
     for options, words in (
-        ({"out": tmp_path / "run", "data": vectors(90)}, "not those that the run"),
-        ({"out": tmp_path / "run", "seed": 1}, "has seed = 0; it cannot go on with 1"),
+        ({"out": tmp_path / "run", "data": vectors(90)}, "was trained on other images"),
+        ({"out": tmp_path / "run", "seed": 1}, "has seed = 0; it cannot resume with 1"),
         ({"recipe": {"batch_size": 101}}, "the batch size is 101, but there are only 100 images"),
-        ({"recipe": {"max_shift": 1}}, "changed at random; leave that to your own data"),
-        ({"recipe": {"patience": 1}, "validation": None}, "validation images, of which there are none"),
+        ({"recipe": {"max_shift": 1}}, "can be augmented; augment other data in your own data set"),
+        ({"recipe": {"patience": 1}, "validation": None}, "need validation images, but the data have none"),
     ):
         recipe = RECIPE.replace(options.pop("recipe", {}))
         assert_raises(InputError, start, say=words, recipe=recipe, **options)

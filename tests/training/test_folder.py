@@ -38,7 +38,7 @@ def test_a_folder_with_a_run_is_not_overwritten(bars: Path, out: Path) -> None:
     assert_raises(InputError, run, tiny_config(bars), out, say="there is a run in")
     assert contents(out) == before
     with lock_folder(out):
-        with pytest.raises(InputError, match=f"is in use: process {os.getpid()} on .* wait for its end, or stop it"):
+        with pytest.raises(InputError, match=f"is in use: process {os.getpid()} on .* wait until it ends, or stop it"):
             go_on(out)
         load_run(out)  # readers need not wait
     assert contents(out) == before

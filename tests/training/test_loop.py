@@ -20,10 +20,8 @@ from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Losses, create_model, get_preset, list_presets
 from torchcaps.training import (
     Diverged,
-    PlainProgress,
     Progress,
     Recipe,
-    TerminalProgress,
     TrainConfig,
     load_run,
     make_config,
@@ -31,7 +29,6 @@ from torchcaps.training import (
 )
 from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.loop import Trainer
-from torchcaps.training.state import JUDGED
 from torchcaps.training.step import forward
 
 
@@ -53,7 +50,7 @@ def test_a_run_and_its_folder(bars: Path, tmp_path: Path) -> None:
     assert (summary["epochs"], summary["test"]["last"]["images"], summary["precision"]) == (3, 30, "32")
     assert summary["versions"]["torch"] == torch.__version__
     assert heard.said[2:] == [
-        "Images: 108 to train on, 12 to validate, 30 to test; 1×18×18, 3 classes",
+        "Images: 108 training, 12 validation, 30 test; 1×18×18, 3 classes",
         "Device: cpu, float32",
     ]
     assert heard.steps == list(range(1, 19))
@@ -137,7 +134,7 @@ def test_a_run_draws_what_its_network_has(bars: Path, tmp_path: Path) -> None:
 
 def test_the_best_epoch_is_that_of_all_sittings(bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = [(0.5, 0.5, 0.5), (0.4, 0.4, 0.4), (0.6, 0.6, 0.5), (0.6, 0.6, 0.7), (0.3, 0.6, 0.7), (0.3, 0.6, 0.7)]
-    monkeypatch.setattr(Trainer, "judge", lambda trainer, _: judged(*results[trainer.state.epoch]))
+    monkeypatch.setattr(Trainer, "validate", lambda trainer, _: judged(*results[trainer.state.epoch]))
     ways = {"accuracy": [1, 0, 1, 0, 1, 0], "loss": [1, 1, 0, 0, 1, 0], "balanced-accuracy": [1, 0, 0, 1, 1, 0]}
     for select, improved in ways.items():
         heard, out = Heard(), tmp_path / select
@@ -164,10 +161,10 @@ def test_a_loss_that_is_nan_stops_the_run(tiny: TrainConfig, tmp_path: Path, mon
 
     def ruined(network: CapsNet, *args: Any) -> Losses:
         losses, _ = own(network, *args), calls.append(1)
-        return losses._replace(total=losses.total * float("nan")) if network.training and len(calls) == 12 else losses
+        return losses._replace(total=losses.total * float("nan")) if network.training and len(calls) == 10 else losses
 
     monkeypatch.setattr(CapsNet, "loss", ruined)
-    # two steps that are timed, six steps and one batch of validation, then the third of the second epoch
+    # six steps and one validation batch of the first epoch, then the third step of the second epoch
     words = r"NaN or infinite by step 9 \(epoch 2, batch 3 of 6\).*smaller --weight-std.*keeps the last good checkpoint"
     with pytest.raises(Diverged, match=words):
         run(tiny, tmp_path / "run")
@@ -179,7 +176,7 @@ def test_a_loss_that_is_nan_stops_the_run(tiny: TrainConfig, tmp_path: Path, mon
 @pytest.mark.parametrize("batch_size", [108, 36])
 def test_an_update_that_ruins_the_weights_is_not_kept(bars: Path, tmp_path: Path, batch_size: int) -> None:
     config = tiny_config(bars, learning_rate=1e38, batch_size=batch_size, epochs=1)
-    with pytest.raises(Diverged, match=r"became NaN or infinite by step .* there was no checkpoint yet"):
+    with pytest.raises(Diverged, match=r"became NaN or infinite by step .* has no checkpoint yet"):
         run(config, tmp_path / "run")
     assert not (tmp_path / "run" / "last.ckpt").exists()
     assert not (tmp_path / "run" / "best").exists()
@@ -189,7 +186,7 @@ def test_some_devices_are_looked_at_once_in_a_while(
     bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = Heard()
-    monkeypatch.setattr(Trainer, "look_every", property(lambda _: 4, lambda *_: None), raising=False)
+    monkeypatch.setattr(Trainer, "report_every", property(lambda _: 4, lambda *_: None), raising=False)
     run(tiny_config(bars), tmp_path / "seldom", heard)
     assert heard.steps == [4, 6, 8, 12, 16, 18]
     monkeypatch.undo()
@@ -280,30 +277,10 @@ def test_loggers_by_name(bars: Path, tmp_path: Path) -> None:
     (logged,) = out.rglob("lightning_logs/*/metrics.csv")
     losses = [float(row["train/loss"]) for row in csv.DictReader(logged.open())]
     assert losses == [float(row["train_loss"]) for row in rows(out)]
-    for name in ("no_such", "torchcaps.NoSuch", "nowhere.Logger"):
-        with pytest.raises(InputError, match=f"logger must be tensorboard or PACKAGE.CLASS, got '{name}'"):
-            run(tiny_config(bars, logger=name), tmp_path / "wrong")
-        assert not (tmp_path / "wrong").exists()
+    with pytest.raises(InputError, match=r"logger must be tensorboard or .* got 'no_such'"):
+        run(tiny_config(bars, logger="no_such"), tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
     pytest.importorskip("tensorboard")
     run(tiny_config(bars, epochs=1, logger="tensorboard"), tmp_path / "board")
     go_on(tmp_path / "board", epochs=2)
     assert list((tmp_path / "board" / "tensorboard").rglob("events.*"))
-
-
-def test_an_epoch_is_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    row = {"epoch": 2, "step": 12, "train_loss": 0.5, "train_accuracy": 0.75, "images_per_second": 1234.5}
-    row |= judged(0.25, 0.875)
-    for progress, within in ((PlainProgress(0.0), 1), (PlainProgress(), 0), (TerminalProgress(), 0)):
-        progress.start(epochs=3, steps_per_epoch=6, done=0)
-        progress.step(epoch=2, step=7, images_per_second=10.0, loss=0.5)
-        progress.epoch(row | {"improved": True})
-        progress.epoch(row | judged(0.25, 0.875, 0.5))
-        progress.epoch(row | dict.fromkeys(JUDGED))
-        progress.stop()
-        said = capsys.readouterr().out
-        assert said.count("/18  10 images/s  loss 0.5000") == within
-        words = "loss 0.5000  train 75.00%  validation 87.50% (loss 0.2500)  1234 images/s  (improved)"
-        assert f"epoch 2/3  {words}" in said
-        assert "epoch 2/3  loss 0.5000  train 75.00%  1234 images/s" in said
-        assert "validation 87.50% (balanced 50.00%, loss 0.2500)" in said

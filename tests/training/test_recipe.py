@@ -15,7 +15,7 @@ from torchcaps.errors import InputError
 from torchcaps.models import list_presets
 from torchcaps.parts import all_parts, build, options, part_of
 from torchcaps.training import Recipe, TrainConfig, learning_rate, make_config, read_config
-from torchcaps.training.config import WHOLE
+from torchcaps.training.config import NESTED_FIELDS
 
 RATES = [1e-3 * 0.98**step for step in range(100)]
 
@@ -37,7 +37,7 @@ def test_every_option_of_a_run_and_its_parts_has_one_flat_name() -> None:
 def test_a_bad_value_is_one_sentence_that_names_its_field() -> None:
     for overrides, words in (
         ({"learning_rate": float("nan")}, "learning_rate must be above 0 and at most 1e+38, got nan"),
-        *(({name: {}}, f'no field of sabour2017 "{name}"') for name in WHOLE if name != "preset"),
+        *(({name: {}}, f'no field of sabour2017 "{name}"') for name in NESTED_FIELDS if name != "preset"),
         ({"schedule": "cosine"}, "schedule must be one of"),
         ({"class_weights": ()}, "class_weights must be"),
         ({"dropout": 0.1}, 'no field of sabour2017 "dropout"'),

@@ -19,7 +19,7 @@ from torchcaps.models import create_model, load_pretrained
 from torchcaps.ranges import PositiveFactor
 from torchcaps.training import Interrupted, Progress, TrainConfig, devices, load_run, resume, train
 from torchcaps.training.checkpoint import read_checkpoint
-from torchcaps.training.load import start_from
+from torchcaps.training.load import load_initial_weights
 from torchcaps.training.loop import Trainer
 
 
@@ -108,7 +108,7 @@ def test_ctrl_c_while_judging(
 
         return judge
 
-    owner, name = {"validation": (Trainer, "judge"), "test": (analysis, "evaluate")}[part]
+    owner, name = {"validation": (Trainer, "validate"), "test": (analysis, "evaluate")}[part]
     monkeypatch.setattr(owner, name, stopped(getattr(owner, name)))
     with pytest.raises(Interrupted, match="--resume") as caught:
         run(tiny, tmp_path / "run")
@@ -146,7 +146,7 @@ class Kills:
             return judged(1.0, accuracy)
 
         monkeypatch.setattr(files, "commit", commit)
-        monkeypatch.setattr(Trainer, "judge", judge)
+        monkeypatch.setattr(Trainer, "validate", judge)
 
 
 @pytest.mark.parametrize("written", range(1, 6))  # last.ckpt, the files of best/, metrics.csv
@@ -177,7 +177,7 @@ def test_a_run_whose_first_network_is_not_written_yet_has_no_checkpoint(
         assert load_run(out).model.num_classes == 3
     else:
         for which in ("best", "last"):
-            with pytest.raises(InputError, match="has no checkpoint of a finished epoch yet, so there is no network"):
+            with pytest.raises(InputError, match="has no network yet, because no epoch is finished"):
                 load_run(out, which)
     assert go_on(out)["epochs"] == len(rows(out)) == 1
 
@@ -189,7 +189,9 @@ def test_more_epochs_or_another_accuracy_can_be_asked_for(bars: Path, finished: 
     assert load_run(tmp_path / "short").summary is None, "that of the shorter run"
     lowered = shutil.copytree(tmp_path / "short", tmp_path / "lowered")
     assert go_on(lowered, stop_at=0.0)["epochs"] == 2, "it ends between epochs"
-    assert_raises(InputError, go_on, lowered, say="finished 2 epochs and 0 steps already; it cannot go on to", epochs=1)
+    assert_raises(
+        InputError, go_on, lowered, say="finished 2 epochs and 0 steps already; it cannot end with epoch 1", epochs=1
+    )
     assert go_on(tmp_path / "short")["epochs"] == 3
     assert run(tiny_config(bars, stop_at=0.0), tmp_path / "good")["epochs"] == 1
     assert go_on(tmp_path / "good")["epochs"] == 1, "it stays at its end"
@@ -201,12 +203,12 @@ def test_more_epochs_or_another_accuracy_can_be_asked_for(bars: Path, finished: 
 def test_it_does_not_go_on_as_another_run(finished: Path, bars: Path, tmp_path: Path) -> None:
     overrides: dict[str, Any]
     for overrides, words in (
-        ({"seed": 1}, "has seed = 0; it cannot go on with 1"),
+        ({"seed": 1}, "has seed = 0; it cannot resume with 1"),
         ({"precision": "bf16"}, "has precision = '32'"),
     ):
         assert_raises(InputError, go_on, finished, **overrides, say=words)
     run(tiny_config(bars, epochs=1, schedule="one-cycle"), tmp_path / "run")
-    assert_raises(InputError, go_on, tmp_path / "run", say="ends with epoch 1; it cannot go on to epoch 2", epochs=2)
+    assert_raises(InputError, go_on, tmp_path / "run", say="ends with epoch 1; it cannot be extended", epochs=2)
     assert_raises(InputError, go_on, tmp_path, say="there is no run to resume")
 
 
@@ -217,7 +219,9 @@ def test_it_does_not_go_on_with_other_images(bars: Path, tmp_path: Path) -> None
         x, y = arrays["x"].copy(), arrays["y"]
     x[0, 0, 0] ^= 1
     np.savez(copy, x=x, y=y)
-    assert_raises(InputError, go_on, tmp_path / "run", say="the images are not those that the run in", epochs=3)
+    assert_raises(
+        InputError, go_on, tmp_path / "run", say="was trained on other images; resume it with the same images", epochs=3
+    )
 
 
 def test_what_is_no_checkpoint_of_this_run_is_one_sentence(finished: Path, tmp_path: Path) -> None:
@@ -283,13 +287,13 @@ def test_saved_and_shipped_networks_can_be_started_from(tmp_path: Path) -> None:
     load_pretrained("compact").save_pretrained(tmp_path / "saved")
     for source in ("compact", str(tmp_path / "saved")):
         network = create_model("compact")
-        start_from(network, source)
+        load_initial_weights(network, source)
         assert same_weights(network.state_dict(), load_pretrained("compact").state_dict())
 
 
 def test_weights_that_do_not_fit_are_one_sentence(bars: Path, trained: Path, tmp_path: Path) -> None:
     for change, said in (
-        ({"capsule_dim": 8}, "a run of that network, sabour2017, begins with --config"),
+        ({"capsule_dim": 8}, "to train the same network, sabour2017, use --config"),
         ({"decoder": False}, "do not fit the network: decoder."),
         ({"init_from": "cmpact"}, "no run folder"),
     ):

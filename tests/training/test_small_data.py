@@ -16,7 +16,7 @@ from torchcaps.training import (
     make_config,
     small_data,
 )
-from torchcaps.training.config import OWN, read_config
+from torchcaps.training.config import OWN_IMAGE_DEFAULTS, read_config
 from torchcaps.training.small_data import chance_warning, fit_recipe
 
 
@@ -37,7 +37,7 @@ def test_a_recipe_is_fitted_to_few_images() -> None:
         assert config.recipe.learning_rate == pytest.approx(rate)
         few = images < 60_000 and "epochs" not in given
         assert config.recipe.patience == (max(epochs // 4, 10) if few else None)
-        rest = {"batch_size": 1, "epochs": 1, "learning_rate": 1.0, "patience": None, **OWN}
+        rest = {"batch_size": 1, "epochs": 1, "learning_rate": 1.0, "patience": None, **OWN_IMAGE_DEFAULTS}
         assert config.recipe.replace(rest) == make_config("compact").recipe.replace(rest)
     for config in (make_config("compact", data="digits"), TrainConfig.from_dict({"data": "folder:shapes"})):
         assert fit_recipe(config, torch.arange(100) % 7 // 6) == config, "named data and files stay as they are"

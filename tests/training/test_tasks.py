@@ -168,4 +168,4 @@ def test_image_files_are_read_as_they_are_used(tmp_path: Path) -> None:
         rows = fit(network, data, recipe, accelerator="cpu", progress=Progress())
         found.append([row["train_loss"] for row in rows])
     assert found[0] == found[1]
-    assert_raises(InputError, ImageFiles, tmp_path / "photos", (1, 18, 18), "test", say="no test images of their own")
+    assert_raises(InputError, ImageFiles, tmp_path / "photos", (1, 18, 18), "test", say="no folder of test images")

@@ -17,7 +17,7 @@ from torchcaps.cli.train import field_help, option_of
 from torchcaps.models.presets import Preset, get_preset, list_presets
 from torchcaps.parts import PARTS, Tree, complete, find, flat, options
 from torchcaps.ranges import as_text
-from torchcaps.training.config import NO_OPTIONS, TrainConfig
+from torchcaps.training.config import NOT_ON_COMMAND_LINE, TrainConfig
 from torchcaps.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Described(Result):
         yield from _options_of("network", preset.network)
         yield _values("Recipe", recipe.fields, field_help(Recipe))
         yield from _options_of("optimizer", complete("optimizer", recipe.optimizer))
-        run = {name: value for name, value in TrainConfig().fields.items() if name not in NO_OPTIONS}
+        run = {name: value for name, value in TrainConfig().fields.items() if name not in NOT_ON_COMMAND_LINE}
         yield _values("Run", run | {"data": preset.data}, field_help(TrainConfig))
 
     def _layers(self) -> Table:

@@ -22,7 +22,14 @@ from torchcaps.parts import PARTS, Choice, Option, Settings, UnknownOption, all_
 from torchcaps.plugins import loaded_plugins, plugin_options
 from torchcaps.ranges import as_text
 from torchcaps.tasks import find_task
-from torchcaps.training.config import NO_OPTIONS, WHOLE, TrainConfig, make_config, override, read_config
+from torchcaps.training.config import (
+    NESTED_FIELDS,
+    NOT_ON_COMMAND_LINE,
+    TrainConfig,
+    make_config,
+    override,
+    read_config,
+)
 from torchcaps.training.recipe import Recipe
 
 
@@ -52,7 +59,9 @@ def known_options() -> dict[str, Option]:
     found = {name: each for owner in all_parts() for name, each in options(owner).items()}
     found |= {**options(Recipe), **options(TrainConfig)}
     return {  # an option that holds several parts is given by no name
-        name: each for name, each in found.items() if name not in NO_OPTIONS and not (each.choice and each.choice.many)
+        name: each
+        for name, each in found.items()
+        if name not in NOT_ON_COMMAND_LINE and not (each.choice and each.choice.many)
     }
 
 
@@ -168,7 +177,7 @@ def build_config(preset: str | None, file: Path | None, overrides: Mapping[str, 
         choices = " or ".join(f"{option_of(kind) or f'the {kind}'} {part}" for kind, part in error.owners)
         if choices:
             raise InputError(f"{option_name(error.name)} is an option of {choices}, which is not chosen") from None
-        known = (option_name(name) for name in error.known if name not in WHOLE)
+        known = (option_name(name) for name in error.known if name not in NESTED_FIELDS)
         raise unknown_name(f"option of {base.preset}", option_name(error.name), known) from None
 
 

@@ -1,6 +1,6 @@
-"""Images to train on: named data sets, a user's own files, and a loader that keeps them on the device.
+"""Training images: named data sets, a user's own files, and a loader that keeps them on the device.
 
-Everything here loads on first use, so that importing the package costs nothing.
+Modules load on first use, so importing the package is fast.
 """
 
 from torchcaps._lazy import attach

@@ -1,4 +1,4 @@
-"""Images moved by whole pixels, and read at other places under an affine map.
+"""Move images by whole pixels, or resample them under an affine map.
 
 Positions are in pixels from the centre of an image, x to the right and y down.
 """
@@ -22,12 +22,19 @@ def cut_windows(
 ) -> UInt8[Tensor, "B C h w"]:
     """Cut a window out of each image, with ``margin`` pixels around it.
 
-    A window that begins at row y and column x, its ``corners``, shows what begins at row y - margin and column
-    x - margin of the image: one of the image's own size shows it moved by margin - y down and margin - x to the right.
+    A window with the corner (y, x) begins at row y - margin and column x - margin of the image. So a window as large as
+    the image shows the image moved by margin - y pixels down and margin - x pixels to the right.
+
+    Args:
+        images: Images to cut from.
+        corners: Row and column where each window begins, 0 or more.
+        size: Height and width of the windows, pixels.
+        margin: Pixels added around each image.
+        fill: Values of the margin: zeros, or the nearest pixel of the edge.
     """
     if margin and fill == "zeros":
         images = F.pad(images, (margin,) * 4)
-    elif margin:  # which torch has for floats only
+    elif margin:  # torch replicates edges of floats only
         images = F.pad(images.float(), (margin,) * 4, mode="replicate").to(torch.uint8)
     windows = images.unfold(2, size[0], 1).unfold(3, size[1], 1)
     return windows[torch.arange(len(images), device=images.device), :, corners[:, 0], corners[:, 1]]
@@ -36,14 +43,14 @@ def cut_windows(
 def linear_maps(
     rotation: Float[Tensor, "B"], scale: Float[Tensor, "B 2"], shear: Float[Tensor, "B"] | None = None
 ) -> Float[Tensor, "B 2 2"]:
-    """The matrices R·H·S that scale, then shear, then turn, in float64.
+    """Return the matrices R·H·S, float64, that scale, then shear, then rotate.
 
     R = [[cos r, sin r], [-sin r, cos r]] with the rotation r, H = [[1, h], [0, 1]] with the shear h, S = diag(scale).
 
     Args:
-        rotation: Degrees, counterclockwise as one sees it.
-        scale: Factors to the right and down, above 0.
-        shear: Pixels to the right for each pixel down; None for none.
+        rotation: Angle in degrees, counterclockwise on the screen.
+        scale: Factors of width and height, above 0.
+        shear: Pixels to the right for each pixel down; None: no shear.
     """
     angle = rotation.double().deg2rad()
     cos, sin = angle.cos(), angle.sin()
@@ -53,7 +60,7 @@ def linear_maps(
 
 
 def inverse_maps(linear: Float[Tensor, "B 2 2"], shift: Float[Tensor, "B 2"]) -> Float[Tensor, "B 2 3"]:
-    """The inverse maps that `warp` takes to show images under x ↦ linear·x + shift: [linear⁻¹ | -linear⁻¹·shift]."""
+    """Return the inverse of x ↦ linear·x + shift, as `warp` takes it: [linear⁻¹ | -linear⁻¹·shift]."""
     back = torch.linalg.inv(linear.double())
     return torch.cat([back, -back @ shift.double()[:, :, None]], 2)
 
@@ -61,18 +68,18 @@ def inverse_maps(linear: Float[Tensor, "B 2 2"], shift: Float[Tensor, "B 2"]) ->
 def warp(
     images: UInt8[Tensor, "B C H W"], maps: Float[Tensor, "B 2 3"], size: tuple[int, int], fill: Fill = "zeros"
 ) -> Float[Tensor, "B C h w"]:
-    """Read images at other places: output(x, y) = image(map·(x, y, 1)), bilinear.
+    """Resample images bilinearly: output(x, y) = image(map·(x, y, 1)).
 
     Args:
-        images: The images to read.
-        maps: For each image the map from places of the output to places of the image, both counted from the centre.
+        images: Images to resample.
+        maps: Map of each image from output positions to image positions, both relative to the centre.
         size: Height and width of the output, pixels.
-        fill: What lies outside of the image.
+        fill: Values outside of the image: zeros, or the nearest pixel of the edge.
 
     Returns:
         Values of 0..255, in the dtype of the maps.
     """
-    if not len(images):  # a process may have no share of the last batch, which affine_grid does not take
+    if not len(images):  # a process without a share of the last batch; affine_grid refuses it
         return maps.new_empty(0, images.shape[1], *size)
     inside, outside = (maps.new_tensor([width, height]) for height, width in (images.shape[2:], size))
     # the same map between coordinates of -1..1

@@ -1,7 +1,8 @@
-"""Random changes of training images: they are moved, cropped, mirrored, turned, scaled, and changed in colour.
+"""Random augmentation of training images: shifts, crops, mirroring, rotation, scaling, brightness and contrast.
 
-Every number is drawn on the CPU, for a full batch at a time, from a stream of its own: a batch looks the same on any
-device (turned images up to rounding), in one process or in many, and each change is the same whatever else is done.
+Random numbers are drawn on the CPU for a full batch at a time, and each kind of change has a separate stream. So a
+batch is the same on any device (rotated images up to rounding) and with any number of processes. Switching one change
+on or off does not affect another.
 """
 
 from __future__ import annotations
@@ -20,52 +21,51 @@ from torchcaps.errors import InputError
 from torchcaps.parts import Settings
 from torchcaps.ranges import Degrees, Fill, Share, ShareBelowOne
 
-_SMALLEST = 1e-3  # factor of the size: an image that is no larger has vanished
+_MIN_SCALE = 1e-3  # smaller images would vanish
 
 
 class Changes(NamedTuple):
-    """The changes of each image of a batch; None for a change that is not made."""
+    """Random changes of each image of a batch. None: this change is switched off."""
 
     corners: Int64[Tensor, "B 2"]
-    """Row and column at which the window onto the image begins, counted from the corner of the image's margin."""
+    """Row and column where the window begins, counted from the corner of the padded image."""
     linear: Float64[Tensor, "B 2 2"] | None = None
-    """The matrix that turns and scales the image about its centre, before the window is cut out."""
+    """Matrix that rotates and scales the image about its centre, before the window is cut out."""
     flips: Int64[Tensor, "B"] | None = None
-    """1 where the image is mirrored left to right."""
+    """1 if the image is mirrored left to right, else 0."""
     brightness: Float32[Tensor, "B"] | None = None
-    """The number that is added to every pixel (0..1)."""
+    """Number added to every pixel (0..1)."""
     contrast: Float32[Tensor, "B"] | None = None
-    """The change of the distance of every pixel from the mean of its channel of the image, as a share of it."""
+    """Relative change of the distance of every pixel from the mean of its channel."""
 
     def share(self, part: slice) -> Changes:
-        """The changes of some of the images."""
+        """Return the changes of a part of the images."""
         return Changes._make(None if each is None else each[part] for each in self)
 
 
 @dataclass(frozen=True)
 class Augmentation(Settings):
-    """Random changes of training images.
+    """Random augmentation of training images.
 
-    Images are turned and scaled first, about their centres; then moved, cropped, mirrored, and changed in contrast and
-    brightness. The parts of an image with several objects go where it goes.
+    Images are first rotated and scaled about their centres. Then they are moved, cropped and mirrored, and contrast and
+    brightness are changed. If an image has several objects, the image of each single object changes in the same way.
 
     Args:
-        max_shift: Largest shift in pixels; each image's shifts down and to the right are uniform in
-            -max_shift..max_shift.
-        crop: Side in pixels of the squares to cut out of the images, at a random place; None for full images.
-        flip: Whether to mirror an image left to right, with probability 1/2.
-        brightness: Largest change of all pixels (0..1) of an image; the change is uniform in ± that, and the result
-            clipped to 0..1.
-        contrast: Largest change of the contrast: the distance of an image's pixels from the mean of their channel is
-            multiplied by a factor uniform in 1 ± that, one an image, and the result clipped to 0..1.
-        max_rotation: Largest angle that an image is turned by, degrees; the angle is uniform in ± that.
-        max_scaling: Largest change of size; the factor is uniform in 1 ± that. Turned and scaled images are
-            interpolated bilinearly.
-        fill: What comes in from outside of an image that is moved, turned or scaled: ``"zeros"``, or the nearest pixel
-            of its ``"edge"``.
+        max_shift: Largest shift in pixels. The shifts down and to the right are uniform in -max_shift..max_shift.
+        crop: Side in pixels of a square cut out at a random position; None: the full image.
+        flip: Mirror an image left to right, with probability 1/2.
+        brightness: Largest number added to all pixels (0..1) of an image. The number is uniform in ±brightness, and the
+            result is clipped to 0..1.
+        contrast: Largest relative change of the contrast. The distance of pixels from the mean of their channel is
+            multiplied by a factor uniform in 1 ± contrast, one for each image. The result is clipped to 0..1.
+        max_rotation: Largest angle of rotation, degrees. The angle is uniform in ±max_rotation.
+        max_scaling: Largest relative change of size. The factor is uniform in 1 ± max_scaling. Rotated and scaled
+            images are interpolated bilinearly.
+        fill: Pixels that enter when an image is moved, rotated or scaled: ``"zeros"``, or the nearest pixel of the
+            ``"edge"``.
 
     Raises:
-        InputError: A number is out of the range in its field's type.
+        InputError: A number is out of the range of its field.
     """
 
     max_shift: int = 0
@@ -78,7 +78,7 @@ class Augmentation(Settings):
     fill: Fill = "zeros"
 
     def check(self, in_shape: tuple[int, int, int], num_objects: int) -> None:
-        """Raise InputError unless images of this shape, each with so many objects, can be changed like this."""
+        """Raise InputError if images of this shape and with this number of objects cannot be augmented like this."""
         smallest = min(in_shape[1:])
         if not 0 <= self.max_shift < smallest:
             raise InputError(
@@ -89,31 +89,34 @@ class Augmentation(Settings):
             check_crop(in_shape, self.crop)
         if num_objects > 1 and (self.brightness or self.contrast):
             raise InputError(
-                f"brightness and contrast are for images of one object, got {num_objects} an image: changed, the full "
-                "image would not be the sum of its parts any more"
+                f"brightness and contrast are for images of one object, got {num_objects} objects in each; changed, it "
+                "would not be the sum of its objects"
             )
 
     def draw(self, in_shape: tuple[int, int, int], n: int, key: Key) -> Changes:
-        """The changes of the ``n`` images, of shape ``in_shape`` before the crop, of the batch (seed, epoch, batch)."""
+        """Draw the changes of a batch of ``n`` images, whose shape before the crop is ``in_shape``.
 
-        def uniform(which: int, most: float) -> Tensor | None:
-            return (2 * torch.rand(n, generator=stream_of(which, key)) - 1) * most if most else None
+        ``key`` is (seed, epoch, batch).
+        """
 
-        m, corners, linear, none = self.max_shift, torch.zeros(n, 2, dtype=torch.int64), None, torch.zeros(n)
-        if m:  # from m - shift on the image is seen moved by the shift
+        def uniform(stream: int, limit: float) -> Tensor | None:
+            return (2 * torch.rand(n, generator=stream_of(stream, key)) - 1) * limit if limit else None
+
+        m, corners, linear, zeros = self.max_shift, torch.zeros(n, 2, dtype=torch.int64), None, torch.zeros(n)
+        if m:  # a window that begins at m - shift shows the image moved by the shift
             corners += m - torch.randint(-m, m + 1, (n, 2), generator=stream_of(SHIFTS, key))
         if self.crop is not None:
             generator, free = stream_of(CROPS, key), [length - self.crop + 1 for length in in_shape[1:]]
             corners += torch.stack([torch.randint(each, (n,), generator=generator) for each in free], 1)
         rotation, scaling = uniform(ROTATIONS, self.max_rotation), uniform(SCALINGS, self.max_scaling)
         if rotation is not None or scaling is not None:
-            scale = (1 + (none if scaling is None else scaling)).clamp(min=_SMALLEST)
-            linear = linear_maps(none if rotation is None else rotation, scale[:, None].expand(-1, 2))
+            scale = (1 + (zeros if scaling is None else scaling)).clamp(min=_MIN_SCALE)
+            linear = linear_maps(zeros if rotation is None else rotation, scale[:, None].expand(-1, 2))
         flips = torch.randint(2, (n,), generator=stream_of(FLIPS, key)) if self.flip else None
         return Changes(corners, linear, flips, uniform(BRIGHTNESS, self.brightness), uniform(CONTRAST, self.contrast))
 
     def apply(self, images: UInt8[Tensor, "B C H W"], changes: Changes) -> Float32[Tensor, "B C h w"]:
-        """Change images and bring them to 0..1."""
+        """Change images and scale them to 0..1."""
         _, _, height, width = images.shape
         size = (height, width) if self.crop is None else (self.crop, self.crop)
 
@@ -126,7 +129,7 @@ class Augmentation(Settings):
         if changes.linear is None:
             pixels = cut_windows(images, here(changes.corners), size, self.max_shift, self.fill).float()
         else:
-            # from the centre of the image to that of the window, (down, right), turned round to (x, y)
+            # offset (down, right) from the centre of the image to the centre of the window; flipped to (x, y) below
             free = torch.tensor([size[0] - height, size[1] - width]) / 2
             offset = changes.corners - self.max_shift + free
             maps = inverse_maps(changes.linear, -offset.flip(1))

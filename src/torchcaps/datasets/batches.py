@@ -1,4 +1,4 @@
-"""Batches of a set of images: those in memory live on the device as uint8, and are changed and scaled there."""
+"""Batches of images. Images in memory stay on the device as uint8, and are augmented and scaled there."""
 
 from __future__ import annotations
 
@@ -26,52 +26,53 @@ from torchcaps.errors import InputError
 from torchcaps.ranges import Count, Index, Processes, Seed
 
 WEIGHT = "weight"
-"""The factor of an `ImageSet` that says how much each image counts in the gradient."""
+"""Name of the factor of an `ImageSet` that weights each image in the gradient."""
 
 
 class Batch(NamedTuple):
     """Images and their classes."""
 
     images: Float[Tensor, "B C H W"]
-    """Pixels of 0..1, float32; sequences as they are."""
+    """Pixels of 0..1, float32; sequences keep their values."""
     labels: Int64[Tensor, "B"] | Int64[Tensor, "B P"] | Float[Tensor, "B J"]
-    """The class of each image, or of each of its P objects; or zeros and ones, or numbers."""
+    """Class of each image, or of each of its P objects; zeros and ones for labels; floats for a regression."""
     parts: Float[Tensor, "B P C H W"] | None = None
     """Pixels of each object alone, 0..1; None for images of one object."""
     weights: Float[Tensor, "B"] | None = None
-    """How much each image counts in the gradient; None where all count the same."""
+    """Weight of each image in the gradient; None: all weights are equal."""
 
 
 class BatchLoader:
-    """Gives the batches of any epoch, from any of them on, the same every time.
+    """Loader whose batches can be repeated from any epoch and any batch.
 
-    The images stay uint8 on the device; the pairs of a `PairSet` are made there. For each batch they are gathered,
-    changed as the augmentation says, and scaled to 0..1 there. Batch n of epoch e depends on nothing but (seed, e, n):
-    a run that was resumed sees what it would have seen, on any device, and N processes see together what one does.
-    What a torch ``Dataset`` draws at random when an image is taken comes from the global generators of torch, NumPy
-    and Python, which are seeded for each batch, so that its batches are the same with any number of ``workers``.
+    Batch n of epoch e depends only on (seed, e, n). So a resumed run gets the same batches, on any device, and N
+    processes together get the batches of one process.
+
+    Images stay uint8 on the device. Each batch is gathered, augmented and scaled to 0..1 there, and the pairs of a
+    `PairSet` are made there. A torch ``Dataset`` may draw random numbers when it reads an image. The global generators
+    of torch, NumPy and Python are therefore seeded for each batch, so the number of ``workers`` does not matter.
 
     Args:
-        image_set: The images; or a ``TensorDataset``, or whatever gives an image and its label by its index.
-        batch_size: Images a batch, over all processes together; the last batch of an epoch may be smaller.
-        shuffle: Whether this is for training: a new order in every epoch. Otherwise the images come in their order,
-            and there is no augmentation.
-        augmentation: How the images are changed at random; not at all if None.
-        seed: The seed of all that is random, 0 to 2³² - 1.
-        device: The device that keeps the images and makes the batches.
-        rank: The number of this process, 0 to world_size - 1. Each process gets its contiguous share of every batch;
-            shares differ by one image at most, and those of a small last batch may be empty.
-        world_size: How many processes there are.
-        drop_last: Whether to leave out a last batch that is not full.
+        image_set: Images; or a ``TensorDataset``, or any object that returns an image and its label by index.
+        batch_size: Images in a batch, over all processes together; the last batch of an epoch may be smaller.
+        shuffle: True for training: a new order in every epoch. False: the images keep their order, without
+            augmentation.
+        augmentation: Random changes of the images; None: no changes.
+        seed: Random seed, 0 to 2³² - 1.
+        device: Device that keeps the images and makes the batches.
+        rank: Number of this process, 0 to world_size - 1. Each process gets a contiguous share of every batch. Shares
+            differ by one image at most; in a small last batch a share may be empty.
+        world_size: Number of processes.
+        drop_last: Leave out a last batch that is not full.
         workers: Processes that read a torch ``Dataset`` ahead.
-        sampler: Draws the batches of each epoch, in place of all images in an order by the seed.
+        sampler: Draws the batches of each epoch; None: all images, in an order that follows from the seed.
         reading: Options of the ``DataLoader`` that reads a torch ``Dataset``, such as ``worker_init_fn``.
 
     Raises:
         TypeError: ``augmentation`` is no `Augmentation`.
-        InputError: A training batch is larger than the set or cannot be shared out evenly, evaluation images are
-            to be changed or pairs to be evaluated on, the augmentation does not go with the images, or a number is out
-            of its range.
+        InputError: A training batch is larger than the set, or its size is no multiple of the number of processes;
+            evaluation images have an augmentation; a `PairSet` is used for evaluation; the augmentation does not suit
+            the images; or a number is out of range.
     """
 
     @checked
@@ -97,7 +98,7 @@ class BatchLoader:
         self.sampler, self.reading = sampler, dict(reading or {})
         in_set = len(image_set)  # type: ignore[arg-type]  # a torch Dataset that is read by its index has one
         self.num_images = in_set if sampler is None else sampler.num_images
-        """Images an epoch: those in the set, or as many as the sampler draws."""
+        """Images in an epoch: all images of the set, or the number that the sampler draws."""
         if (shuffle or drop_last) and batch_size > self.num_images:
             raise InputError(
                 f"the batch size is {batch_size}, but there are only {self.num_images} images to train on; choose a "
@@ -112,13 +113,13 @@ class BatchLoader:
             )
         changes = replace(self.augmentation, fill=Augmentation.fill) != Augmentation()
         if changes and not shuffle:
-            raise InputError("only training images (shuffle=True) are changed at random; crop others by center_crop")
+            raise InputError("only training images (shuffle=True) can be augmented; crop other images with center_crop")
         if not shuffle and isinstance(image_set, PairSet):
             raise InputError(
-                "a PairSet makes new pairs each time, for training only (shuffle=True); judge by fixed_pairs"
+                "a PairSet makes new pairs each time, for training only (shuffle=True); validate with fixed_pairs"
             )
         if changes and not getattr(image_set, "is_pixels", False):
-            raise InputError("only images of uint8, (N, C, H, W), are changed at random; leave that to your own data")
+            raise InputError("only uint8 images (N, C, H, W) can be augmented; augment other data in your own data set")
         self.device = torch.device(device)
         self._set = image_set
         if not isinstance(image_set, ImageSet | PairSet | TensorDataset | Items):
@@ -128,48 +129,48 @@ class BatchLoader:
             self._set = image_set.to(self.device)
 
     def __len__(self) -> int:
-        """Batches an epoch."""
+        """Return the number of batches in an epoch."""
         if self.sampler is not None:
             return self.sampler.num_batches
         return self.num_images // self.batch_size if self.drop_last else -(-self.num_images // self.batch_size)
 
     @checked
     def batches(self, epoch: Index, start: Index = 0) -> Iterator[Batch]:
-        """Give this process's share of the batches of an epoch, in turn.
+        """Yield this process's share of each batch of an epoch.
 
         Args:
-            epoch: The number of the epoch, from 0.
-            start: The first batch to give, 0 to ``len(self)``; those before it cost nothing.
+            epoch: Number of the epoch, from 0.
+            start: First batch to yield, 0 to ``len(self)``. Earlier batches are not computed.
 
         Raises:
-            InputError: The epoch is negative, or there is no such batch.
+            InputError: The epoch is negative, or ``start`` is out of range.
         """
         if start > len(self):
             raise InputError(f"an epoch has {len(self)} batches, so it cannot start at batch {start}")
         return self._batches(epoch, start)
 
     def order(self, epoch: int) -> Int64[Tensor, "N"]:
-        """The indices of all images in the order of an epoch, on the CPU."""
+        """Return the indices of all images in the order of an epoch, on the CPU."""
         if not self.shuffle:
             return torch.arange(self.num_images)
         return torch.randperm(self.num_images, generator=stream_of(ORDER, (self.seed, epoch, 0)))
 
     def _full_batches(self, epoch: int) -> Sequence[Tensor]:
-        """The indices of each batch of an epoch, over all processes."""
+        """Return the indices of each batch of an epoch, over all processes."""
         if self.sampler is None:
             return self.order(epoch).split(self.batch_size)[: len(self)]
         batches = self.sampler.draw(self.seed, epoch)
         if self.shuffle and any(len(each) % self.world_size for each in batches):
             raise InputError(
-                f"each batch of the sampler must be shared out evenly over {self.world_size} processes; let it give "
-                "multiples of that, or set drop_last"
+                f"each batch of the sampler must have a multiple of {self.world_size} images, because "
+                f"{self.world_size} processes share it; change its batch size, or set drop_last"
             )
         return batches
 
     def _shares(self, epoch: int, start: int) -> Iterator[tuple[Tensor, slice, Key]]:
-        """This process's share of each batch: the images, their place in the full batch, and the key of that."""
+        """Yield this process's share of each batch: the images, their slice of the full batch, and the batch's key."""
         for number, full in enumerate(self._full_batches(epoch)[start:], start):
-            # the place in the full batch decides, so that one process and many see the same images
+            # slices of the full batch, so that any number of processes gets the same images
             place = slice(len(full) * self.rank // self.world_size, len(full) * (self.rank + 1) // self.world_size)
             yield full[place], place, (self.seed, epoch, number)
 
@@ -181,7 +182,8 @@ class BatchLoader:
         first = self.seed * 1_000_003 + epoch * len(self)
         seeded_indices = [((first + number) * 1_009 + self.rank, index) for index, _, (_, _, number) in shares]
         workers = 0 if isinstance(self._set, TensorDataset) else self.workers
-        how: dict[str, Any] = {"num_workers": workers, "generator": torch.Generator()}  # not that of the run
+        # a separate generator, so that the run's own does not advance
+        how: dict[str, Any] = {"num_workers": workers, "generator": torch.Generator()}
         how |= self.reading if workers else {}
         read = DataLoader(_SeededBatches(self._set), batch_size=None, sampler=seeded_indices, **how)
         for images, labels in read:
@@ -189,11 +191,11 @@ class BatchLoader:
             yield Batch(pixels if pixels.is_floating_point() else pixels / 255, labels.to(self.device))
 
     def _gathered(self, data: ImageSet | PairSet, own: Tensor, place: slice, key: Key) -> Batch:
-        """A share of a batch in memory: the images at ``own``, which have this place in the full batch."""
+        """Return a share of a batch in memory: the images at ``own``, at this slice of the full batch."""
         (channels, *_), index = data.in_shape, own.to(self.device, non_blocking=True)
         n = max(self.batch_size, place.stop)
         images, labels, *parts = data.gather(index, key, n, place)
-        layers = torch.cat([images, *(each.flatten(1, 2) for each in parts)], 1)  # each change moves both
+        layers = torch.cat([images, *(each.flatten(1, 2) for each in parts)], 1)  # images and objects change alike
         changes = self.augmentation.draw(data.in_shape, n, key).share(place)
         pixels = self.augmentation.apply(layers, changes) if data.is_pixels else layers
         alone = pixels[:, channels:].unflatten(1, (-1, channels)) if parts else None
@@ -202,7 +204,7 @@ class BatchLoader:
 
 
 class _SeededBatches(TorchDataset[Any]):
-    """Batches of a torch ``Dataset``, each by its seed and the indices of its images."""
+    """Batches of a torch ``Dataset``, each requested by a seed and the indices of its images."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -213,4 +215,4 @@ class _SeededBatches(TorchDataset[Any]):
             return self._data[index]
         with seeded(seed):
             images, labels = self._data.read(index.tolist() or [0])
-        return images[: len(index)], labels[: len(index)]  # none in a share of a small last batch
+        return images[: len(index)], labels[: len(index)]  # a share of a small last batch may be empty

@@ -1,4 +1,4 @@
-"""A data set: as its function returns it (`Splits`), and in its parts (`Dataset`)."""
+"""A data set as its loading function returns it (`Splits`), and split in three parts (`Dataset`)."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from torchcaps.tasks import Task, TaskName, find_task, widest_task
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """The images that a data set's function returns.
+    """Images that the loading function of a data set returns.
 
     Args:
-        train: All training images in their own fixed order; ``load_dataset`` takes the validation images from them.
-        test: The test images, the same whatever the user's seed; None sets a fixed stratified fifth of the training
-            images aside.
-        class_names: The name of each label.
-        validation: Validation images, only where the source keeps them apart from the others.
-        as_train: Makes the training part of the images that are left when the validation images are taken out.
-        as_validation: Makes the validation part of the images that were taken out, and the test part of those set
-            aside.
-        skipped: What is wrong with each image that was left out, a sentence each.
-        task: The task that the labels are for; None if their form decides.
+        train: All training images in a fixed order; ``load_dataset`` takes the validation images from them.
+        test: Test images, which do not depend on the user's seed. None: a fixed stratified fifth of the training images
+            becomes the test set.
+        class_names: Name of each label.
+        validation: Validation images, if the source provides them separately.
+        as_train: Turns the images left for training into the training part.
+        as_validation: Turns the images held out into the validation part or the test part.
+        skipped: A sentence for each image that was left out, with the reason.
+        task: Name of the task of the labels; None: the form of the labels decides.
     """
 
     train: ImageSet
@@ -40,11 +39,11 @@ class Splits:
     task: TaskName | None = None
 
     def for_task(self, task: TaskName | None, where: str) -> Splits:
-        """Return the same images with labels in the form of a task.
+        """Return the same images with labels converted to the form of a task.
 
         Args:
-            task: The name of the task; None for the splits' own.
-            where: The data set's name, with which errors begin.
+            task: Name of the task; None: the task of the splits.
+            where: Name of the data set, which begins errors.
 
         Raises:
             InputError: The labels do not fit the task.
@@ -52,30 +51,30 @@ class Splits:
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         sets = {part: images for part, images in parts.items() if images is not None}
         own = widest_task(images.task for images in sets.values())
-        wanted = find_task(task or self.task or own.name)
-        if own.name == wanted.name:
-            return replace(self, task=wanted.name)
+        target = find_task(task or self.task or own.name)
+        if own.name == target.name:
+            return replace(self, task=target.name)
 
         def brought(part: str, images: ImageSet) -> ImageSet:
-            labels = wanted.bring(images.labels, len(self.class_names), f"{where}: {part} labels")
+            labels = target.bring(images.labels, len(self.class_names), f"{where}: {part} labels")
             return replace(images, labels=labels)
 
         changed: dict[str, Any] = {part: brought(part, images) for part, images in sets.items()}
-        return replace(self, task=wanted.name, **changed)
+        return replace(self, task=target.name, **changed)
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set in its three parts, no image in two of them.
+    """Data set in three parts without common images.
 
     Args:
-        name: The name that it was loaded by, e.g. ``"mnist"`` or ``"folder:photos"``.
-        train: Images to learn from; a `PairSet` makes them when they are needed.
+        name: Name by which it was loaded, e.g. ``"mnist"`` or ``"folder:photos"``.
+        train: Training images; a `PairSet` makes them when they are needed.
         validation: Images that choose the best epoch and the settings.
-        test: Images for the one figure at the end; nothing is ever chosen by them.
-        class_names: The name of each label, in the order of the labels, no two alike.
-        skipped: What is wrong with each image that was left out, a sentence each.
-        task_name: The task that the labels are for; None if their form decides.
+        test: Images for the final result; nothing is ever chosen by them.
+        class_names: Name of each label, in the order of the labels, all different.
+        skipped: A sentence for each image that was left out, with the reason.
+        task_name: Name of the task of the labels; None: the form of the labels decides.
 
     Raises:
         InputError: The parts differ in image shape or in the number of objects, a label has no class name, two classes
@@ -96,8 +95,8 @@ class Dataset:
             check(f"Dataset: {field}", getattr(self, field), kind)
         for n, name in enumerate(self.class_names):
             if name in self.class_names[:n]:
-                raise InputError(f'{self.name}: two classes are called "{name}"; each needs a name of its own')
-            if any("\ud800" <= letter <= "\udfff" for letter in name):  # no result could be written by it
+                raise InputError(f'{self.name}: two classes are called "{name}"; give them different names')
+            if any("\ud800" <= letter <= "\udfff" for letter in name):  # results are written as UTF-8
                 raise InputError(f"{self.name}: the class {name!a} has a name that is not UTF-8; rename it")
         form = (self.train.in_shape, self.train.num_objects)
         for part in ("train", "validation", "test"):
@@ -111,7 +110,7 @@ class Dataset:
 
     @property
     def task(self) -> Task:
-        """The task that the labels are for."""
+        """Task of the labels."""
         if self.task_name is not None:
             return find_task(self.task_name, self.num_objects)
         return widest_task((self.train.task, self.validation.task, self.test.task))
@@ -123,10 +122,10 @@ class Dataset:
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are: J."""
+        """Number of classes: J."""
         return len(self.class_names)
 
     @property
     def num_objects(self) -> int:
-        """How many objects are in every image: P."""
+        """Number of objects in every image: P."""
         return self.train.num_objects

@@ -1,4 +1,4 @@
-"""Data of any form that ``fit`` takes: arrays in memory, torch Datasets and DataLoaders, brought to one form."""
+"""Convert data that a user gives to ``fit`` (arrays, torch Datasets, DataLoaders) to one form."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ FORMS = (
 
 @dataclass(frozen=True)
 class Form:
-    """The form of images and labels that a network takes.
+    """Form of images and labels that a network takes.
 
     Args:
-        task: Brings labels to its form; None leaves them, for a loss of the user's own.
-        num_outputs: J of the network, if known.
-        in_shape: (C, H, W) of the network; None leaves the axes of images and the range of floats, for a module of the
-            user's own.
-        scale: How pixels become 0..1; see :func:`~torchcaps.datasets.pixels.scale_pixels`.
-        cropped: Whether images may be larger than ``in_shape``, as the recipe crops them.
-        class_names: Names by which labels that are texts are numbered; the sorted texts of a set if None.
+        task: Task that converts the labels; None: labels stay unchanged, for a user's own loss.
+        num_outputs: Number of outputs of the network (J), if known.
+        in_shape: Input shape of the network (C, H, W). None: the axes of images and the values of floats stay
+            unchanged, for a user's own module.
+        scale: Range of the pixels; see :func:`~torchcaps.datasets.pixels.scale_pixels`.
+        cropped: Images may be larger than ``in_shape``, because the recipe crops them.
+        class_names: Names that number labels given as texts; None: the sorted texts.
     """
 
     task: Task | None = None
@@ -48,10 +48,10 @@ class Form:
     cropped: bool = False
     class_names: tuple[str, ...] | None = None
     where: str = ""
-    """Begins errors, such as "validation: "."""
+    """Prefix of errors, such as "validation: "."""
 
     def images(self, values: Any) -> Tensor:
-        """Bring images to form."""
+        """Convert images."""
         if self.in_shape is not None:
             return prepare_images(values, self.in_shape, self.scale, f"{self.where}images", cropped=self.cropped)
         numbers = as_numbers(values, f"{self.where}images")
@@ -59,7 +59,7 @@ class Form:
         return numbers if keeps else scale_pixels(numbers, self.scale, f"{self.where}images")
 
     def labels(self, values: Any) -> Tensor:
-        """Bring labels to form."""
+        """Convert labels."""
         where = f"{self.where}labels"
         if isinstance(values, list) and values and isinstance(values[0], Tensor):
             values = as_numbers(values, where)
@@ -69,13 +69,13 @@ class Form:
             return self.task.bring(values, self.num_outputs, where, self.class_names)
         values = as_array(values, where)
         numbers = as_numbers(values, where)
-        if numbers.ndim == 2 and numbers.shape[1] > 1:  # one-hot rows, or shares of classes
+        if numbers.ndim == 2 and numbers.shape[1] > 1:  # one-hot rows, or probabilities of classes
             return self.task.bring(values, numbers.shape[1], where)
         highest = int(numbers.max()) if len(numbers) and numbers.isfinite().all() else 0
         return self.task.bring(values, max(highest + 1, self.task.min_outputs), where)
 
     def labels_of_batch(self, values: Any) -> Tensor:
-        """Bring the labels of a batch to form; texts need class names, as a batch does not have all of them."""
+        """Convert the labels of a batch. Texts need class names, because a batch may lack some classes."""
         first = values[0] if isinstance(values, list | tuple | np.ndarray) and len(values) else values
         if isinstance(first, str | bytes) and self.class_names is None:
             raise InputError(f"labels of items must be numbers, got the text {first!r}; number the classes from 0")
@@ -87,38 +87,38 @@ def _are_texts(labels: Any) -> bool:
 
 
 class Opened(NamedTuple):
-    """Data in the form that a run takes."""
+    """Data converted for a run."""
 
     data: Any
     """A `Dataset`, an `ImageSet`, a `PairSet`, a ``TensorDataset`` or `Items`."""
     sampler: SampledBatches | None = None
-    """Draws the batches of an epoch; None for all images, in an order by the seed."""
+    """Draws the batches of an epoch; None: all images, in an order that follows from the seed."""
     batch_size: int | None = None
-    """Images a batch, of a DataLoader."""
+    """Batch size of a DataLoader."""
     workers: int | None = None
-    """Processes that read ahead, of a DataLoader."""
+    """Number of worker processes of a DataLoader."""
     drop_last: bool = False
-    """Whether a DataLoader leaves out a last batch that is not full."""
+    """True if a DataLoader leaves out a last batch that is not full."""
     reading: Mapping[str, Any] = {}
-    """How the worker processes of a DataLoader are started."""
+    """Options of a DataLoader's worker processes."""
     class_names: tuple[str, ...] | None = None
-    """The names of classes, of labels that are texts."""
+    """Class names, if the labels are texts."""
     message: str | None = None
-    """Which entries of dicts are images and labels, if that was guessed."""
+    """Message that names the guessed entries of image and label; None if nothing was guessed."""
 
 
 def open_data(data: Any, form: Form, keys: Keys | None = None, where: str = "dataset") -> Opened:
-    """Bring data to the form that a run takes.
+    """Convert data for a run.
 
     Args:
         data: See :data:`FORMS`.
-        form: The form of images and labels.
-        keys: Where items hold image and label; see `Items`.
-        where: The name of the argument in errors.
+        form: Form of images and labels that the network takes.
+        keys: Names or positions of image and label in an item; see `Items`.
+        where: Name of the argument in errors.
 
     Raises:
-        WrongType: Data of another kind.
-        InputError: Pixels or labels that do not fit the network.
+        WrongType: The data have none of these forms.
+        InputError: Pixels or labels do not fit the network.
     """
     check_scale(form.scale)
     form = form if where == "dataset" else replace(form, where=f"{where}: ")
@@ -173,14 +173,14 @@ def _open(data: Any, form: Form, keys: Keys | None, where: str) -> Opened:
 
 
 def _message(keys: Keys | None) -> str | None:
-    """Say which entries of a dict were taken, as their names were guessed."""
+    """Return a message that names the guessed entries; None if they are the usual positions."""
     if keys is None or keys == (0, 1):
         return None
     return f"Data: images are {keys[0]!r} and labels {keys[1]!r}"
 
 
 def _in_memory(images: Any, labels: Any, form: Form) -> Any:
-    """Images and labels as an `ImageSet`, which may be augmented, or a ``TensorDataset``."""
+    """Return images and labels as an `ImageSet`, which can be augmented, or as a ``TensorDataset``."""
     pixels, targets = form.images(images), form.labels(labels)
     if len(pixels) != len(targets):
         raise InputError(f"there must be a label for each image, got {len(pixels)} images and {len(targets)} labels")
@@ -191,7 +191,7 @@ def _in_memory(images: Any, labels: Any, form: Form) -> Any:
 
 
 def _with_labels(images: ImageSet, form: Form) -> ImageSet:
-    """A set whose labels have the form of the task."""
+    """Return the set with labels converted to the form of the task."""
     if form.task is None or form.task.has_form(images.labels):
         return images
     return replace(images, labels=form.task.bring(images.labels, form.num_outputs))

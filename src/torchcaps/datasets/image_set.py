@@ -1,4 +1,4 @@
-"""Images in memory, with the class of each: what every data set is made of."""
+"""Images and labels in memory, the building block of every data set."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from torchcaps.machine import check_memory
 from torchcaps.ranges import Pixels
 from torchcaps.tasks import Task, any_form, task_of_targets
 
-_CHUNK = 2**20  # numbers resized at once: bounds the float copies to a few MiB, or to those of one image
+_CHUNK = 2**20  # numbers resized at once, which limits float copies to a few MiB or to one image
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Images and the class of each, or the classes of the P objects in each, all in memory.
+    """Images in memory, with one class each, or with the classes of P objects each.
 
     Args:
-        images: Pixels, uint8 from 0 (no ink) to 255, shape (N, C, H, W), N at least 1. Sequences are float32 numbers,
-            (N, C, 1, L), which a network is given as they are, NaN after the end of each.
-        labels: The class of each image, int64 from 0, shape (N,); with P objects an image, P at least 2, their
-            classes, (N, P), no two of one image alike. For the task ``labels`` zeros and ones, for a regression
-            numbers, float32, (N, J).
-        parts: Each of the P objects alone on the same canvas, uint8, (N, P, C, H, W); None for images of one object,
-            or where the single objects are not known.
-        factors: What else is known of each image, by its name, (N,) each: quantities as floats, such as ``"azimuth"``
-            and ``"elevation"`` in degrees, and what only names a thing, such as ``"instance"``, as int64. By
-            ``"weight"`` an image counts in the gradient of training.
+        images: Pixels, uint8 from 0 (no ink) to 255, shape (N, C, H, W), N at least 1. Sequences are float32 numbers
+            (N, C, 1, L), with NaN after the end of each, and reach the network unchanged.
+        labels: Class of each image, int64 from 0, shape (N,). With P objects in each image, P at least 2, their classes
+            (N, P), all different within an image. For the task ``labels`` zeros and ones, for a regression any numbers,
+            both float32 (N, J).
+        parts: Image of each of the P objects alone on the same canvas, uint8, (N, P, C, H, W); None for images of one
+            object, or if the single objects are unknown.
+        factors: Further values of each image, (N,) for each name. Quantities are floats, such as ``"azimuth"`` and
+            ``"elevation"`` in degrees; identifiers are int64, such as ``"instance"``. ``"weight"`` weights an image in
+            the gradient.
 
     Raises:
-        InputError: The shapes or dtypes do not fit, there is no image, a label is negative, or two labels of one image
-            are alike.
+        InputError: Shapes or dtypes do not fit, there is no image, a label is negative, or an image has the same label
+            twice.
     """
 
     images: Float32[Tensor, "N C H W"] | UInt8[Tensor, "N C H W"]
@@ -70,68 +70,68 @@ class ImageSet:
 
     @cached_property
     def task(self) -> Task:
-        """The task whose form the labels have; numbers that are all zeros and ones count as labels."""
+        """Task of the labels, by their form; numbers that are all zeros and ones count as ``labels``."""
         return task_of_targets(self.labels)
 
     @property
     def num_objects(self) -> int:
-        """How many objects are in every image: P."""
+        """Number of objects in every image: P."""
         return self.task.objects
 
     @property
     def is_pixels(self) -> bool:
-        """Whether images are uint8, which may be changed at random, and not numbers, such as sequences."""
+        """True if images are uint8, which can be augmented; False for floats, such as sequences."""
         return self.images.dtype == torch.uint8
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Images, labels, and parts where there are any."""
+        """Images and labels, and parts if present."""
         return (self.images, self.labels) if self.parts is None else (self.images, self.labels, self.parts)
 
     def to(self, device: torch.device | str) -> ImageSet:
-        """The same images on another device (itself when they are there already)."""
+        """Return the images on another device; the set itself if it is on this device."""
         if self.images.device == torch.device(device):
             return self
         return self._each(lambda tensor: tensor.to(device))
 
     def take(self, n: int | None) -> ImageSet:
-        """The first ``n`` images; all of them, the set itself, where there are no more or ``n`` is None."""
+        """Return the first ``n`` images; the set itself if ``n`` is None or at least its size."""
         return self if n is None or n >= len(self) else self._each(lambda tensor: tensor[:n])
 
     def preview(self, n: int) -> ImageSet:
-        """At most ``n`` images to look at: the first ones."""
+        """Return the first ``n`` images, to be shown."""
         return self.take(n)
 
     def gather(self, index: Int64[Tensor, "B"], *_batch: object) -> tuple[Tensor, ...]:
-        """The tensors of the images at ``index``; those of a `PairSet` depend on the batch, too."""
+        """Return the tensors of the images at ``index``; the batch is for `PairSet` only."""
         return tuple(tensor[index] for tensor in self.tensors)
 
     def select(self, indices: Int64[Tensor, "n"]) -> ImageSet:
-        """The images at ``indices``, in that order, as a copy."""
+        """Return a copy of the images at ``indices``, in that order."""
         return self._each(lambda tensor: tensor[indices])
 
     def resize(self, size: tuple[int, int]) -> ImageSet:
-        """The images, and their parts, brought to another height and width, as by `resize_images`."""
+        """Return the set with images and parts resized to (height, width) by `resize_images`."""
         return self.with_pixels(lambda images: resize_images(images, size))
 
     def with_pixels(self, change: Callable[[Tensor], Tensor]) -> ImageSet:
-        """The set with ``change``, of images (N, C, H, W), made to the images and to their parts."""
+        """Return the set with ``change``, a function of images (N, C, H, W), applied to images and parts."""
         parts = None
         if self.parts is not None:
             parts = change(self.parts.flatten(0, 1)).unflatten(0, self.parts.shape[:2])
         return replace(self, images=change(self.images), parts=parts)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> ImageSet:
-        """The set with ``change`` made to all that it holds."""
+        """Return the set with ``change`` applied to every tensor."""
         factors = {name: change(values) for name, values in self.factors.items()}
         return ImageSet(*map(change, self.tensors), factors=factors)
 
 
 def pad_sequences(sequences: Sequence[Float[np.ndarray, "C l"]], length: int, where: str) -> Float32[Tensor, "N C 1 L"]:
-    """Sequences of any lengths as numbers of one shape, NaN after the end of each.
+    """Pad sequences with NaN to one length.
 
     Raises:
-        InputError: A number is NaN, infinite or beyond float32; the sentence begins with ``where``.
+        InputError: A number is NaN, infinite or beyond float32; the message begins with ``where``.
     """
     padded = torch.full((len(sequences), len(sequences[0]), 1, length), torch.nan)
     for row, each in zip(padded, sequences, strict=True):
@@ -147,19 +147,19 @@ def pad_sequences(sequences: Sequence[Float[np.ndarray, "C l"]], length: int, wh
 
 @checked
 def resize_images(images: UInt8[Tensor, "N C h w"], size: tuple[Pixels, Pixels]) -> UInt8[Tensor, "N C H W"]:
-    """Bring images to ``size`` (height, width in pixels), bicubic, smoothed first where they shrink.
+    """Resize images to ``size`` (height, width in pixels), bicubic, with smoothing if they shrink.
 
-    Height and width are scaled by a factor each: another aspect ratio is stretched, not cropped.
+    Height and width have separate factors, so another aspect ratio is stretched, not cropped.
 
     Raises:
-        InputError: The images are no uint8 tensor or have another shape, ``size`` is not two numbers of pixels, or the
-            images do not fit into memory at that size.
+        InputError: The images are no uint8 tensor (N, C, h, w), ``size`` is not two numbers of pixels, or the resized
+            images do not fit into memory.
     """
     if images.shape[2:] == torch.Size(size):
         return images
     count, channels = images.shape[:2]
     resized = count * channels * math.prod(size)
-    check_memory(2 * resized, f"{count:,} images of {size[0]}×{size[1]} pixels")  # the chunks and their copy in one
+    check_memory(2 * resized, f"{count:,} images of {size[0]}×{size[1]} pixels")  # chunks, and the joined tensor
     at_once = max(1, _CHUNK // (channels * max(math.prod(images.shape[2:]), math.prod(size))))
     chunks = (
         F.interpolate(chunk.float(), size, mode="bicubic", align_corners=False, antialias=True)
@@ -170,9 +170,9 @@ def resize_images(images: UInt8[Tensor, "N C h w"], size: tuple[Pixels, Pixels])
 
 @checked
 def center_crop(image_set: ImageSet, size: int) -> ImageSet:
-    """The squares of ``size`` pixels in the middle of images and parts; of two middles the upper left one.
+    """Cut the square of ``size`` pixels out of the middle of images and parts.
 
-    The pixels are shared with the given set.
+    If the middle lies between two pixels, the upper left one counts. The result shares its memory with the given set.
 
     Raises:
         InputError: ``size`` is below 1 or larger than the images.
@@ -183,7 +183,7 @@ def center_crop(image_set: ImageSet, size: int) -> ImageSet:
 
 
 def check_crop(in_shape: tuple[int, int, int], size: int) -> None:
-    """Raise InputError unless squares of ``size`` pixels can be cut out of images of this shape."""
+    """Raise InputError if images of this shape are smaller than a square of ``size`` pixels."""
     smallest = min(in_shape[1:])
     if not 1 <= size <= smallest:
         raise InputError(f"crop is {size} pixels, but squares of 1 to {smallest} can be cut out of these images")

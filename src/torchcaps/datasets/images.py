@@ -1,4 +1,4 @@
-"""Image files, read and resized for a network by Pillow and NumPy: an exported network needs no torch for them."""
+"""Read and resize image files with Pillow and NumPy alone, so that an exported network needs no torch."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from torchcaps.ranges import image_shape, is_number
 Fit = Literal["pad", "stretch"]
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
-"""The image files that are read; other files in a folder are ignored."""
+"""Suffixes of image files; other files in a folder are ignored."""
 
 MAX_MEGAPIXELS = 64.0
-PILLOWS_MEGAPIXELS = 178.0
-"""Pillow refuses larger images by itself (twice ``PIL.Image.MAX_IMAGE_PIXELS``)."""
+"""Default limit of the size of an image file."""
+PILLOW_MAX_MEGAPIXELS = 178.0
+"""Limit of Pillow itself (twice ``PIL.Image.MAX_IMAGE_PIXELS``)."""
 
-_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")  # Pillow knows more, some of which start other programs
-_TILE_WIDTH, _TILE_LENGTH = 322, 323  # of TIFF: a tile may be larger than its image, and is decoded as a whole
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")  # Pillow knows more, but some start other programs
+_TILE_WIDTH, _TILE_LENGTH = 322, 323  # TIFF tags: a tile may be larger than its image, and is decoded as a whole
 
 
-# Python prints records without a handler; Pillow's decoders log the errors that they raise
+# Pillow's decoders log the errors that they raise; without a handler Python would print these records
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
@@ -40,40 +41,40 @@ class _Limit:
 
 
 def set_max_megapixels(megapixels: float) -> None:
-    """Set how large an image file may be; a larger one is refused before it is decoded.
+    """Set the largest size of an image file. Larger files are refused before they are decoded.
 
-    A few hundred kilobytes may decode to gigabytes. Reading an image takes up to 24 bytes of memory a pixel. The
-    setting holds for all threads and for everything that reads image files: `read_image`, ``folder:`` data sets, the
-    command line and the explorer.
+    A file of a few hundred kilobytes may decode to gigabytes. Reading an image takes up to 24 bytes of memory for each
+    pixel. The limit applies to all threads, and to every reader of image files: `read_image`, ``folder:`` data sets,
+    the command line and the explorer.
 
     Args:
-        megapixels: Height · width / 10⁶, above 0, at most 178 (Pillow reads none larger); 64 at the start.
+        megapixels: Height · width / 10⁶, above 0, at most 178 (the limit of Pillow). Default: 64.
 
     Raises:
         InputError: ``megapixels`` is out of that range.
     """
-    if not is_number(megapixels) or not 0 < megapixels <= PILLOWS_MEGAPIXELS:
-        raise InputError(f"megapixels must be above 0 and at most {PILLOWS_MEGAPIXELS:g}, got {megapixels}")
+    if not is_number(megapixels) or not 0 < megapixels <= PILLOW_MAX_MEGAPIXELS:
+        raise InputError(f"megapixels must be above 0 and at most {PILLOW_MAX_MEGAPIXELS:g}, got {megapixels}")
     _Limit.megapixels = float(megapixels)
 
 
 def get_max_megapixels() -> float:
-    """Megapixels of the largest image file that is read; see `set_max_megapixels`."""
+    """Return the largest size of an image file in megapixels; see `set_max_megapixels`."""
     return _Limit.megapixels
 
 
 def is_hidden(path: Path) -> bool:
-    """Whether a file or folder is left out by every reader: its name begins with a dot or with __MACOSX."""
+    """Return True for files and folders that every reader ignores: names that begin with a dot or __MACOSX."""
     return path.name.startswith((".", "__MACOSX"))
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The folders in a folder, sorted, without hidden ones."""
+    """Return the sub-folders of a folder, sorted, without hidden ones."""
     return sorted(child for child in folder.iterdir() if child.is_dir() and not is_hidden(child))
 
 
 def image_files_in(folder: Path, *, deep: bool = False) -> list[Path]:
-    """The image files in a folder, sorted, without hidden ones; if ``deep``, also those in its sub-folders.
+    """Return the image files in a folder, sorted, without hidden ones; if ``deep``, also from sub-folders.
 
     Links to folders are not followed.
     """
@@ -88,18 +89,18 @@ def image_files_in(folder: Path, *, deep: bool = False) -> list[Path]:
 
 @dataclass(frozen=True, eq=False)
 class Photo:
-    """An image file, and what a network is given of it.
+    """Image file and the input that a network gets from it.
 
     Args:
-        pixels: The file's own, 0..255; C is 1 where all are grey, else 3.
-        prepared: The image in the shape that the network takes, and what was changed.
+        pixels: Pixels of the file, 0..255; C is 1 if all are grey, else 3.
+        prepared: Image in the shape of the network's input, with a list of changes.
     """
 
     pixels: UInt8[np.ndarray, "C h w"]
     prepared: Prepared
 
     def shrunk(self, side: int) -> Photo:
-        """The same with at most so many pixels a side, the place of the ink with them."""
+        """Return the photo shrunk to at most ``side`` pixels; the box of the ink is scaled with it."""
         _, height, width = self.pixels.shape
         scale = side / max(height, width)
         if scale >= 1:
@@ -120,33 +121,33 @@ def read_photo(
     fit: Fit = "pad",
     name: str | None = None,
 ) -> Photo:
-    """Read an image file of any size, bring it to the shape a network takes, and say what was changed.
+    """Read an image file of any size, convert it to the input shape of a network, and list the changes.
 
-    Without ``preparation``, colour becomes grey by ITU-R 601 luma where the network takes one channel; see
-    :func:`read_pixels` for the rest. Resizing is bicubic, smoothed first where the image shrinks.
+    Without ``preparation``, colour becomes grey by ITU-R 601 luma if the network takes one channel; for further rules
+    see :func:`read_pixels`. Resizing is bicubic, with smoothing if the image shrinks.
 
     Args:
-        path: A PNG, JPEG, BMP, GIF, WebP or TIFF file.
-        in_shape: (C, H, W), C being 1 or 3.
-        preparation: How the network's data were made of drawings, such as ``Run.preparation``; a photo of a drawing is
-            brought to that form by :func:`~torchcaps.datasets.prepare_image`, and ``fit`` is of no account.
-        invert: Turn dark on light, such as pen on paper, into light on dark, as MNIST has it. With ``preparation`` that
-            is found out; ``invert`` says that it is so.
+        path: PNG, JPEG, BMP, GIF, WebP or TIFF file.
+        in_shape: Input shape of the network (C, H, W); C is 1 or 3.
+        preparation: Preprocessing that turned drawings into the network's training images, such as ``Run.preparation``.
+            :func:`~torchcaps.datasets.prepare_image` applies it to the photo, and ``fit`` is ignored.
+        invert: Invert the image, so that dark ink on light paper becomes light on dark, as in MNIST. With
+            ``preparation``, the ink is detected; ``invert`` then declares that it is dark.
         fit: ``"pad"`` keeps the aspect ratio: the image is resized to fit inside H×W, centred, and surrounded by the
-            median colour of its own border. ``"stretch"`` resizes height and width each by its own factor, as images
-            of a ``folder:`` data set are.
-        name: The file's name in errors; its path if None.
+            median colour of its border. ``"stretch"`` resizes height and width separately, like the images of a
+            ``folder:`` data set.
+        name: Name of the file in errors; None: its path.
 
     Raises:
-        InputError: The file is missing, no image, a broken one or one of more than `get_max_megapixels`; C is neither 1
-            nor 3; H is 1, as of networks for sequences; or an unknown ``fit``.
+        InputError: The file is missing, damaged, no image or larger than `get_max_megapixels`; C is neither 1 nor 3;
+            H is 1 (a network for sequences); or ``fit`` is unknown.
     """
     if fit not in ("pad", "stretch"):
         raise InputError(f'fit must be "pad" or "stretch", got {fit!r}')
     in_shape = image_shape(in_shape)
     if in_shape[1] == 1:
         raise InputError(
-            f"an image file cannot be read as a sequence, which this network takes ({'×'.join(map(str, in_shape))}); "
+            f"an image file is no sequence, but this network takes sequences ({'×'.join(map(str, in_shape))}); "
             "give its numbers to torchcaps.analysis.predict"
         )
     pixels = read_pixels(Path(path), name)
@@ -158,7 +159,7 @@ def read_photo(
 
 
 def read_image(path: str | Path, in_shape: Sequence[int], **options: Any) -> UInt8[np.ndarray, "C H W"]:
-    """Read an image file as :func:`read_photo` does, with its options and errors; return what the network is given.
+    """Read an image file like :func:`read_photo`, with its options and errors, and return the network's input.
 
     Returns:
         Pixels of 0..255.
@@ -167,11 +168,14 @@ def read_image(path: str | Path, in_shape: Sequence[int], **options: Any) -> UIn
 
 
 def read_pixels(path: Path, name: str | None = None) -> UInt8[np.ndarray, "C H W"]:
-    """Read one image file at its own size: one channel where all pixels are grey, else three, of 0..255.
+    """Read an image file without resizing: one channel if all pixels are grey, else three, of 0..255.
 
-    The first of several frames is read; a photo is turned upright by its EXIF data; transparent parts become white, as
-    on a page; 16-bit greys are scaled to 8 bit, and so are 32-bit integers, unless none of them is above 255. Errors
-    are those of `read_photo`, and so is ``name``.
+    - The first of several frames is read.
+    - A photo is rotated upright by its EXIF data.
+    - Transparent parts become white.
+    - 16-bit and 32-bit integers are divided by 65,535 (by 255 for a 32-bit TIFF without larger numbers).
+
+    ``name`` and errors as in `read_photo`.
     """
     name = str(path) if name is None else name
     require_file(path, "image file", name)
@@ -194,7 +198,7 @@ def read_pixels(path: Path, name: str | None = None) -> UInt8[np.ndarray, "C H W
 
 
 def _check_size(image: Image.Image, name: str) -> None:
-    """Raise InputError if an image that is not decoded yet, or one of its tiles, has too many pixels."""
+    """Raise InputError if an image, not yet decoded, or one of its tiles has too many pixels."""
     sizes = {"": image.size}
     if image.format == "TIFF":
         tags = image.tag_v2  # type: ignore[attr-defined]  # of a TiffImageFile
@@ -202,8 +206,8 @@ def _check_size(image: Image.Image, name: str) -> None:
     for where, (width, height) in sizes.items():
         if width * height > 1e6 * _Limit.megapixels:
             raise InputError(
-                f"{name} has {width}×{height} pixels{where}, {width * height / 1e6:.3g} megapixels, but at most "
-                f"{_Limit.megapixels:g} megapixels are read; make it smaller, or raise the limit (--max-megapixels of "
+                f"{name} has {width}×{height} pixels{where}, {width * height / 1e6:.3g} megapixels, but the "
+                f"limit is {_Limit.megapixels:g} megapixels; make it smaller, or raise the limit (--max-megapixels of "
                 "commands that take image files, torchcaps.datasets.set_max_megapixels)"
             )
 
@@ -225,7 +229,7 @@ def pillow_pixels(image: Image.Image) -> UInt8[np.ndarray, "..."]:
 
 
 def with_channels(image: UInt8[np.ndarray, "c H W"], channels: int) -> UInt8[np.ndarray, "C H W"]:
-    """Bring a grey or colour image to one or three channels: grey is repeated, colour becomes its luma."""
+    """Convert an image to one or three channels: grey is repeated, colour becomes its luma."""
     if channels not in (1, 3):
         raise InputError(f"an image file gives 1 channel or 3, not {channels}")
     if len(image) == channels:
@@ -236,7 +240,7 @@ def with_channels(image: UInt8[np.ndarray, "c H W"], channels: int) -> UInt8[np.
 
 
 def _padded(image: UInt8[np.ndarray, "C h w"], size: tuple[int, int]) -> UInt8[np.ndarray, "C H W"]:
-    """An image resized to fit inside another size, in the middle of the median colour of its border."""
+    """Resize an image to fit inside ``size``, centred on the median colour of its border."""
     inner = _scaled(image, min(size[0] / image.shape[1], size[1] / image.shape[2]))
     border = np.concatenate([image[:, 0], image[:, -1], image[:, :, 0], image[:, :, -1]], axis=1)
     colour = np.sort(border, axis=1)[:, (border.shape[1] - 1) // 2]
@@ -247,12 +251,12 @@ def _padded(image: UInt8[np.ndarray, "C h w"], size: tuple[int, int]) -> UInt8[n
 
 
 def _scaled(image: UInt8[np.ndarray, "C h w"], scale: float) -> UInt8[np.ndarray, "C H W"]:
-    """An image with both sides changed by a factor, a pixel at least."""
+    """Scale both sides of an image by a factor, to at least one pixel."""
     return _resized(image, (max(round(image.shape[1] * scale), 1), max(round(image.shape[2] * scale), 1)))
 
 
 def _resized(image: UInt8[np.ndarray, "C h w"], size: tuple[int, int]) -> UInt8[np.ndarray, "C H W"]:
-    """Resize an image as :func:`torchcaps.datasets.resize_images` does: in floats, not in Pillow's 8 bit."""
+    """Resize an image in floats, like :func:`torchcaps.datasets.resize_images`, not in 8 bits."""
     if image.shape[1:] == size:
         return image
     planes = resized(image.astype(np.float32), size, Image.Resampling.BICUBIC)

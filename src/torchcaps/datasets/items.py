@@ -1,4 +1,4 @@
-"""A user's torch ``Dataset``, read by batches: image and label of each item are found, stacked and brought to form."""
+"""Read batches of a user's torch ``Dataset``: find, stack and convert image and label of each item."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from torchcaps.datasets.rng import seeded
 from torchcaps.errors import InputError, WrongType, reason_of, shown
 
 IMAGE_KEYS = ("image", "images", "img", "pixel_values", "x", "input", "inputs")
-"""Names under which a dict usually holds an image, in small or capital letters."""
+"""Usual names of the image in a dict; upper and lower case do not matter."""
 LABEL_KEYS = ("label", "labels", "target", "targets", "y", "fine_label")
-"""Names under which a dict usually holds a label."""
+"""Usual names of the label in a dict."""
 
 Keys = tuple[Any, Any]
-"""Where an item holds image and label: two names of a dict, or two positions of a tuple."""
+"""Image and label of an item: two names of a dict, or two positions of a tuple."""
 
 
 class Items(TorchDataset[Any]):
-    """Reads batches of a torch ``Dataset``.
+    """Reader of batches of a torch ``Dataset``.
 
     Args:
-        data: Has a length and gives items (image, label), or dicts, by index.
-        keys: Where an item holds image and label; None for pairs, or dicts with usual names.
-        collate: Makes a batch of items; None stacks images and labels.
-        read_images: Brings the images of a batch to form.
-        read_labels: Brings the labels of a batch to form.
+        data: Object with a length that returns items by index: (image, label), or dicts.
+        keys: Names or positions of image and label in an item; None: pairs, or dicts with usual names.
+        collate: Function that makes a batch of items; None: stack images and labels.
+        read_images: Function that converts the images of a batch.
+        read_labels: Function that converts the labels of a batch.
 
     Raises:
-        InputError: The first item cannot be read, or it is not clear where image and label are.
+        InputError: The first item cannot be read, or its image and label are ambiguous.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Items(TorchDataset[Any]):
         return len(self.data)
 
     def read(self, index: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The images and labels at these indices."""
+        """Read the images and labels at these indices."""
         many = getattr(self.data, "__getitems__", None)
         items = list(many(list(index))) if callable(many) else [self.data[each] for each in index]
         if self.collate is None:
@@ -75,7 +75,7 @@ class Items(TorchDataset[Any]):
             except (KeyError, IndexError, TypeError):
                 raise InputError(
                     f"every item of the data set must have the entries {image!r} and {label!r}, as item 0 has; one of "
-                    f"the items {shown(list(index))} has not"
+                    f"the items {shown(list(index))} lacks them"
                 ) from None
         else:
             batch = self.collate(items)
@@ -85,16 +85,16 @@ class Items(TorchDataset[Any]):
         if any(len(each) != len(index) for each in made):
             raise InputError(
                 f"{len(index)} items of the data set make a batch of {len(made[0])} images and {len(made[1])} labels; "
-                "there must be one of each for every item"
+                "every item must give one image and one label"
             )
         return made
 
 
 def find_keys(item: Any, keys: Keys | None, where: str) -> Keys:
-    """Find where an item, a batch or a dict of arrays holds images and labels.
+    """Find the names or positions of images and labels in an item, a batch or a dict of arrays.
 
     Raises:
-        InputError: There are no such entries, or it is not clear which they are.
+        InputError: These entries are missing or ambiguous.
     """
     if isinstance(item, Mapping):
         if keys is None:
@@ -105,7 +105,7 @@ def find_keys(item: Any, keys: Keys | None, where: str) -> Keys:
             return keys
         raise InputError(
             f"{where} must have an entry such as image and one such as label, but have the entries "
-            f"{shown(', '.join(map(str, item)))}; say which ones by keys, such as keys=('image', 'label')"
+            f"{shown(', '.join(map(str, item)))}; name them with keys, such as keys=('image', 'label')"
         )
     if not isinstance(item, list | tuple):
         got = f"a {type(item).__name__}" if not isinstance(item, Tensor) else f"a tensor {tuple(item.shape)}"
@@ -114,11 +114,11 @@ def find_keys(item: Any, keys: Keys | None, where: str) -> Keys:
         return 0, 1
     if keys is None or not all(type(key) is int and -len(item) <= key < len(item) for key in keys):
         raise InputError(
-            f"{where} have {len(item)} parts; say which are the image and the label by keys, such as keys=(0, 1)"
+            f"{where} have {len(item)} parts; give the positions of image and label with keys, such as keys=(0, 1)"
         )
     return keys
 
 
 def are_items(data: Any) -> bool:
-    """Whether data is a list of items, pairs or dicts, rather than two arrays, images and labels."""
+    """Return True for a list of items (pairs or dicts), False for two arrays of images and labels."""
     return isinstance(data, list) and len(data) > 2 and all(isinstance(each, Mapping | tuple) for each in data)

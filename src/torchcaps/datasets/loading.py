@@ -1,4 +1,4 @@
-"""Data sets by their names: listed, found, and loaded with their validation images set apart."""
+"""List, find and load data sets by name, and split off their validation images."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-import torchcaps.datasets.sources  # noqa: F401  puts on the list what comes with torchcaps
+import torchcaps.datasets.sources  # noqa: F401  registers the data sets of torchcaps
 from torchcaps.checks import checked
 from torchcaps.datasets.dataset import Dataset
 from torchcaps.datasets.image_set import ImageSet
@@ -23,17 +23,17 @@ _TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.1
 
 
 def list_datasets() -> list[DatasetInfo]:
-    """All data sets that ``load_dataset`` knows: first those with a name only, then those with a path."""
+    """Return all data sets of ``load_dataset``: first the ones without a path, then the ones with a path."""
     return sorted(_DATASETS.values(), key=lambda info: info.takes_path)
 
 
 @checked
 def find_dataset(spec: str) -> tuple[DatasetInfo, Path | None]:
-    """The entry that ``spec``, ``"name"`` or ``"kind:PATH"``, names and the path that follows its colon.
+    """Return the entry of ``spec``, which is ``"name"`` or ``"kind:PATH"``, and the path after the colon.
 
     Raises:
-        InputError: The name is not known (the error names the nearest), the path is missing, there is one too many, or
-            it is in the home folder of a user who is not known.
+        InputError: The name is unknown (the error suggests the nearest), the path is missing or superfluous, or it lies
+            in the home folder of an unknown user.
     """
     name, colon, path = spec.partition(":")
     known = _DATASETS
@@ -66,34 +66,34 @@ def load_dataset(
     scale: tuple[float, float] | None = None,
     task: TaskName | None = None,
 ) -> Dataset:
-    """Load a data set, on the CPU, and set its validation images apart.
+    """Load a data set on the CPU, and split off its validation images.
 
-    The test images depend on the data set alone, not on ``seed`` or ``validation_size``. With ``limit_train=n`` the
-    training part is the first n training images in their original order that are not for validation; validation images
-    that are chosen at random come from those after them, if any need be left out at all.
+    The test images depend only on the data set, not on ``seed`` or ``validation_size``. With ``limit_train=n``,
+    training uses the first n training images in their original order that are not validation images. If that leaves
+    images out, random validation images come from the images after the first n.
 
     Args:
         spec: A name (see `list_datasets`), ``"folder:PATH"``, ``"npz:PATH"`` or ``"csv:PATH"``.
-        data_dir: The folder of the files, for a data set with files of its own; None for the one that the environment
-            variable TORCHCAPS_DATA names, then the cache of downloads.
-        image_size: Height and width in pixels to resize the images to, one number for both; None leaves them.
-        validation_size: How many validation images to set apart, at least 1: without them the test images would have to
-            choose the best epoch, and their result would be too good. None for 5,000 (MNIST family) or a tenth of the
+        data_dir: Folder of the files of a named data set; None: the folder in the environment variable TORCHCAPS_DATA,
+            then the cache of downloads.
+        image_size: Height and width in pixels to resize the images to, or one number for both; None: no resizing.
+        validation_size: Number of validation images, at least 1. (Without them the test images would choose the best
+            epoch, and the test result would be too good.) None: 5,000 for the MNIST family, else a tenth of the
             training images, at least one of each class.
-        validation: Which of the training images these are: a stratified random choice, or the first or the last ones.
-        seed: Chooses the random validation images, 0 to 2³² - 1.
-        limit_train: How many training images to take at most, the first ones, from 1.
-        limit_test: How many test images to take at most, the first ones, from 1.
-        skip_damaged: Leave out the image files of a ``folder:`` that cannot be read, instead of raising an error; the
-            data set's ``skipped`` says which, and why.
-        scale: The numbers (low, high) that become 0 and 1, for pixels of your own files that are neither 8-bit nor
-            floats of 0..1, such as (0, 4095) of a 12-bit camera; numbers beyond are clipped.
-        task: The task that the labels are converted for: ``"classes"``, ``"labels"`` or ``"regression"``; None if their
-            form decides. Class numbers in floats, for example, are numbers of a regression unless the task is
-            ``"classes"``.
+        validation: Choice of the validation images among the training images: a stratified random choice, or the first
+            or the last ones.
+        seed: Random seed of the choice of validation images, 0 to 2³² - 1.
+        limit_train: Largest number of training images, from 1; the first ones are taken.
+        limit_test: Largest number of test images, from 1; the first ones are taken.
+        skip_damaged: Leave out unreadable image files of a ``folder:`` or ``csv:`` instead of raising an error; the
+            data set's ``skipped`` lists them with the reasons.
+        scale: Pixel values (low, high) that become 0 and 1, for your own files whose pixels are neither 8-bit nor
+            floats of 0..1, such as (0, 4095) of a 12-bit camera; other values are clipped.
+        task: Task of the labels: ``"classes"``, ``"labels"`` or ``"regression"``; None: the form of the labels decides.
+            For example, class numbers in floats are read as a regression unless the task is ``"classes"``.
 
     Raises:
-        InputError: The name is not known, files are missing or broken, or a number does not fit the images.
+        InputError: The name is unknown, files are missing or broken, or a number does not fit the images.
     """
     info, path = find_dataset(spec)
     if data_dir is not None and info.find is None:
@@ -103,7 +103,7 @@ def load_dataset(
     if scale is not None:
         check_scale(scale)
         if not info.takes_scale:
-            raise InputError(f"the pixels of {spec} have a range of their own; leave scale (--scale) out")
+            raise InputError(f"the pixels of {spec} have a fixed range; leave scale (--scale) out")
     folder = None if data_dir is None else user_path(data_dir)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     request = DataRequest(path or Path(), folder, size, limit_test, skip_damaged, scale, task)
@@ -119,7 +119,7 @@ def load_dataset(
         learned, chosen = known.take(limit_train), splits.validation
     else:
         option = "validation" if validation_size is None else "validation_size"
-        raise InputError(f"{spec} has validation images of its own; leave {option} out")
+        raise InputError(f"{spec} brings its own validation images; leave {option} out")
     find_task(splits.task).check_training(learned.labels, names, spec)
     train, held, test = splits.as_train(learned), splits.as_validation(chosen), test.take(limit_test)
     if size is not None:
@@ -128,42 +128,42 @@ def load_dataset(
 
 
 def _set_test_aside(spec: str, images: ImageSet, classes: int) -> tuple[ImageSet, ImageSet]:
-    """Divide images into those to learn from, and a fifth that is always the same."""
+    """Split images into training images and a fixed fifth for the test."""
     size = max(round(_TEST_SHARE * len(images)), classes)
     if len(images) - size < classes:
         raise InputError(
-            f"{spec} has {len(images)} images of {classes} classes, too few to set a test set aside; give more, or a "
-            "test set of their own"
+            f"{spec} has {len(images)} images of {classes} classes, too few to split off a test set; give more, or a "
+            "separate test set"
         )
     left, held = stratified_split(images.task.strata(images.labels), size, seed=FIXED_SEED)
     return images.select(left), images.select(held)
 
 
-def _validation_size(spec: str, images: int, classes: int, asked: int | None, usual: int | None) -> int:
-    """How many images to set apart for validation."""
-    most = images - classes
-    if most < 1:
+def _validation_size(spec: str, images: int, classes: int, requested: int | None, default: int | None) -> int:
+    """Return the number of validation images."""
+    limit = images - classes
+    if limit < 1:
         raise InputError(f"{spec}: {images} training images leave none for validation; give more")
-    if asked is None:
-        return min(usual or max(round(_VALIDATION_SHARE * images), classes), most)
-    if not 1 <= asked <= most:
-        why = "; the best epoch is chosen by them, never by the test images" if asked < 1 else ""
-        raise InputError(f"{spec}: validation_size is {asked}, but 1 to {most} images can be set apart{why}")
-    return asked
+    if requested is None:
+        return min(default or max(round(_VALIDATION_SHARE * images), classes), limit)
+    if not 1 <= requested <= limit:
+        why = "; they choose the best epoch, because the test images must not" if requested < 1 else ""
+        raise InputError(f"{spec}: validation_size is {requested}, but 1 to {limit} images can be used{why}")
+    return requested
 
 
 def _set_validation_apart(
     images: ImageSet, size: int, which: ValidationSplit, seed: int, limit: int | None
 ) -> tuple[ImageSet, ImageSet]:
-    """Divide the training images into those to train on, at most ``limit``, and ``size`` for validation."""
+    """Split the training images into at most ``limit`` for training and ``size`` for validation."""
     total = len(images)
     if which != "random":
         held = torch.arange(size) if which == "first" else torch.arange(total - size, total)
         left = torch.arange(size, total) if which == "first" else torch.arange(total - size)
         return images.select(left).take(limit), images.select(held)
     strata = images.task.strata(images.labels)
-    if limit is None or limit >= total - size:  # the limit leaves out no image that would be trained on
+    if limit is None or limit >= total - size:  # the limit leaves out no training image
         left, held = stratified_split(strata, size, seed=seed)
         return images.select(left), images.select(held)
-    _, held = stratified_split(strata[limit:], size, seed=seed, leave_one=False)  # the images before are trained on
+    _, held = stratified_split(strata[limit:], size, seed=seed, leave_one=False)  # the first images are for training
     return images.take(limit), images.select(held + limit)

@@ -1,4 +1,4 @@
-"""Images of two overlapping objects of different classes, made of images of one object, as for MultiMNIST."""
+"""Images of two overlapping objects of different classes, made of images of single objects, as in MultiMNIST."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from torchcaps.datasets.rng import FIXED_SEED, PARTNERS, PLACES, Key, generator,
 from torchcaps.errors import InputError
 from torchcaps.tasks import Task, find_task
 
-_DICE = 2**62  # random whole numbers below this choose partners; it is so large that no partner is favoured
+_DICE = 2**62  # random integers below this choose partners, large enough that none is favoured noticeably
 
 
 @dataclass(frozen=True, eq=False)
 class PairSet:
-    """Images of two objects of different classes, made on demand; an epoch has one for each object.
+    """Images of two objects of different classes, made on demand. An epoch has one pair for each object.
 
-    Each object is moved by its own whole number of pixels on a canvas with ``max_shift`` pixels more on each side, so
-    that none of it is lost; the two are added and clipped at 255.
+    Each object is moved by a random whole number of pixels. The canvas has ``max_shift`` more pixels on each side, so
+    no pixel is lost. The two images are added and clipped at 255.
 
     Args:
-        objects: Images of one object each, of two classes at least.
-        max_shift: Largest shift each way, pixels.
-        size: Height and width to bring the pairs to; None leaves them at those of the canvas.
+        objects: Images of one object each, of at least two classes.
+        max_shift: Largest shift in each direction, pixels.
+        size: Height and width of the pairs after resizing; None: the size of the canvas.
 
     Raises:
-        InputError: There is only one class, the images have several objects already, or the shift is negative.
+        InputError: All images have one class, images have several objects, or the shift is negative.
 
     Source:
         Sabour, Frosst, Hinton: Dynamic Routing Between Capsules (2017), arXiv:1710.09829, section 6 (MultiMNIST).
@@ -53,9 +53,9 @@ class PairSet:
         check("PairSet: objects", self.objects, ImageSet)
         check("PairSet: max_shift", self.max_shift, int)
         if self.objects.num_objects != 1:
-            raise InputError(f"pairs are made of images of one object, got {self.objects.num_objects} an image")
+            raise InputError(f"pairs are made of images of one object, got {self.objects.num_objects} objects in each")
         if self.labels.min() == self.labels.max():
-            raise InputError("pairs are of two classes, but all images are of one")
+            raise InputError("pairs need images of two classes, but all images have the same class")
         if self.max_shift < 0:
             raise InputError(f"max_shift must be 0 pixels or more, got {self.max_shift}")
 
@@ -64,12 +64,12 @@ class PairSet:
 
     @property
     def labels(self) -> Int64[Tensor, "N"]:
-        """The class of each single object."""
+        """Class of each single object."""
         return self.objects.labels
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Images and labels of the single objects, which a run's fingerprint is made of."""
+        """Images and labels of the single objects; a run's fingerprint is computed from them."""
         return self.objects.tensors
 
     @property
@@ -80,29 +80,29 @@ class PairSet:
         return channels, height, width
 
     def to(self, device: torch.device | str) -> PairSet:
-        """The same set on another device (itself when it is there already)."""
+        """Return the set on another device; itself if it is on this device."""
         objects = self.objects.to(device)
         return self if objects is self.objects else replace(self, objects=objects)
 
     def resize(self, size: tuple[int, int]) -> PairSet:
-        """The same pairs, each object brought to another height and width before they are added."""
+        """Return the same pairs with each object resized to (height, width) before the two are added."""
         return replace(self, size=size)
 
     def preview(self, n: int) -> ImageSet:
-        """At most ``n`` pairs to look at, always the same: the first objects, with random others."""
+        """Return ``n`` pairs to be shown, always the same: the first objects with random partners."""
         index = torch.arange(min(n, len(self)))
         return ImageSet(*self.to("cpu").gather(index, (FIXED_SEED, 0, 0), len(index)))
 
     def gather(
         self, index: Int64[Tensor, "B"], key: Key, n: int, share: slice = slice(None)
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The pairs of the objects at ``index``, each with a partner, all of other classes being equally likely.
+        """Return pairs of the objects at ``index`` with random partners of other classes, all equally likely.
 
         Args:
             index: The objects, on their device.
-            key: The batch (seed, epoch, batch): all that is random follows from it.
-            n: How many pairs the full batch has.
-            share: Which of the full batch's pairs these are.
+            key: Batch (seed, epoch, batch), from which all random numbers follow.
+            n: Number of pairs in the full batch.
+            share: Slice of the full batch to return.
 
         Returns:
             Images, labels and parts, as of an `ImageSet`.
@@ -113,16 +113,16 @@ class PairSet:
         dice, shifts = (drawn[share].to(index.device, non_blocking=True) for drawn in (dice, shifts))
         ordered, first, count = self._by_class
         label = self.labels[index]
-        place = dice % (len(self) - count[label])  # among those of other classes, in the order of the classes
+        place = dice % (len(self) - count[label])  # index among the objects of other classes, sorted by class
         return self.compose(index, ordered[place + count[label] * (place >= first[label])], shifts)
 
     def compose(
         self, first: Int64[Tensor, "B"], second: Int64[Tensor, "B"], shifts: Int64[Tensor, "B 2 2"]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The pairs of the objects at ``first`` and ``second``: images, labels and parts, as of an `ImageSet`.
+        """Return pairs of the objects at ``first`` and ``second``: images, labels and parts, as of an `ImageSet`.
 
-        ``shifts`` says how far the two objects of each pair are moved (down, to the right), -max_shift..max_shift
-        pixels. All three are on the device of the objects.
+        ``shifts`` holds the shift of both objects of each pair (down, right), -max_shift..max_shift pixels. All three
+        arguments are on the device of the objects.
         """
         m, (_, height, width) = self.max_shift, self.objects.in_shape
         both = [  # a window that begins at m - shift shows the object moved by the shift
@@ -136,22 +136,22 @@ class PairSet:
 
     @cached_property
     def _by_class(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The objects in the order of their classes, and where each class begins there, and its size."""
+        """Return the objects sorted by class, the first position of each class, and its number of objects."""
         count = self.labels.bincount()
         return self.labels.argsort(stable=True), count.cumsum(0) - count, count
 
 
 @checked
 def fixed_pairs(objects: ImageSet, max_shift: int = 4) -> ImageSet:
-    """Pairs to judge by, with their parts, always the same: as many as objects, each object in exactly two pairs.
+    """Return fixed pairs for validation, with parts: as many as objects, each object in exactly two pairs.
 
     Args:
-        objects: Images of one object each; no class has more than half of them.
-        max_shift: As for `PairSet`.
+        objects: Images of one object each; no class may have more than half of them.
+        max_shift: Largest shift in each direction, pixels.
 
     Raises:
-        InputError: A class has more than half of the objects, each of which needs a partner of another class; or the
-            images have several objects already.
+        InputError: A class has more than half of the objects, so some would have no partner of another class; or images
+            have several objects.
     """
     pairs, random = PairSet(objects, max_shift), generator(FIXED_SEED)
     first, second = _matched(objects.labels.numpy(), random)
@@ -160,20 +160,20 @@ def fixed_pairs(objects: ImageSet, max_shift: int = 4) -> ImageSet:
 
 
 def _matched(labels: np.ndarray, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
-    """Two random orders of all objects, with different classes at every place."""
+    """Return two random orders of all objects that have different classes at every position."""
     largest = int(np.bincount(labels).max())
     if 2 * largest > len(labels):
         raise InputError(
-            f"{largest} of {len(labels)} images are of one class; to put each in a pair with one of another class, "
+            f"{largest} of {len(labels)} images have the same class, but each needs a partner of another class, so "
             "no class may have more than half of them"
         )
     first, second = random.permutation(len(labels)), random.permutation(len(labels))
     ours, theirs = labels[first], labels[second]
     for place in np.flatnonzero(ours == theirs):
-        if ours[place] != theirs[place]:  # an earlier exchange has changed it
+        if ours[place] != theirs[place]:  # an earlier exchange separated them
             continue
-        # the partners of two places are exchanged where neither has this class: there is such a place, as the class
-        # has at most half of the objects, and this place takes up two of them
+        # exchange partners with a position without this class; one exists, because the class has at most half of the
+        # objects and this position uses two of them
         others = np.flatnonzero((ours != ours[place]) & (theirs != ours[place]))
         other = random.choice(others)
         for each in (second, theirs):

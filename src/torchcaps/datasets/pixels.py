@@ -1,4 +1,4 @@
-"""Pixels of any form as tensors that networks take: any dtype, any container of numbers, channels first or last."""
+"""Convert pixels of any dtype, container and order of axes to tensors for a network."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from torchcaps.errors import InputError, WrongType, shown
 from torchcaps.ranges import is_number
 
 MAX_CHANNELS = 4
-"""Longest axis that is taken for the channels without being told."""
+"""An axis up to this length is taken for the channels if no order is given."""
 MAX_12_BIT = 4_095
+"""Largest pixel of a 12-bit image."""
 ROUNDING = 1e-6
-"""How far rounding may bring pixels out of 0..1."""
-_CHUNK = 2**22  # numbers converted at once: bounds temporary copies to some 32 MiB
+"""Largest excess over 0..1 that counts as rounding."""
+_CHUNK = 2**22  # numbers converted at once, which limits temporary copies to about 32 MiB
 
 Channels = Literal["first", "last"]
-"""Which axis holds the channels: (N, C, H, W) or (N, H, W, C)."""
+"""Position of the channels: (N, C, H, W) or (N, H, W, C)."""
 Scale = Literal["auto", "none"] | tuple[float, float]
-"""How pixels become 0..1: by their dtype; not at all; or linearly, so that (low, high) become 0 and 1."""
+"""Range of pixels. "auto": by the dtype. "none": values stay unchanged. (low, high): values that become 0 and 1."""
 
 
 def as_numbers(values: Any, where: str, channels: int | None = None) -> Shaped[Tensor, "..."]:
-    """Convert a tensor, an array, a list, Pillow images, or anything that NumPy can read, to a tensor.
+    """Convert a tensor, an array, a list, Pillow images, or any object that NumPy can read, to a tensor.
 
     Args:
         values: Numbers, or images of one size.
-        where: The name of the argument in errors.
-        channels: Bring Pillow images to this number of channels, 1 or 3.
+        where: Name of the argument in errors.
+        channels: Number of channels to convert Pillow images to, 1 or 3; None: no conversion.
 
     Raises:
         WrongType: The values are no real numbers.
-        InputError: The images have several sizes.
+        InputError: The images differ in size.
     """
     if isinstance(values, Image.Image):
         values = _pillow_array(values, channels)
@@ -54,7 +55,7 @@ def as_numbers(values: Any, where: str, channels: int | None = None) -> Shaped[T
         if values.dtype.kind not in "iufb" or values.dtype.itemsize > 8:
             raise WrongType(f"{where} must be numbers, got an array of {values.dtype}")
         values = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
-        with warnings.catch_warnings():  # torch warns of read-only arrays, which are only read here
+        with warnings.catch_warnings():  # torch warns of read-only arrays, but nothing is written here
             warnings.simplefilter("ignore")
             values = torch.from_numpy(values)
     if not isinstance(values, Tensor):
@@ -79,7 +80,7 @@ def _stacked(values: Sequence[Any], where: str, channels: int | None) -> np.ndar
 
 
 def _as_array(value: Any, where: str, channels: int | None) -> np.ndarray:
-    """One entry of a list of numbers or images."""
+    """Convert one entry of a list of numbers or images."""
     if isinstance(value, Image.Image):
         return _pillow_array(value, channels)
     try:
@@ -92,14 +93,14 @@ def _as_array(value: Any, where: str, channels: int | None) -> np.ndarray:
 
 
 def _pillow_array(image: Image.Image, channels: int | None) -> Shaped[np.ndarray, "C H W"]:
-    """Pixels of a Pillow image; of more than 8 bits, the numbers themselves."""
+    """Return the pixels of a Pillow image; pixels of more than 8 bits keep their values."""
     pixels = np.asarray(image) if image.mode[0] in "IF" else pillow_pixels(image)
     pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     return with_channels(pixels, channels) if channels in (1, 3) and pixels.dtype == np.uint8 else pixels
 
 
 def check_scale(scale: Any) -> None:
-    """Raise InputError unless a value is "auto", "none", or two finite numbers (low, high) with low below high."""
+    """Raise InputError if a value is not "auto", "none", or two finite numbers (low, high) with low < high."""
     if isinstance(scale, str) and scale in ("auto", "none"):
         return
     pair = tuple(scale) if isinstance(scale, list | tuple) else ()
@@ -114,19 +115,21 @@ def scale_pixels(
 ) -> UInt8[Tensor, "..."] | Float[Tensor, "..."]:
     """Convert pixels of any dtype to uint8 of 0..255 or float32 of 0..1.
 
-    With "auto", uint8 stays, True is 255, uint16 is divided by 65,535, other integers must lie in 0..255, and floats
-    in 0..1. uint16 of 1..4,095 at most is refused, as 8 or 12 bits are meant more often. With (low, high),
-    x becomes (x - low) / (high - low), clipped to 0..1. With "none", numbers become float32 and keep their values.
+    - "auto": uint8 stays, True becomes 255, uint16 is divided by 65,535. Other integers must lie in 0..255, and floats
+    in
+      0..1. uint16 whose largest number is 1..4,095 is refused, because it is more likely 8-bit or 12-bit.
+    - (low, high): x becomes (x - low) / (high - low), clipped to 0..1.
+    - "none": numbers become float32 and keep their values.
 
     Args:
         values: See :func:`as_numbers`.
-        scale: How pixels become 0..1.
+        scale: Range of the pixels, as above.
         where: The name of the argument in errors.
         channels: See :func:`as_numbers`.
 
     Raises:
         WrongType: The values are no real numbers.
-        InputError: A number is out of range, NaN or infinite, or ``scale`` is wrong.
+        InputError: A number is out of range, NaN or infinite, or ``scale`` is invalid.
     """
     check_scale(scale)
     pixels = as_numbers(values, where, channels)
@@ -152,33 +155,33 @@ def scale_pixels(
     dtype = str(pixels.dtype).removeprefix("torch.")
     raise InputError(
         f"{where} must be uint8, other integers of 0..255, uint16 of 16 bits, or floats of 0..1, got {dtype} from "
-        f"{low:g} to {high:g}; say which numbers become 0 and 1, such as scale={_likely_scale(low, high)} "
+        f"{low:g} to {high:g}; give the numbers that become 0 and 1, such as scale={_likely_scale(low, high)} "
         f"(--scale {_likely_scale(low, high)[1:-1].replace(' ', '')})"
     )
 
 
 def _likely_scale(low: float, high: float) -> str:
-    """The range that pixels of these values were most likely measured in, to be named in an error."""
+    """Return the most likely range of these pixels as text, to suggest it in an error."""
     ranges = [(-1, 1), (0, 255), (0, MAX_12_BIT), (0, 65_535), (-1_000, 1_000), (-1_024, 3_071)]
-    for least, most in ranges:
-        if least <= low and high <= most and (high > most / 2 or low < least / 2):
-            return str((least, most))
+    for lowest, highest in ranges:
+        if lowest <= low and high <= highest and (high > highest / 2 or low < lowest / 2):
+            return str((lowest, highest))
     return str((math.floor(low), math.ceil(high)))
 
 
 def _chunks(pixels: Tensor) -> Iterator[Tensor]:
-    """Flat pieces of some million numbers, which bound the memory of conversions."""
+    """Yield flat pieces of a few million numbers, which limit the memory of conversions."""
     return iter(pixels.reshape(-1).split(_CHUNK))
 
 
 def _range_of(pixels: Tensor) -> tuple[float, float]:
-    """The smallest and the largest number; NaN if there is one."""
+    """Return the smallest and the largest number; NaN if any number is NaN."""
     ends = torch.stack([torch.stack(chunk.double().aminmax()) for chunk in _chunks(pixels)])
     return float(ends[:, 0].min()), float(ends[:, 1].max())
 
 
 def _rescaled(pixels: Tensor, low: float, high: float) -> Float[Tensor, "..."]:
-    """(x - low) / (high - low), clipped to 0..1, computed in float64."""
+    """Return (x - low) / (high - low), clipped to 0..1, computed in float64."""
     made = torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device)
     for chunk, target in zip(_chunks(pixels), _chunks(made), strict=True):
         target.copy_(chunk.double().sub(low).div_(high - low).clamp_(0, 1))
@@ -204,16 +207,16 @@ def channels_first(
     order: Channels | None = None,
     option: str = "channels",
 ) -> Shaped[Tensor, "N C H W"]:
-    """Bring images (N, H, W), (N, C, H, W) or (N, H, W, C) to (N, C, H, W).
+    """Reorder images (N, H, W), (N, C, H, W) or (N, H, W, C) to (N, C, H, W).
 
     Args:
         images: The images.
-        where: Their name in errors.
-        order: Which axis holds the channels. None takes the one axis of 1 to 4, if only one of the two is so short.
+        where: Name of the images in errors.
+        order: Position of the channels. None: the axis of length 1 to 4, if only one of the two is that short.
         option: How a user gives the order, in errors.
 
     Raises:
-        InputError: The shape is another one, or fits both orders or none.
+        InputError: The shape is none of these, or ``order`` is None and the shape fits both orders or none.
     """
     if images.ndim == 3:
         images = images[:, None]
@@ -240,16 +243,16 @@ def channels_first(
 def fit_shape(
     images: Shaped[Tensor, "N ..."], in_shape: tuple[int, int, int], where: str = "images", *, cropped: bool = False
 ) -> Shaped[Tensor, "N C H W"]:
-    """Bring images to the axes (N, C, H, W) of a network, whose shape decides which axis holds the channels.
+    """Reorder images to the axes (N, C, H, W) of a network. The shape of the network decides which axis is which.
 
-    Besides (N, C, H, W) and (N, H, W, C), (N, H, W) is taken for one channel, (N, C, L) for height 1, and (N, L) for
-    one channel and height 1.
+    Takes (N, C, H, W) and (N, H, W, C); (N, H, W) for one channel; (N, C, L) for height 1; and (N, L) for one channel
+    and height 1.
 
     Args:
         images: The images.
-        in_shape: (C, H, W) of the network.
-        where: The name of the images in errors.
-        cropped: Whether images may be higher and wider, as a crop follows.
+        in_shape: Input shape of the network (C, H, W).
+        where: Name of the images in errors.
+        cropped: Images may be higher and wider, because a crop follows.
 
     Raises:
         InputError: No order of the axes fits.
@@ -270,7 +273,7 @@ def fit_shape(
             return view.contiguous()
     advice = ""
     if len(shape) == 2 and shape[1] == math.prod(in_shape):
-        advice = f"; reshape the rows, such as by images.reshape(-1, {', '.join(map(str, in_shape))})"
+        advice = f"; reshape the rows, such as images.reshape(-1, {', '.join(map(str, in_shape))})"
     raise InputError(
         f"{where} must have the shape (N, {', '.join(map(str, in_shape))}), as the network was built for (channels, "
         f"height, width), or channels last, got {shown(shape)}{advice}"
@@ -285,10 +288,10 @@ def prepare_images(
     *,
     cropped: bool = False,
 ) -> UInt8[Tensor, "N C H W"] | Float[Tensor, "N C H W"]:
-    """Bring images of any form to the pixels and the axes that a network takes.
+    """Convert images of any form to the pixels and axes that a network takes.
 
-    For a network of height 1 they are sequences: uint8 counts as pixels, and other numbers keep their values, NaN at
-    the end. Arguments and errors are those of :func:`scale_pixels` and :func:`fit_shape`.
+    A network of height 1 takes sequences: uint8 counts as pixels, other numbers keep their values, and NaN marks
+    padding. Arguments and errors as in :func:`scale_pixels` and :func:`fit_shape`.
     """
     numbers = as_numbers(values, where, in_shape[0])
     is_sequence = in_shape[1] == 1 and scale == "auto" and numbers.dtype != torch.uint8

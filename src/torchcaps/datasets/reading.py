@@ -1,4 +1,4 @@
-"""Files that may be damaged, huge or malicious: read up to the size that they should have, and refused in one way."""
+"""Read files that may be damaged, huge or malicious: never more bytes than expected, and one kind of error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchcaps.files import require_file
 
 @contextmanager
 def one_sentence(complaint: str) -> Iterator[None]:
-    """Turn any error of a reader, which trusts the bytes, into an InputError that begins so; hide its warnings."""
+    """Turn any error of a third-party reader into an InputError that begins with ``complaint``; hide its warnings."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -35,26 +35,28 @@ def one_sentence(complaint: str) -> Iterator[None]:
 def read_binary(
     path: Path, what: str, header: bytes, shape: tuple[int, ...], dtype: DTypeLike = np.uint8
 ) -> Shaped[np.ndarray[Any, Any], "..."]:
-    """Read the numbers of a file that holds a header, numbers of a known shape, and no more; no more is unpacked.
+    """Read a file that consists of a known header and numbers of a known shape. No further byte is unpacked.
 
     Args:
-        path: The file, gzipped or not; its first bytes tell, not its name.
-        what: What it should be, for the error.
-        header: The bytes that it begins with.
-        shape: The shape of its numbers.
-        dtype: Their type.
+        path: File, gzipped or not; its first bytes decide, not its name.
+        what: Description of the expected file for the error.
+        header: Bytes at the beginning of the file.
+        shape: Shape of the numbers.
+        dtype: Type of the numbers.
 
     Returns:
         The numbers, read-only.
 
     Raises:
-        InputError: The file is missing, truncated or corrupt, or another one.
+        InputError: The file is missing, truncated, corrupt or not the expected one.
     """
     require_file(path)
     size = len(header) + math.prod(shape) * np.dtype(dtype).itemsize
     with one_sentence(f"{path} is not {what}, or it is truncated or corrupt"), path.open("rb") as file:
         zipped = file.peek(2)[:2] == b"\x1f\x8b"
-        contents = (gzip.GzipFile(fileobj=file) if zipped else file).read(size + 1)  # a checksum is at the end
+        contents = (gzip.GzipFile(fileobj=file) if zipped else file).read(
+            size + 1
+        )  # +1, so that gzip checks its checksum
         begin = contents[: len(header)]
         if begin != header[: len(begin)]:
             raise ValueError(f"it begins with the bytes {begin.hex(' ')} instead of {header.hex(' ')}")

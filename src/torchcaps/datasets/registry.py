@@ -1,4 +1,4 @@
-"""The list of data sets: a decorated function makes one listed, loadable by name and tested.
+"""Registry of data sets. A decorated function is listed, loadable by name and tested.
 
 @register_dataset("blobs", title="Blobs", source="drawn here", licence="MIT")
 def load_blobs(request: DataRequest) -> Splits:
@@ -24,21 +24,21 @@ from torchcaps.tasks import TaskName
 
 @dataclass(frozen=True)
 class DataRequest:
-    """The request that a data set's function answers: options of :func:`load_dataset`, as far as it needs them."""
+    """Options of :func:`load_dataset` for the loading function of a data set."""
 
     path: Path = Path()
-    """The text after the colon of ``kind:PATH``."""
+    """Text after the colon of ``kind:PATH``."""
     data_dir: Path | None = None
-    """The folder that the user named; None for the usual places."""
+    """Folder that the user named; None: the usual folders."""
     image_size: tuple[int, int] | None = None
-    """Height and width to bring images to, pixels. A function resizes files of several sizes; others are resized."""
+    """Height and width in pixels to resize to. Only a function whose files differ in size must resize them itself."""
     limit_test: int | None = None
-    """A function that makes its test images may make only the first so many."""
+    """Largest number of test images; a function that generates them may stop there."""
     skip_damaged: bool = False
     scale: tuple[float, float] | None = None
-    """The numbers that become 0 and 1, of pixels that are neither uint8 nor 0..1; None for the rules of the dtype."""
+    """Pixel values that become 0 and 1, if pixels are neither uint8 nor 0..1; None: by the dtype."""
     task: TaskName | None = None
-    """The task that the targets are for; None if the form of the targets decides."""
+    """Task of the targets; None: the form of the targets decides."""
 
 
 Load = Callable[[DataRequest], Splits]
@@ -46,26 +46,27 @@ Load = Callable[[DataRequest], Splits]
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """One entry of the list of data sets; sizes, shape and names are None where its files decide.
+    """Entry of the registry of data sets. Sizes, shape and class names are None if the files decide.
 
     Args:
-        name: Its name for ``load_dataset``.
-        title: Its title in lists.
-        source: Its address or paper.
-        licence: The terms of its images.
-        load: The function that reads it.
-        num_train: Training images, with those of the validation split.
-        num_test: Test images.
-        in_shape: (C, H, W) of the images.
-        class_names: The names of the classes.
-        num_objects: How many objects are in an image.
-        takes_path: Whether it is loaded as ``name:PATH``.
-        can_skip_damaged: Whether its image files may be damaged and left out.
-        takes_scale: Whether its pixels may have another range than that of their dtype.
-        validation_size: How many validation images to take by default; None for a tenth of the training images.
-        preparation: How its images were made of drawings, as photos of drawings can be made; None for other images.
-        find: Finds the folder of its files in ``data_dir``, or in the usual places for None; None for a data set
-            without files of its own.
+        name: Name for ``load_dataset``.
+        title: Title in lists.
+        source: Address or paper.
+        licence: Licence of the images.
+        load: Function that reads the data set.
+        num_train: Number of training images, including the validation images.
+        num_test: Number of test images.
+        in_shape: Shape of an image (C, H, W).
+        class_names: Names of the classes.
+        num_objects: Number of objects in an image.
+        takes_path: True if it is loaded as ``name:PATH``.
+        can_skip_damaged: True if damaged image files can be left out.
+        takes_scale: True if the user may give the range of its pixels.
+        validation_size: Default number of validation images; None: a tenth of the training images.
+        preparation: Preprocessing that turned drawings into its images, applied to photos as well; None for other
+            images.
+        find: Function that finds the folder of the files, in ``data_dir`` or, for None, in the usual folders; None for
+            a data set without files.
     """
 
     name: str
@@ -87,15 +88,15 @@ class DatasetInfo:
 
     @property
     def spec(self) -> str:
-        """The text that loads it: ``"mnist"``, ``"folder:PATH"``."""
+        """Text that loads the data set: ``"mnist"``, ``"folder:PATH"``."""
         return f"{self.name}:PATH" if self.takes_path else self.name
 
     def is_downloaded(self, data_dir: str | Path | None = None) -> bool:
-        """Whether it loads without a download: its files are on this machine, or it has none of its own."""
+        """Return True if it loads without a download: its files are on this machine, or it has no files."""
         return self.find is None or self.locate(data_dir) is not None
 
     def locate(self, data_dir: str | Path | None = None) -> Path | None:
-        """The folder on this machine that holds all its files, or None. ``data_dir`` as for ``load_dataset``."""
+        """Return the folder on this machine with all files, or None. ``data_dir`` as for ``load_dataset``."""
         folder = None if data_dir is None else user_path(data_dir)
         return None if self.find is None else self.find(folder)
 
@@ -105,20 +106,20 @@ _DATASETS: Registry[DatasetInfo] = Registry("data set")
 
 @checked
 def register_dataset(name: str, **info: Any) -> Callable[[Load], Load]:
-    """Put the decorated function on the list of data sets.
+    """Register the decorated function as a data set.
 
     Args:
-        name: The name to load it by, without a colon, which no other data set has.
-        info: The fields of `DatasetInfo`: ``title``, ``source`` and ``licence`` at least.
+        name: Unique name to load it by, without a colon.
+        info: Fields of `DatasetInfo`: ``title``, ``source`` and ``licence`` at least.
 
     Returns:
         A decorator that returns its function unchanged.
 
     Raises:
-        InputError: The name is taken or has a colon in it.
+        InputError: The name is taken or contains a colon.
     """
     if ":" in name:
-        raise InputError(f'a data set cannot be called "{name}": what follows a colon is a path')
+        raise InputError(f'a data set cannot be called "{name}", because a path follows a colon')
 
     def register(load: Load) -> Load:
         _DATASETS.add(name, DatasetInfo(name=name, load=load, **info))

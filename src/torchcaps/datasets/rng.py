@@ -1,4 +1,4 @@
-"""Random numbers of data. What is drawn for a batch depends on the seed, the epoch, the batch and the purpose alone."""
+"""Random numbers of data. A batch's numbers depend only on the seed, the epoch, the batch and the purpose."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import numpy as np
 import torch
 
 FIXED_SEED = 0
-"""The seed of what must not follow the user's: test images, and the order of a folder's files."""
+"""Seed of choices that must not depend on the user's seed: test images, and the order of a folder's files."""
 
-# The purpose of each stream, so that streams are independent. A new one goes to the end: runs depend on the numbers.
+# The purpose of each independent stream. Append new ones at the end, because runs depend on the numbers.
 ORDER, SHIFTS, CROPS, FLIPS, BRIGHTNESS, CONTRAST, ROTATIONS, SCALINGS, PARTNERS, PLACES = range(10)
 
 Key = tuple[int, int, int]
-"""(seed, epoch, batch): everything random about a batch depends on these alone."""
+"""(seed, epoch, batch), which determine all random numbers of a batch."""
 
 
-def stream_of(which: int, key: Key) -> torch.Generator:
-    """The generator of one of the streams for one batch, on the CPU; all of them give unrelated numbers."""
+def stream_of(stream: int, key: Key) -> torch.Generator:
+    """Return the CPU generator of one stream for one batch. Streams are statistically independent."""
     seed, epoch, batch = key
-    (state,) = np.random.SeedSequence((seed, epoch, which, batch)).generate_state(1, np.uint64)
+    (state,) = np.random.SeedSequence((seed, epoch, stream, batch)).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state >> np.uint64(1)))
 
 
 @contextmanager
 def seeded(number: int) -> Iterator[None]:
-    """Seed the global generators of torch (on the CPU), NumPy and Python; afterwards they are as they were."""
+    """Seed the global generators of torch (on the CPU), NumPy and Python; restore their states afterwards."""
     kept = np.random.get_state(), random.getstate()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -42,5 +42,5 @@ def seeded(number: int) -> Iterator[None]:
 
 
 def generator(seed: int) -> np.random.RandomState:
-    """A generator whose numbers NumPy has frozen (NEP 19), so that splits never change; ``seed`` is 0 to 2³² - 1."""
+    """Return a generator whose numbers never change between versions of NumPy (NEP 19); ``seed`` is 0 to 2³² - 1."""
     return np.random.RandomState(seed)

@@ -1,4 +1,4 @@
-"""Samplers and batch samplers of a user's ``DataLoader``, whose epochs are functions of the seed and their number."""
+"""Make the samplers of a user's ``DataLoader`` repeatable: an epoch follows from the seed and its number."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from torchcaps.errors import InputError, shown
 
 
 class SampledBatches:
-    """The batches that a sampler draws, the same for the same seed and epoch.
+    """Batches of a sampler, the same for the same seed and epoch.
 
-    Before each epoch the global generators of torch, NumPy and Python are seeded, and so are generators that the
-    sampler, or the sampler inside it, holds in its attributes; ``set_epoch`` is called if there is one.
+    Before each epoch, the global generators of torch, NumPy and Python are seeded, and so are generators in attributes
+    of the sampler or of a sampler inside it. ``set_epoch`` is called if the sampler has it.
 
     Args:
-        sampler: Gives indices of images, or with ``batch_size`` None lists of indices.
-        images: Images in the data set.
-        batch_size: Images a batch; None if the sampler gives batches.
-        drop_last: Whether to leave out a last batch that is not full.
+        sampler: Iterable of image indices; if ``batch_size`` is None, of lists of indices.
+        images: Number of images in the data set.
+        batch_size: Images in a batch; None if the sampler yields batches.
+        drop_last: Leave out a last batch that is not full.
 
     Raises:
-        InputError: An index is out of range, nothing is drawn, or two draws of one epoch differ.
+        InputError: An index is out of range, no batch is drawn, or two draws of one epoch differ.
     """
 
     def __init__(self, sampler: Any, images: int, batch_size: int | None, drop_last: bool = False) -> None:
@@ -38,8 +38,8 @@ class SampledBatches:
         if list(map(Tensor.tolist, first)) != list(map(Tensor.tolist, again)):
             raise InputError(
                 f"the sampler {type(sampler).__name__} draws other images each time that one epoch is drawn, so a run "
-                "could not be resumed; let it draw from torch's, NumPy's or Python's global generator, or from one "
-                "that it holds as an attribute"
+                "could not be resumed; let it use the global generator of torch, NumPy or Python, or a generator in "
+                "one of its attributes"
             )
         if not first:
             raise InputError(f"the sampler {type(sampler).__name__} gives no batch of {images} images")
@@ -48,10 +48,10 @@ class SampledBatches:
         self.largest = max(map(len, first))
 
     def draw(self, seed: int, epoch: int) -> list[Int64[Tensor, "b"]]:
-        """The indices of each batch of an epoch.
+        """Return the indices of each batch of an epoch.
 
         Raises:
-            InputError: The epoch has another number of batches than the first one.
+            InputError: The epoch and the first epoch differ in the number of batches.
         """
         batches = self._draw(seed, epoch)
         if len(batches) != self.num_batches:
@@ -92,9 +92,9 @@ class SampledBatches:
 
 
 def _generators(sampler: Any) -> Iterator[Any]:
-    """The generators that a sampler, or a sampler inside it, holds in its attributes."""
+    """Yield the generators in attributes of a sampler and of the samplers inside it."""
     inside: list[Any] = [sampler]
-    while inside and len(inside) < 10:  # a batch sampler has a sampler, which may have another one
+    while inside and len(inside) < 10:  # a batch sampler has a sampler, which may have another; 10 stops endless loops
         held = getattr(inside.pop(), "__dict__", {}).values()
         yield from (each for each in held if isinstance(each, _GENERATORS))
         inside += [each for each in held if isinstance(each, torch.utils.data.Sampler)]
@@ -116,10 +116,10 @@ def _reseed(generator: Any, number: int) -> None:
 
 
 def sampled_batches(loader: DataLoader[Any]) -> SampledBatches | None:
-    """The batches that a loader's own sampler or batch sampler draws; None for all images, in order or shuffled.
+    """Return the batches of a loader's sampler or batch sampler; None if it takes all images, in order or shuffled.
 
     Raises:
-        InputError: The data set has no length, batching is disabled, or the sampler shares images out over processes.
+        InputError: The data set has no length, batching is disabled, or the sampler distributes images over processes.
     """
     if isinstance(loader.dataset, IterableDataset):
         raise InputError("the data set of a DataLoader must have a length and items by index, got an IterableDataset")
@@ -128,7 +128,7 @@ def sampled_batches(loader: DataLoader[Any]) -> SampledBatches | None:
     by_batches = loader.batch_size is None
     sampler: Any = loader.batch_sampler if by_batches else loader.sampler
     if isinstance(sampler, DistributedSampler) or isinstance(getattr(sampler, "sampler", None), DistributedSampler):
-        raise InputError("fit shares images out over processes itself; leave the DistributedSampler out")
+        raise InputError("fit distributes images over processes itself; leave the DistributedSampler out")
     images = len(loader.dataset)  # type: ignore[arg-type]
     takes_all = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
     if takes_all and len(sampler) == images:

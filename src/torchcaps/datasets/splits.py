@@ -1,4 +1,4 @@
-"""Stratified splits: each part has its share of every class, and a seed gives the same split on every machine."""
+"""Stratified splits: every class is split in the same proportion, and a seed gives the same split everywhere."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def stratified_split(
         InputError: ``size`` is too large, or the seed is out of range.
     """
     classes, counts = np.unique(labels.numpy(), return_counts=True)
-    most = len(labels) - leave_one * len(classes)
-    if size not in Range(1, most, whole=True):
+    limit = len(labels) - leave_one * len(classes)
+    if size not in Range(1, limit, whole=True):
         why = f" and leave one of each of the {len(classes)} classes" if leave_one else ""
-        raise InputError(f"{shown(size)} of {len(labels)} images cannot be held out{why}: 1 to {most} can")
+        raise InputError(f"{shown(size)} of {len(labels)} images cannot be held out{why}: 1 to {limit} can")
     random = generator(seed)
     held = np.zeros(len(labels), dtype=bool)
     by_class = np.split(np.argsort(labels.numpy(), kind="stable"), np.cumsum(counts)[:-1])

@@ -1,4 +1,4 @@
-"""Familiar and novel sides of objects: what a network that learned from some sides says of the others."""
+"""Data sets for new viewpoints: train on some sides of objects (familiar), test on other sides (novel)."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.registry import DataRequest, register_dataset
 
 FAMILIAR: Mapping[str, tuple[int, ...]] = {"azimuth": (0, 20, 40, 300, 320, 340), "elevation": (30, 35, 40)}
-"""The sides that are learned from, degrees: a third of the azimuths 0 to 340, or of the elevations 30 to 70."""
+"""Familiar sides in degrees: a third of the azimuths 0 to 340, or of the elevations 30 to 70."""
 
 
 @checked
 def register_views(
     name: str, title: str, load: Callable[[DataRequest], Splits], *, num_train: int, num_test: int, **info: Any
 ) -> None:
-    """Put four data sets on the list: ``NAME-azimuth``, ``NAME-elevation``, each also with ``-familiar`` after it.
+    """Register four data sets: ``NAME-azimuth`` and ``NAME-elevation``, each also with ``-familiar`` appended.
 
-    A network learns from the training objects, seen from familiar sides. ``NAME-azimuth`` tests it on the test objects
-    from novel sides, ``NAME-azimuth-familiar`` on the same objects from familiar ones; training and validation images
-    of the two are the same, so that one network is judged on both. The validation images are of training objects from
-    familiar sides.
+    Training images show the training objects from familiar sides. ``NAME-azimuth`` tests on the test objects from novel
+    sides, and ``NAME-azimuth-familiar`` on the same objects from familiar sides. Both have the same training and
+    validation images, so one network can be tested on both. Validation images show training objects from familiar
+    sides.
 
     Args:
-        name: Of the data set with all sides.
-        title: What it shows, for the list.
-        load: Reads all sides; its images have the factors ``"azimuth"`` and ``"elevation"``.
-        num_train: How many training images of all sides there are.
-        num_test: How many test images of all sides there are.
-        **info: As for `register_dataset`.
+        name: Name of the data set with all sides.
+        title: Title in lists.
+        load: Function that reads all sides; its images have the factors ``"azimuth"`` and ``"elevation"``.
+        num_train: Number of training images of all sides.
+        num_test: Number of test images of all sides.
+        **info: Further fields, as for `register_dataset`.
 
     Source: Hinton, Sabour, Frosst: Matrix capsules with EM routing (2018), section 6, with these angles.
     """
@@ -51,11 +51,11 @@ def register_views(
 
 def _load_sides(load: Callable[[DataRequest], Splits], factor: str, familiar: bool, request: DataRequest) -> Splits:
     splits = load(request)
-    assert splits.test is not None  # of other objects
+    assert splits.test is not None  # test objects differ from training objects
     return Splits(_seen(splits.train, factor, True), _seen(splits.test, factor, familiar), splits.class_names)
 
 
 def _seen(images: ImageSet, factor: str, familiar: bool) -> ImageSet:
-    """The images from familiar sides, or the others."""
+    """Return the images from familiar sides, or from novel sides."""
     sides = torch.isin(images.factors[factor].round().long(), torch.tensor(FAMILIAR[factor]))
     return images.select((sides == familiar).nonzero()[:, 0])

@@ -21,12 +21,12 @@ from torchcaps.models.pretrained import CONFIG, SHIPPED
 from torchcaps.parts import flat
 from torchcaps.ranges import Count, image_shape
 from torchcaps.training import Recipe, Run, TrainConfig, read_config
-from torchcaps.training.config import ELSEWHERE, FITTED, OWN
+from torchcaps.training.config import AUTO_FIELDS, LOCATION_FIELDS, OWN_IMAGE_DEFAULTS
 from torchcaps.training.folder import SUMMARY, read_summary
 
 SAMPLE_SIZE = 32
 """Number of images for the comparison of an exported file with its network."""
-MAY_DIFFER = ("seed", *ELSEWHERE)
+MAY_DIFFER = ("seed", *LOCATION_FIELDS)
 """Settings that may differ between runs of the same training: the seed, and settings of the machine."""
 
 
@@ -158,7 +158,9 @@ def _command(config: TrainConfig, info: DatasetInfo) -> str:
     for name, value in flat(config.fields).items():
         if name == "init_from" and value not in (None, *SHIPPED) and not could_be_repository(Path(value)):
             value = "RUN"
-        by_itself = value == usual.get(name) and (name not in (*FITTED, *OWN) or ":" not in config.data)
+        by_itself = value == usual.get(name) and (
+            name not in (*AUTO_FIELDS, *OWN_IMAGE_DEFAULTS) or ":" not in config.data
+        )
         if name not in ("preset", "model", "data", "precision", *MAY_DIFFER) and not by_itself:
             words += _option(name, value)
     return " ".join(words)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from torchcaps.checks import check
+
 if TYPE_CHECKING:
     from torchcaps.models.network import Network
 
@@ -19,7 +21,10 @@ class ScoresOnly(nn.Module):
     """
 
     def __init__(self, network: Network) -> None:
+        from torchcaps.models.network import Network
+
         super().__init__()
+        check("network", network, Network)
         self.network = network
         self.train(network.training)
 

@@ -310,12 +310,11 @@ class ConvCapsules(CapsuleLayer):
         grid, mask = capsules.grid, capsules.mask
         self.out_grid(grid)
         assert grid is not None
+        poses = self._on_map(capsules.poses, math.prod(grid), mask)
         # converted before windows overlap, so that the gradients of all windows are summed in full precision
-        dtype = functools.reduce(
-            torch.promote_types, (each.dtype for each in self.transform.parameters()), capsules.poses.dtype
-        )
+        dtype = functools.reduce(torch.promote_types, (each.dtype for each in self.transform.parameters()), poses.dtype)
         full = full_dtype(dtype)
-        poses = self._on_map(capsules.poses.to(full), math.prod(grid), mask).unflatten(1, grid)  # (B, T, H, W, K)
+        poses = poses.to(full).unflatten(1, grid)  # (B, T, H, W, K)
         windows = self._windows(poses.movedim(-1, 2).flatten(1, 2))  # (B, T·K, k², L)
         B, _, area, positions = windows.shape
         windows = windows.unflatten(1, (self.in_types, self.in_dim)).permute(0, 4, 2, 1, 3)  # (B, L, K, T, k²)

@@ -1,4 +1,4 @@
-"""``last.ckpt``, with which a run goes on exactly: its contents, written, read and checked."""
+"""Write, read and check ``last.ckpt``, from which a run resumes exactly."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class Moments(TypedDict):
-    """What an optimizer knows of each parameter, by its number."""
+    """State of an optimizer for each parameter, by the parameter's number."""
 
     state: dict[int, dict[str, Any]]
 
 
 class Checkpoint(TypedDict):
-    """The contents of ``last.ckpt``."""
+    """Contents of ``last.ckpt``."""
 
     model: dict[str, Tensor]
     optimizer: Moments
@@ -42,22 +42,22 @@ class Checkpoint(TypedDict):
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """Write tensors and plain values; an OSError, as of a full disk, leaves an earlier checkpoint as it was."""
-    contents = io.BytesIO()  # torch's own writer hides the system's reason
+    """Write tensors and plain values. An OSError, such as a full disk, does not change an earlier checkpoint."""
+    contents = io.BytesIO()  # torch's own writer hides the reason of the OSError
     torch.save(dict(state), contents)
     with atomic_path(path) as temporary:
         temporary.write_bytes(contents.getbuffer())
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read ``last.ckpt``, made of tensors and plain values; nothing in it is executed.
+    """Read ``last.ckpt``. It holds tensors and plain values, and nothing in it is executed.
 
     Raises:
         InputError: The file is missing, damaged, or not a checkpoint of torchcaps.
     """
     with reading(path, "checkpoint"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's warnings about such files are for programmers
-        with zipfile.ZipFile(path) as archive:  # torch does not compare checksums
+        warnings.simplefilter("ignore")  # torch's warnings about damaged files do not help users
+        with zipfile.ZipFile(path) as archive:  # torch does not check checksums
             if (damaged := archive.testzip()) is not None:
                 raise InputError(f"the checksum of its part {damaged} is wrong")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
@@ -68,13 +68,13 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 def check_state(
     network: nn.Module, recipe: Recipe, model: dict[str, Tensor], moments: dict[int, dict[str, Any]]
 ) -> None:
-    """Raise InputError unless weights and moments of a checkpoint fit the network and are finite."""
+    """Raise InputError if weights and moments of a checkpoint do not fit the network or are not finite."""
     if wrong := difference(network.state_dict(), model):
         raise InputError(f"its weights do not fit the network: {wrong}")
-    usual = moments_after_a_step(recipe, list(network.parameters()))
-    wanted = {f"{n} {key}": each for n in moments for key, each in usual.get(n, {}).items()}
+    expected = moments_after_a_step(recipe, list(network.parameters()))
+    required = {f"{n} {key}": each for n in moments for key, each in expected.get(n, {}).items()}
     kept = {f"{n} {key}": each for n, of_one in moments.items() for key, each in of_one.items()}
-    if wrong := difference(wanted, {name: each for name, each in kept.items() if name in wanted}):
+    if wrong := difference(required, {name: each for name, each in kept.items() if name in required}):
         raise InputError(f"the state of its optimizer does not fit: that of parameter {wrong}")
     names = dict(network.named_parameters())
     numbers = {name: each for name, each in model.items() if name in names} | kept
@@ -84,12 +84,12 @@ def check_state(
 
 
 def moments_after_a_step(recipe: Recipe, parameters: Sequence[Tensor]) -> dict[int, dict[str, Any]]:
-    """Return what the optimizer keeps of each parameter, by its number, after a step without gradients."""
+    """Return the optimizer's state for each parameter, by its number, after a step with zero gradients."""
     copies = [nn.Parameter(torch.zeros_like(each)) for each in parameters]
     for each in copies:
         each.grad = torch.zeros_like(each)
     rate: float = recipe.learning_rate
     stepped = build("optimizer", recipe.optimizer, params=copies, learning_rate=rate)
     stepped.step()
-    found: dict[int, dict[str, Any]] = stepped.state_dict()["state"]
-    return found
+    state: dict[int, dict[str, Any]] = stepped.state_dict()["state"]
+    return state

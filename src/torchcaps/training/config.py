@@ -1,4 +1,4 @@
-"""The complete description of a training run."""
+"""Describe a training run completely: its network, recipe, data and machine."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from torchcaps.plugins import is_loaded, plugin_options
 from torchcaps.ranges import Pixels, PositiveFactor, Processes, Seed
 from torchcaps.training.recipe import Recipe
 
-#: What a run consists of, given field by field.
-WHOLE = ("preset", "model", "recipe")
-Fitted = Literal[
+NESTED_FIELDS = ("preset", "model", "recipe")
+"""Fields that callers set through the fields inside them, such as ``epochs`` for the recipe."""
+AutoField = Literal[
     "epochs",
     "batch_size",
     "learning_rate",
@@ -32,90 +32,90 @@ Fitted = Literal[
     "stack_strides_across",
     "decoder_channels",
 ]
-"""What one's own images change, where nobody gave it."""
-FITTED: tuple[Fitted, ...] = ("epochs", "batch_size", "learning_rate", "patience", "select", *FITTED_TO_IMAGES)
-OWN = {"fill": "edge", "precise_norm": True}
-"""Settings of a recipe for one's own images, where nobody gave others."""
-#: Settings that say where and how a run is computed, not what.
-ELSEWHERE = ("data_dir", "accelerator", "devices", "num_nodes", "checkpoint_minutes", "plugins")
+"""A field that is derived from the training images if the user does not set it."""
+AUTO_FIELDS: tuple[AutoField, ...] = ("epochs", "batch_size", "learning_rate", "patience", "select", *FITTED_TO_IMAGES)
+"""All fields that are derived from the user's own images."""
+OWN_IMAGE_DEFAULTS = {"fill": "edge", "precise_norm": True}
+"""Defaults of a recipe for the user's own images."""
+LOCATION_FIELDS = ("data_dir", "accelerator", "devices", "num_nodes", "checkpoint_minutes", "plugins")
+"""Settings of the machine and its folders. They do not change the results of a run."""
 
-NO_OPTIONS = ("preset", "model", "recipe", "plugins", "fitted")
-"""Fields that are no option of their name: the argument PRESET, what is given option by option, --plugin, and which
-values the data decided."""
+NOT_ON_COMMAND_LINE = ("preset", "model", "recipe", "plugins", "fitted")
+"""Fields without a command-line option of the same name. The argument PRESET and the options of
+parts set the first three, --plugin sets `plugins`, and the program sets `fitted`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Settings):
-    """A run: the network, its recipe, the data, and where and how to compute. ``config.json`` of a run folder."""
+    """Configuration of a run: network, recipe, data, device. A run folder holds it as ``config.json``."""
 
     kind: ClassVar[str] = "setting"
 
     preset: str = "sabour2017"
-    """The preset that the network and the recipe started from."""
+    """Preset from which the network and the recipe were derived."""
     model: Annotated[Tree, Choice("network")] = field(default_factory=lambda: get_preset("sabour2017").network)
     """The network."""
     recipe: Recipe = field(default_factory=Recipe)
-    """How it is trained."""
+    """The training recipe."""
     data: str = "digits"
-    """A data set, folder:PATH, csv:PATH or npz:PATH; by default that of the preset."""
+    """Data set name, or folder:PATH, csv:PATH or npz:PATH. The default is the preset's data set."""
     data_dir: str | None = None
-    """Folder that holds the data set's files (else $TORCHCAPS_DATA, else a download)."""
+    """Folder of the data set's files. The default is $TORCHCAPS_DATA, else a download."""
     image_size: Pixels | None = None
     """Resize images to this height and width, pixels."""
     skip_damaged: bool = False
-    """Leave out damaged image files: those of a folder that cannot be read; which they are is said."""
+    """Skip image files that cannot be read, and list them."""
     scale: tuple[float, float] | None = None
-    """Numbers that become 0 and 1 (LOW,HIGH), for pixels of your own files beyond 8 bits: 0,4095 for 12 bits; by
-    default the range of their type."""
-    fitted: tuple[Fitted, ...] = ()
-    """Fields that the training images decide when the run begins; none from then on."""
+    """Pixel values that become 0 and 1. Set LOW,HIGH for your own files with more than 8 bits, such as 0,4095 for 12
+    bits. The default is the range of the files' data type."""
+    fitted: tuple[AutoField, ...] = ()
+    """Fields still to be derived from the training images; emptied when the run starts."""
     init_from: str | None = None
-    """Start from the weights of this network, with a fresh optimizer, instead of random weights: a run folder
-    (its best epoch), a folder written by save_pretrained, a network that comes with torchcaps, or a repository of the
-    hub. The run does not need it after it has begun."""
+    """Initial weights from this network: a run folder (its best epoch), a folder written by save_pretrained, a network
+    that comes with torchcaps, or a repository of the hub. The optimizer starts afresh. A resumed run does not read
+    them again."""
     seed: Seed = 0
-    """Seed of all chance: initial weights, the order of the images, their changes and the validation split."""
+    """Random seed, for the initial weights, the order and augmentation of images, and the validation split."""
     precision: Literal["auto", "32", "bf16"] = "auto"
-    """Precision of convolutions and dense layers: float32, or bfloat16 with routing in float32; auto is bfloat16 on
-    CUDA GPUs of compute capability 8 or more, and float32 on all other devices. A run folder says which it was."""
+    """Numeric precision. 32: float32. bf16: bfloat16 for convolutions and dense layers, float32 for the routing. auto:
+    bf16 on CUDA GPUs of compute capability 8 or more, and 32 on all other devices. The run folder records the
+    choice."""
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to compute."""
+    """Device."""
     devices: Processes = 1
-    """Processes on each machine: one for each device."""
+    """Processes on each machine, one for each device."""
     num_nodes: Processes = 1
-    """Machines."""
+    """Number of machines."""
     checkpoint_minutes: PositiveFactor = 5.0
-    """Minutes between two checkpoints: at most so many."""
+    """Minutes between checkpoints, at most."""
     plugins: tuple[str, ...] = ()
-    """Files and entry points that register parts of the run's network, its preset or its data; --plugin names them."""
+    """Files and entry points that register the run's own parts, presets or data sets. Set by --plugin."""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`to_dict`; what is missing takes the preset's values.
+        """Return the configuration of a dict made by :meth:`to_dict`. Missing fields take the preset's values.
 
         Raises:
-            InputError: An unknown field (the nearest known one is named), or a value that does not fit its field.
+            InputError: A field is unknown (the error suggests the nearest name), or a value does not fit its field.
         """
         preset = get_preset(values.get("preset", cls.preset))
         return cls(model=preset.network, recipe=Recipe().replace(preset.recipe)).replace(values)
 
 
 def make_config(preset: str | None = None, **overrides: Any) -> TrainConfig:
-    """The configuration of a run from a preset and any fields that differ from it.
+    """Return the configuration of a run from a preset and the fields that differ from it.
 
-    The data set is the preset's own where ``data`` is not given.
-
-    Of one's own images (``folder:PATH``, ``csv:PATH``, ``npz:PATH``) there may be few, more of one class than of
-    another, and they may be large: when the run begins, :data:`FITTED` are fitted to them, unless they are given. Their
-    ground need not be black, and they may be textures, so that :data:`OWN` is chosen, unless it is given.
+    A user's own images (``folder:PATH``, ``csv:PATH``, ``npz:PATH``) may be few, large, or uneven in their classes. So
+    the fields in :data:`AUTO_FIELDS` are derived from them when the run starts. Their background may not be black, and
+    they may be textures, so :data:`OWN_IMAGE_DEFAULTS` apply. ``overrides`` take precedence over both.
 
     Args:
-        preset: A name from :func:`torchcaps.list_presets`; ``first`` if None.
-        **overrides: Fields of :class:`TrainConfig`, :class:`~torchcaps.models.Recipe` and of the preset's network,
-            all in one: no name stands twice.
+        preset: A name from :func:`torchcaps.list_presets`. None means ``first``.
+        **overrides: Fields of :class:`TrainConfig`, of :class:`~torchcaps.training.Recipe` and of the preset's network.
+            Their names are distinct. The default of ``data`` is the preset's data set.
 
     Raises:
-        InputError: An unknown preset or field (the nearest name is given), or a value that does not fit.
+        InputError: A preset or field is unknown (the error suggests the nearest name), or a value does not fit.
 
     Examples:
         >>> from torchcaps.training import make_config
@@ -125,22 +125,22 @@ def make_config(preset: str | None = None, **overrides: Any) -> TrainConfig:
     base = get_preset("first" if preset is None else preset)
     start = TrainConfig(preset=base.name, model=base.network, recipe=Recipe().replace(base.recipe), data=base.data)
     config = override(start, overrides)
-    if ":" not in config.data:  # a named data set, for which recipes were made
+    if ":" not in config.data:  # recipes were made for the named data sets
         return config
-    own = {"fitted": tuple(name for name in FITTED if name not in overrides), **OWN}
-    return override(config, {name: value for name, value in own.items() if name not in overrides})
+    defaults = {"fitted": tuple(name for name in AUTO_FIELDS if name not in overrides), **OWN_IMAGE_DEFAULTS}
+    return override(config, {name: value for name, value in defaults.items() if name not in overrides})
 
 
 def override(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
-    """A copy of ``config`` with other values in some fields of the run, its recipe and its network.
+    """Return a copy of ``config`` in which fields of the run, its recipe or its network are replaced.
 
     Raises:
-        InputError: An unknown field (the nearest known one is named), or a value that does not fit.
+        InputError: A field is unknown (the error suggests the nearest name), or a value does not fit.
     """
     what = f"field of {config.preset}"
     for name in overrides:
-        if name in WHOLE:
-            raise unknown_name(what, name, [each for each in flat(config.fields) if each not in WHOLE])
+        if name in NESTED_FIELDS:
+            raise unknown_name(what, name, [each for each in flat(config.fields) if each not in NESTED_FIELDS])
     return config.replace(overrides, what)
 
 
@@ -149,13 +149,13 @@ def read_config(path: str | Path) -> TrainConfig:
     """Read a ``config.json``.
 
     Raises:
-        InputError: No such file, no JSON, an unknown field, or a value that does not fit; the file is named.
+        InputError: The file is missing or no JSON, a field is unknown, or a value does not fit.
     """
     values = read_json(path, "configuration")
     try:
         return TrainConfig.from_dict(values)
     except InputError as error:
-        # plugins are never loaded because a file names them
+        # for safety, a file cannot cause plugins to be loaded
         named = values.get("plugins")
         missing = [each for each in named if not is_loaded(str(each))] if isinstance(named, list) else []
         advice = (

@@ -1,4 +1,4 @@
-"""The data of a run: loaded, cropped and batched as its recipe says, with a fingerprint."""
+"""Data of a run: loaded, cropped and batched for its recipe, with a fingerprint."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
     OwnData = Dataset | ImageSet | PairSet | Sequence[Any] | Mapping[Any, Any] | TorchDataset[Any] | DataLoader[Any]
 
-EVALUATION_BATCH = 256
+EVALUATION_BATCH_SIZE = 256
 """Images of a batch in evaluation, over all processes."""
 
 
 class RunData(NamedTuple):
-    """The data that a run trains on."""
+    """Batches and labels of a run."""
 
     train: BatchLoader
     validation: BatchLoader | None
     labels: Tensor | None
-    """The labels of the training images of an epoch; None if they would have to be read and nothing needs them."""
+    """Labels of the training images of an epoch. None: they are not in memory and not needed."""
     fingerprint: list[int]
-    """The size of each part, and a checksum of all tensors; they change when the data do."""
+    """Size of each part and a checksum of all tensors. A change of the data changes them."""
     plain: BatchLoader | None = None
-    """Training images as they are, on the CPU, the same in all processes; None where the recipe needs none."""
+    """Training images without augmentation, on the CPU, the same in all processes. None: not needed by the recipe."""
 
 
 def run_data(
@@ -60,18 +60,25 @@ def run_data(
     workers: int = 0,
     needs_labels: bool = False,
 ) -> RunData:
-    """Return the batches of a data set, its images whole; training images are augmented as the recipe says.
+    """Return the batches of a data set. Training images are augmented by the recipe.
 
-    With ``needs_labels``, training labels that are not in memory are read once. The other arguments are those of
-    :func:`torchcaps.fit` and :class:`torchcaps.datasets.BatchLoader`.
+    Args:
+        data: The data set, with uncropped images.
+        recipe: Recipe with batch size, crop and augmentation.
+        fabric: Device and processes.
+        seed: Random seed for order and augmentation.
+        validation: Validation images, if ``data`` has none.
+        drop_last: Omit a smaller last batch of training images.
+        workers: Processes that read images ahead.
+        needs_labels: Read training labels that are not in memory.
     """
     opened = data if isinstance(data, Opened) else Opened(data)
     check = validation or Opened(None)
-    train, judged = opened.data, _middle(check.data, recipe)
-    parts = [train, judged]
+    train, validated = opened.data, _center_cropped(check.data, recipe)
+    parts = [train, validated]
     if isinstance(train, Dataset):
         seen = cropped(train, recipe)
-        train, judged = train.train, seen.validation if judged is None else judged
+        train, validated = train.train, seen.validation if validated is None else validated
         parts = [train, seen.validation, seen.test]
 
     def batches(part: Any, source: Opened, size: int, *, shuffle: bool) -> BatchLoader:
@@ -82,17 +89,17 @@ def run_data(
             how |= {"drop_last": drop_last or source.drop_last, "augmentation": augmentation_of(recipe)}
         return BatchLoader(part, size, shuffle=shuffle, **how)
 
-    evaluated = check.batch_size or EVALUATION_BATCH
+    size = check.batch_size or EVALUATION_BATCH_SIZE
     plain = None
     if recipe.precise_norm and isinstance(train, ImageSet):
-        plain = BatchLoader(_middle(train, recipe), recipe.batch_size, shuffle=True, seed=seed)
+        plain = BatchLoader(_center_cropped(train, recipe), recipe.batch_size, shuffle=True, seed=seed)
     loader = batches(train, opened, opened.batch_size or recipe.batch_size, shuffle=True)
     labels = _labels(train)
     if labels is not None and opened.sampler is not None:
         labels = labels[torch.cat(opened.sampler.draw(seed, 0))]
     return RunData(
         train=loader,
-        validation=None if judged is None else batches(judged, check, evaluated, shuffle=False),
+        validation=None if validated is None else batches(validated, check, size, shuffle=False),
         labels=_read_labels(loader) if labels is None and needs_labels and not isinstance(train, PairSet) else labels,
         fingerprint=_fingerprint(parts, opened.sampler, check.sampler),
         plain=plain,
@@ -112,10 +119,10 @@ def fit_data(
     seed: int,
     workers: int,
 ) -> tuple[Opened, RunData]:
-    """Return the data that :func:`torchcaps.fit` is given: opened, and in batches.
+    """Open the data of :func:`torchcaps.fit` and return them with their batches.
 
-    Arguments are those of ``fit``; the batch size of a ``DataLoader`` comes before that of the recipe. A network of
-    torchcaps says which form images and labels have. A loss of the user's own takes any labels.
+    The arguments have the same meaning as for ``fit``. The batch size of a ``DataLoader`` overrides the recipe's. A
+    network of torchcaps fixes the form of images and labels. With a user's loss, labels may have any form.
     """
     form = Form(task_of(network) if loss is None or isinstance(network, Network) else None, scale=scale)
     if isinstance(network, Network):
@@ -129,8 +136,8 @@ def fit_data(
     return opened, run_data(opened, recipe, fabric, seed, check, **how)
 
 
-def _middle(part: Any, recipe: Recipe) -> Any:
-    """Images as the network sees them: with a crop, the middle of each, whose pixels are shared; others as they are."""
+def _center_cropped(part: Any, recipe: Recipe) -> Any:
+    """Return images with the recipe's central crop, which shares memory. Other data are returned unchanged."""
     return center_crop(part, recipe.crop) if recipe.crop is not None and isinstance(part, ImageSet) else part
 
 
@@ -139,23 +146,23 @@ def _labels(part: Any) -> Tensor | None:
 
 
 def _read_labels(loader: BatchLoader) -> Tensor:
-    """Read the labels of an epoch, all of them in each process."""
+    """Read all labels of an epoch, in each process."""
     whole = copy.copy(loader)
     whole.rank, whole.world_size = 0, 1
     return torch.cat([batch.labels.cpu() for batch in whole.batches(0)])
 
 
 def _fingerprint(parts: Sequence[Any], *samplers: SampledBatches | None) -> list[int]:
-    checksum, there = 0, [part for part in parts if part is not None]
-    tensors = [tensor for part in there for tensor in getattr(part, "tensors", ())]
+    checksum, present = 0, [part for part in parts if part is not None]
+    tensors = [tensor for part in present for tensor in getattr(part, "tensors", ())]
     tensors += [index for sampler in samplers if sampler is not None for index in sampler.draw(0, 0)]
     for tensor in tensors:
         checksum = zlib.crc32(tensor.contiguous().cpu().numpy().data, checksum)
-    return [*map(len, there), checksum]
+    return [*map(len, present), checksum]
 
 
 def augmentation_of(recipe: Recipe) -> Augmentation:
-    """The random changes of training images, which a recipe holds as fields of its own."""
+    """Return the augmentation of training images, from the recipe's fields of the same names."""
     return Augmentation(**{field.name: getattr(recipe, field.name) for field in dataclasses.fields(Augmentation)})
 
 
@@ -163,40 +170,42 @@ def augmentation_of(recipe: Recipe) -> Augmentation:
 
 
 def load_run_data(config: TrainConfig) -> Dataset:
-    """Load the data set of a run, its images whole; :func:`cropped` crops them.
+    """Load the data set of a run with uncropped images; :func:`cropped` crops them.
 
     Raises:
-        InputError: As for :func:`torchcaps.datasets.load_dataset`; or the images do not fit the number of objects that
-            the network looks for, or do not show alone what it reconstructs.
+        InputError: As for :func:`torchcaps.datasets.load_dataset`. Or the images have another number of objects than
+            the network, or have no images of single objects for its decoder.
     """
     fields = flat(config.fields)
-    given = {name: fields[name] for name in inspect.signature(load_dataset).parameters if name in fields}
-    loaded = load_dataset(config.data, **({"task": find_task(None).name} | given))
-    objects, wanted = loaded.num_objects, config.model["objects"]
-    if objects != wanted:
+    options = {name: fields[name] for name in inspect.signature(load_dataset).parameters if name in fields}
+    loaded = load_dataset(config.data, **({"task": find_task(None).name} | options))
+    objects, required = loaded.num_objects, config.model["objects"]
+    if objects != required:
         raise InputError(
             f"an image of {loaded.name} holds {objects} object{'s' * (objects > 1)}, but the network looks for "
-            f"{wanted}; set --objects {objects}, or take another preset or data set"
+            f"{required}; set --objects {objects}, or choose another preset or data set"
         )
     sets = (loaded.train, loaded.validation, loaded.test)
     without_parts = any(isinstance(each, ImageSet) and each.parts is None for each in sets)
     if objects > 1 and config.model.get("decoder") is not None and without_parts:
         raise InputError(
-            f"the images of {loaded.name} hold {objects} objects, but none of them alone, which the network is to "
-            "reconstruct; set --no-decoder"
+            f"the decoder needs images of single objects, but {loaded.name} has only images of {objects} objects; set "
+            "--no-decoder"
         )
     return loaded
 
 
 def cropped(dataset: Dataset, recipe: Recipe) -> Dataset:
-    """A data set as the network sees it: with a crop, the middle of each image.
+    """Return a data set with the recipe's central crop of each image.
 
     Raises:
-        InputError: The images do not go with the recipe's crop.
+        InputError: The recipe's crop does not fit the images.
     """
     if recipe.crop is None:
         return dataset
     if isinstance(dataset.train, PairSet):
-        raise InputError(f"{dataset.name} makes new training images in each epoch, which are not cropped; omit --crop")
-    seen = {part: _middle(getattr(dataset, part), recipe) for part in ("train", "validation", "test")}
+        raise InputError(
+            f"{dataset.name} makes new training images in each epoch, and these cannot be cropped; omit --crop"
+        )
+    seen = {part: _center_cropped(getattr(dataset, part), recipe) for part in ("train", "validation", "test")}
     return dataclasses.replace(dataset, **seen)

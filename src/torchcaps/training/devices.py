@@ -1,4 +1,4 @@
-"""Where a run is computed: its device, precision and processes, their start, and what a summary says of the machine."""
+"""Devices, precision and processes of a run, and the description of the machine for its summary."""
 
 from __future__ import annotations
 
@@ -25,33 +25,36 @@ from torchcaps.errors import InputError
 from torchcaps.machine import MIB, peak_resident_memory_mib, usable_cores
 
 PRECISION_WORDS = {"32": "float32", "bf16": "bfloat16 convolutions and dense layers, all else in float32"}
-"""Each precision in words."""
-PATIENCE = timedelta(minutes=30)
-"""How long processes wait for each other, at the start and later at any step."""
+"""Description of each precision."""
+MAX_WAIT = timedelta(minutes=30)
+"""Longest time that processes wait for each other, at the start and at any step."""
 PARENT = "TORCHCAPS_PARENT"
-"""The environment variable that tells a process which one has started it."""
+"""Environment variable with the number of the process that started the other processes."""
 
 
 def pick_device(accelerator: str) -> torch.device:
-    """The device called ``cpu``, ``cuda``, ``cuda:1`` or ``mps``; ``auto`` is the fastest one of this machine.
+    """Return the device ``cpu``, ``cuda``, ``cuda:1`` or ``mps``; ``auto`` is the fastest one of this machine.
 
     Raises:
         InputError: This machine has no such device.
     """
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    usable = [name for name in there if there[name]]
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    usable = [name for name in available if available[name]]
     kind, colon, number = accelerator.partition(":")
-    known = torch.cuda.device_count() if kind == "cuda" else 1
-    if kind not in ("auto", *usable) or (colon and not (number.isdecimal() and int(number) < known)):
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    if kind not in ("auto", *usable) or (colon and not (number.isdecimal() and int(number) < count)):
         raise InputError(f"this machine has no {accelerator} device that PyTorch can use; it has {', '.join(usable)}")
     return torch.device(usable[0] if accelerator == "auto" else accelerator)
 
 
 def pick_precision(precision: str, device: torch.device) -> Literal["32", "bf16"]:
-    """The precision of training on a device; ``auto`` is the fastest one there.
+    """Return the precision of training on a device; ``auto`` is the fastest one.
 
-    ``auto`` is bfloat16 on CUDA GPUs that multiply it, else float32. It is float32 on CPUs that multiply bfloat16, too:
-    their float32 convolutions take less time. Another name than ``auto``, ``32`` and ``bf16`` raises InputError.
+    ``auto`` is bfloat16 on CUDA GPUs with bfloat16 arithmetic, else float32. CPUs with bfloat16 arithmetic also get
+    float32, because its convolutions are faster there.
+
+    Raises:
+        InputError: The precision is not ``auto``, ``32`` or ``bf16``.
     """
     if precision not in ("auto", "32", "bf16"):
         raise InputError(f'precision must be "auto", "32" or "bf16", got {precision!r}')
@@ -63,56 +66,56 @@ def pick_precision(precision: str, device: torch.device) -> Literal["32", "bf16"
 
 
 def launch(accelerator: str = "auto", devices: int = 1, num_nodes: int = 1, precision: str = "auto") -> Fabric:
-    """Start the processes, unless they have been started already, and wait for all of them.
+    """Start the processes, unless they are running already, and wait for all of them.
 
     Args:
-        accelerator: A device, as for :func:`pick_device`. One with a number, such as ``cuda:1``, is for one process.
+        accelerator: Device, as for :func:`pick_device`. A device with a number, such as ``cuda:1``, needs one process.
         devices: Processes on this machine.
-        num_nodes: Machines.
-        precision: As for :func:`pick_precision`.
+        num_nodes: Number of machines.
+        precision: Precision, as for :func:`pick_precision`.
 
     Raises:
-        InputError: The devices that are asked for are not there, or the processes did not meet in time.
+        InputError: A device is missing, or the processes did not find each other in time.
     """
     is_half = pick_precision(precision, pick_device(accelerator)) == "bf16"
-    if "LOCAL_WORLD_SIZE" in os.environ:  # torchrun says how many there are
+    if "LOCAL_WORLD_SIZE" in os.environ:  # set by torchrun
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         num_nodes = int(os.environ["WORLD_SIZE"]) // devices
     total = devices * num_nodes
     kind, _, number = accelerator.partition(":")
     if number and total > 1:
-        raise InputError(f"{accelerator} is one device, but there are {total} processes; take {kind}")
-    # it greets its own users; of several machines it says which ones it waits for
+        raise InputError(f"{accelerator} is one device, but there are {total} processes; use {kind}")
+    # hide the greeting, but with several machines show which ones are missing
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING if num_nodes == 1 else logging.INFO)
     try:
         fabric = Fabric(
             accelerator=kind,
             devices=[int(number)] if number and kind == "cuda" else devices,
             num_nodes=num_nodes,
-            strategy=DDPStrategy(timeout=PATIENCE) if total > 1 else "auto",
+            strategy=DDPStrategy(timeout=MAX_WAIT) if total > 1 else "auto",
             precision="bf16-mixed" if is_half else "32-true",
         )
         if total > 1 and isinstance(getattr(fabric.strategy, "cluster_environment", None), LightningEnvironment):
             if fabric.device.type == "cpu" and devices > usable_cores():
-                cores = f"{usable_cores()}, the processor cores that this process may use"
+                cores = f"{usable_cores()}, the number of processor cores for this process"
                 raise InputError(f"devices must be at most {cores}, got {devices}")
             missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if name not in os.environ]
             if num_nodes > 1 and missing:
-                raise InputError(f"{num_nodes} machines need {', '.join(missing)} set on each of them, or torchrun")
+                raise InputError(f"{num_nodes} machines need torchrun, or {', '.join(missing)} set on each machine")
             _end_with_parent()
         fabric.launch()
     except InputError:
         raise
     except (RuntimeError, ValueError, MisconfigurationException) as error:
-        # no such devices; or torch: no other process came; Fabric: the cluster has other numbers
-        wanted = f"{total} processes with accelerator {accelerator}"
+        # missing devices, a timeout in torch, or other numbers of a cluster in Fabric
+        request = f"{total} processes with accelerator {accelerator}"
         reason = str(error).partition("\n")[0]
-        raise InputError(f"this machine cannot give {wanted}, or they did not find each other: {reason}") from error
+        raise InputError(f"cannot start {request}, or they did not find each other: {reason}") from error
     return fabric
 
 
 def _end_with_parent() -> None:
-    """In the process that starts the others: tell them its number. In the others: end when that process has ended."""
+    """End this process when the process that started it has ended. The first process sets the number to watch."""
     if os.environ.get("LOCAL_RANK", "0") == "0" or os.name != "posix":
         os.environ[PARENT] = str(os.getpid())
         return
@@ -120,39 +123,39 @@ def _end_with_parent() -> None:
     def watch(parent: int) -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
-        os._exit(1)  # no way back from a meeting that waits for the other process
+        os._exit(1)  # a process that waits for another one cannot end in any other way
 
     if PARENT in os.environ:
         threading.Thread(target=watch, args=(int(os.environ[PARENT]),), daemon=True).start()
 
 
-# ---- for the summary
+# ---- description of the machine
 
 
 def hardware(device: torch.device) -> dict[str, str | int]:
-    """Processor, threads, and the accelerator if one is used."""
+    """Return processor, cores, threads, device, and the name of a GPU."""
     cpuinfo = Path("/proc/cpuinfo")  # Linux
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    found: dict[str, str | int] = {
+    machine: dict[str, str | int] = {
         "processor": models[0] if models else platform.processor() or platform.machine(),
         "cores": os.cpu_count() or 1,
         "threads": torch.get_num_threads(),
         "device": device.type,
     }
     if device.type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(device)
-    return found
+        machine["gpu"] = torch.cuda.get_device_name(device)
+    return machine
 
 
 def versions(device: torch.device) -> dict[str, str]:
-    """Versions of the packages that decide the numbers."""
-    found = {"torchcaps": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    return found | ({"cuda": str(torch.version.cuda)} if device.type == "cuda" else {})
+    """Return the versions of the packages that influence the results."""
+    packages = {"torchcaps": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return packages | ({"cuda": str(torch.version.cuda)} if device.type == "cuda" else {})
 
 
 def source_commit() -> str | None:
-    """The commit of torchcaps's source tree, with ``-dirty`` if files differ from it; None if it is installed."""
+    """Return the commit of the source tree, with ``-dirty`` if files differ from it; None without a source tree."""
     root = Path(__file__).parents[3]
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=10"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -162,16 +165,16 @@ def source_commit() -> str | None:
 
 
 def peak_memory_mib(device: torch.device) -> float | None:
-    """Peak memory so far, MiB: allocated on a CUDA device, or resident in this process; None if it is not known."""
+    """Return the peak memory so far, MiB: allocated on a CUDA device, or resident in this process; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / MIB
     return peak_resident_memory_mib()
 
 
-def over_processes(fabric: Fabric, own: Tensor, reduction: str) -> Tensor:
+def over_processes(fabric: Fabric, values: Tensor, reduction: str) -> Tensor:
     """Return the elementwise sum or maximum over all processes, the same in all of them."""
     if fabric.world_size == 1:
-        return own
-    reduced = fabric.all_reduce(own.to(fabric.device, copy=True), reduce_op=reduction)
+        return values
+    reduced = fabric.all_reduce(values.to(fabric.device, copy=True), reduce_op=reduction)
     assert isinstance(reduced, Tensor)
     return reduced

@@ -1,14 +1,14 @@
-"""The run folder: its files, its lock, and ``last.ckpt``, with which a run goes on exactly.
+"""The run folder: its files and its lock.
 
 ```text
 RUN/config.json      the complete configuration; torchcaps train --config runs it again
     metrics.csv      one line an epoch
-    last.ckpt        everything needed to go on, written whole or not at all
-    best/            weights of the epoch chosen on the validation images, as save_pretrained writes them
+    last.ckpt        everything needed to resume, written atomically
+    best/            weights of the best epoch on the validation images, in the form of save_pretrained
     summary.json     results, hardware, versions, command
-    figures/         pictures
-    tensorboard/     what a logger writes, if the recipe names one
-    .lock.json       the process that trains in it, while one does
+    figures/         figures
+    tensorboard/     files of a logger, if the recipe names one
+    .lock.json       the process that is training in the folder
 ```
 """
 
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 METRICS, SUMMARY, CHECKPOINT, BEST, FIGURES = "metrics.csv", "summary.json", "last.ckpt", "best", "figures"
 BEST_FILES = tuple(f"{BEST}/{name}" for name in (CONFIG, WEIGHTS, CLASSES))
-#: Files in a run folder while a process writes to it: the one that is locked, and the one that names the process.
 LOCK, HOLDER = ".lock", ".lock.json"
-#: Settings of a recipe that may change when a run goes on: they do not change what is computed, only how long.
+"""Files while a process writes to the folder: the locked file, and the description of the process."""
 RESUMABLE = ("epochs", "stop_at", "patience", "logger")
+"""Settings of a recipe that a resumed run may change, because they only change its length or its logs."""
 
 
 class Part(TypedDict):
-    """The results of a network on the test images, in a summary."""
+    """Results of a network on the test images."""
 
     accuracy: Finite
     error: Finite
@@ -55,14 +55,14 @@ class Part(TypedDict):
 
 
 class Parts(TypedDict):
-    """The results of the network of the best epoch, and of the last one."""
+    """Results of the networks of the best and the last epoch."""
 
     best: Part
     last: Part
 
 
 class Images(TypedDict):
-    """The number of images."""
+    """Number of images of each part."""
 
     train: Index
     validation: Index
@@ -70,7 +70,7 @@ class Images(TypedDict):
 
 
 class Hardware(TypedDict):
-    """The machine that a run was computed on."""
+    """Machine of a run."""
 
     processor: NotRequired[str | None]
     gpu: NotRequired[str | None]
@@ -79,7 +79,7 @@ class Hardware(TypedDict):
 
 
 class Summary(TypedDict):
-    """The entries of ``summary.json`` that are read again; it has others for people."""
+    """Entries of ``summary.json`` that the program reads. The file has more entries for people."""
 
     seed: Seed
     epochs: Index
@@ -93,31 +93,31 @@ class Summary(TypedDict):
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[Path]:
-    """Keep other processes from writing to a run folder; readers need no lock.
+    """Keep other processes from writing to a run folder. Readers need no lock.
 
-    The lock of a killed process ends with it; its temporary files are removed by the next one that has the lock. A file
-    system without locks keeps no process out. If the folder is empty at the end, it is removed.
+    The lock of a killed process ends with the process, and the next process with the lock removes its temporary files.
+    On a file system without locks, other processes are not kept out. An empty folder is removed at the end.
 
     Args:
-        folder: It is made if it is not there.
+        folder: The run folder. Created if missing.
 
     Returns:
-        A context, whose value is the folder.
+        A context manager with the folder as its value.
 
     Raises:
-        InputError: Another process has locked it; the error says which one, on which machine and since when.
+        InputError: Another process has locked the folder. The message names the process, its machine and start time.
         OSError: The folder cannot be written.
     """
-    made = [folder, *(each for each in folder.parents if not each.exists())]
+    created = [folder, *(each for each in folder.parents if not each.exists())]
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        stack.callback(_remove_empty, made)
+        stack.callback(_remove_empty, created)
         if (folder / LOCK).is_symlink():
             (folder / LOCK).unlink()
         try:
             stack.enter_context(locked(FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)))
         except Timeout:
-            raise InputError(f"{folder} is in use: {_holder(folder)}; wait for its end, or stop it") from None
+            raise InputError(f"{folder} is in use: {_holder(folder)}; wait until it ends, or stop it") from None
         except (NotImplementedError, OSError) as error:
             if getattr(error, "errno", None) not in (None, errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
                 raise
@@ -129,46 +129,46 @@ def lock_folder(folder: Path) -> Iterator[Path]:
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:
-    with suppress(OSError):  # one has files, or is gone
+    with suppress(OSError):  # a folder has files or no longer exists
         for each in folders:
             each.rmdir()
 
 
 def _holder(folder: Path) -> str:
-    """The process that has locked a folder, in words."""
+    """Describe the process that has locked a folder."""
     try:
         holder = read_json(folder / HOLDER, "note of who trains there")
-    except (InputError, OSError):  # it is just being written, or removed
+    except (InputError, OSError):  # the file is being written or removed
         return "another process trains in it"
     return f"process {holder.get('process')} on {holder.get('host')} has trained in it since {holder.get('since')}"
 
 
 @contextmanager
 def on_main_process(fabric: Fabric, folder: AbstractContextManager[Path | None]) -> Iterator[Path | None]:
-    """Let the first process enter the context of a run folder for all processes; all of them raise its errors."""
+    """Lock a run folder in the first process on behalf of all. Its errors are raised in every process."""
     with ExitStack() as held:
-        taken: Path | Exception | None = None
+        entered: Path | Exception | None = None
         if fabric.is_global_zero:
             try:
-                taken = held.enter_context(folder)
+                entered = held.enter_context(folder)
             except (InputError, OSError) as error:
-                taken = error
-        taken = fabric.broadcast(taken)
-        if isinstance(taken, Exception):
-            raise taken
-        yield taken
+                entered = error
+        entered = fabric.broadcast(entered)
+        if isinstance(entered, Exception):
+            raise entered
+        yield entered
 
 
 def remove_leftovers(out: Path) -> None:
-    """Remove the temporary files of a killed process; no process may be writing to the folder now."""
+    """Remove the temporary files of a killed process. Call it only while no process writes to the folder."""
     for name in (CONFIG, METRICS, CHECKPOINT, SUMMARY, *BEST_FILES):
         remove_temporaries(out / name)
 
 
 def save_network(network: nn.Module, class_names: Sequence[str] | None, folder: Path) -> None:
-    """Write the files of a network, or only the weights of a module that no description could bring back."""
+    """Write the files of a network. For a module without a description, write only its weights."""
     if isinstance(network, Network):
-        with suppress(InputError):  # a part is not registered
+        with suppress(InputError):  # a part of the network is not registered
             return network.save_files(folder, class_names=class_names)
     weights = {name: each.detach().cpu().clone().contiguous() for name, each in network.state_dict().items()}
     with atomic_path(folder / WEIGHTS) as temporary:
@@ -177,7 +177,7 @@ def save_network(network: nn.Module, class_names: Sequence[str] | None, folder: 
 
 
 def write_metrics(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write ``metrics.csv``, a row for each epoch."""
+    """Write ``metrics.csv`` with a row for each epoch."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -189,7 +189,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     """Read ``summary.json``.
 
     Raises:
-        InputError: The file is missing or damaged, or one of its entries is not what a run writes.
+        InputError: The file is missing or damaged, or an entry has a wrong type.
     """
     summary = read_json(path, "summary")
     with reading(path, "summary"):
@@ -198,18 +198,22 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def check_settings(before: Mapping[str, Any], after: Mapping[str, Any], out: Path, others: Sequence[str] = ()) -> None:
-    """Raise InputError if the run in ``out`` cannot go on with settings, by flat names, in place of those it has.
+    """Raise InputError if the run in ``out`` cannot resume with changed settings.
 
-    ``others`` may change, besides those of `RESUMABLE`.
+    Args:
+        before: Settings of the run, by flat names.
+        after: Changed settings, by flat names.
+        out: The run folder.
+        others: Settings that may change besides `RESUMABLE`.
     """
     for name in {**before, **after}:
         if name not in (*RESUMABLE, *others) and before.get(name) != after.get(name):
             raise InputError(
-                f"the run in {out} has {name} = {before.get(name)!r}; it cannot go on with {after.get(name)!r}, only "
+                f"the run in {out} has {name} = {before.get(name)!r}; it cannot resume with {after.get(name)!r}; only "
                 f"{', '.join((*RESUMABLE, *others))} may change"
             )
     if before["schedule"] == "one-cycle" and before["epochs"] != after["epochs"]:
         raise InputError(
-            f"the one-cycle schedule of the run in {out} ends with epoch {before['epochs']}; it cannot go on to epoch "
-            f"{after['epochs']}: take the constant schedule (--schedule constant) in a new run"
+            f"the one-cycle schedule of the run in {out} ends with epoch {before['epochs']}; it cannot be "
+            f"extended to epoch {after['epochs']}; to extend a run later, start it with --schedule constant"
         )

@@ -1,4 +1,4 @@
-"""A run read back from its folder: its network, configuration, results and images."""
+"""Read a run from its folder: its network, configuration, results and images."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from torchcaps.training.folder import BEST, BEST_FILES, CHECKPOINT, METRICS, SUM
 
 @dataclass(frozen=True)
 class Run:
-    """A trained network, with its configuration and results if they are known."""
+    """A trained network, with its configuration and results if it has them."""
 
     path: Path
     """The run folder, a folder written by save_pretrained, or the name of a repository of the hub."""
     model: Network
     """The network, in evaluation mode."""
     config: TrainConfig | None
-    """The configuration of the run; None for a folder that save_pretrained wrote."""
+    """Configuration of the run. None: the folder was written by save_pretrained."""
     summary: dict[str, Any] | None
-    """The contents of summary.json; None while the run is not finished, or goes on for more epochs."""
+    """Contents of summary.json. None: the run is not finished."""
     images: ImageSpec
-    """What is known of its images: the names of their classes, how photos are prepared, what is usual for them."""
+    """Description of the images: class names, preprocessing of photos, and calibration."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -46,62 +46,63 @@ class Run:
 
     @property
     def shown_data(self) -> str | None:
-        """The data set to show: the run's own; for a network that comes with torchcaps the embedded one; or None."""
+        """The data set of the run, or the embedded one for a network that comes with torchcaps. None: unknown."""
         if self.config is not None:
             return self.config.data
         return SHIPPED_DATA if self.path in SHIPPED.values() else None
 
     def has_data(self, data: str | None = None, data_dir: str | None = None) -> bool:
-        """Whether :meth:`dataset`, called in the same way, needs no download.
+        """Return True if :meth:`dataset` with the same arguments needs no download.
 
         Raises:
-            InputError: The data set is not known.
+            InputError: The data set is unknown.
         """
         if self.config is not None and data in (None, self.config.data):
             data, data_dir = self.config.data, data_dir or self.config.data_dir
         return data is not None and find_dataset(data)[0].is_downloaded(data_dir)
 
     def dataset(self, data: str | None = None, data_dir: str | None = None) -> Dataset:
-        """The data set of the run as the network sees it, or another one, whose images are resized to the network's.
+        """Return the data set of the run, or another one with its images resized for the network.
 
         Args:
-            data: The name of another data set than the run's.
-            data_dir: The folder of its files.
+            data: Name of a data set. None: the run's data set.
+            data_dir: Folder of its files.
 
         Raises:
-            InputError: The data do not fit the network, or no data set is known.
+            InputError: The data do not fit the network, or the run's data set is unknown.
         """
         if self.config is not None and data in (None, self.config.data):
             config = dataclasses.replace(self.config, data_dir=data_dir or self.config.data_dir)
             loaded = cropped(load_run_data(config), config.recipe)
         elif data is not None:
-            # the same seed: data sets made of the same images set the same ones apart for validation
+            # with the same seed, data sets made from the same images have the same validation images
             seed = 0 if self.config is None else self.config.seed
             size, task = self.model.in_shape[1:], self.model.task
             loaded = load_dataset(data, data_dir=data_dir, image_size=size, seed=seed, task=task)
         else:
             raise InputError(f"{self.path} does not say what it was trained on; name a data set with --data")
-        found, made_for = (
+        given, required = (
             f"images of shape {each.in_shape} with {each.num_classes} {task_of(self.model).outputs}, {objects} in each"
             for each, objects in ((loaded, loaded.num_objects), (self.model, self.model.objects))
         )
-        if found != made_for:
-            raise InputError(f"{loaded.name} has {found}; the network of {self.path} was made for {made_for}")
+        if given != required:
+            raise InputError(f"{loaded.name} has {given}; the network of {self.path} was made for {required}")
         return loaded
 
 
 @checked
 def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: torch.device | str = "cpu") -> Run:
-    """Read a trained network from its run folder, or from what ``save_pretrained`` or ``push_to_hub`` wrote.
+    """Read a trained network from a run folder, a folder of ``save_pretrained``, or a repository of the hub.
 
     Args:
-        path: The folder; or a repository of the hub such as ``"someone/capsnet-mnist"``, if no folder has this name.
-        which: The epoch chosen on the validation images, or the last checkpoint, which may lie within an epoch.
-        device: The device to put the network on.
+        path: The folder. If it does not exist, a repository of the hub such as ``"someone/capsnet-mnist"``.
+        which: ``"best"``: the best epoch on the validation images. ``"last"``: the last checkpoint, maybe within an
+            epoch.
+        device: Device of the network.
 
     Raises:
-        InputError: There is no such folder, and the hub has no such repository or cannot be reached; or a file in it is
-            missing, damaged, or does not fit the others.
+        InputError: No such folder or repository exists, the hub cannot be reached, or a file is missing, damaged, or
+            does not fit the rest.
     """
     path = Path(path)
     folder = find_pretrained(path.as_posix()) if could_be_repository(path) else path
@@ -111,16 +112,16 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
         raise InputError(f"{path} is no run folder: it holds no {CONFIG}")
     if (folder / WEIGHTS).exists():
         if which == "last":
-            raise InputError(f"{path} is a saved network, which has one set of weights; leave --which last out")
+            raise InputError(f"{path} is a saved network with one set of weights; omit --which last")
         model = load_pretrained(folder).to(device)
         return Run(path, model, None, None, _read_spec(folder / CLASSES, model, must_exist=False))
 
     config = read_config(path / CONFIG)
-    # metrics.csv is written after the first epoch's network: without it, the network was never written, not lost
+    # metrics.csv is written after the first network, so without it no network was written yet
     if not (path / METRICS).exists() and not all((path / name).exists() for name in BEST_FILES):
         raise InputError(
-            f"{path} has no checkpoint of a finished epoch yet, so there is no network to load; wait for its first "
-            "epoch, or go on with it by torchcaps train --resume"
+            f"{path} has no network yet, because no epoch is finished; wait for the end of its first epoch, or resume "
+            f"it with torchcaps train --resume {path}"
         )
     model = load_pretrained(path / BEST)
     if which == "last":
@@ -134,34 +135,34 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
 
 
 def _read_spec(path: Path, model: Network, *, must_exist: bool) -> ImageSpec:
-    """What a file beside the weights says of the images; without it classes are called by their numbers."""
-    known = {"in_shape": model.in_shape, "objects": model.objects, "task": model.task}
+    """Read the description of the images beside the weights. Without it, the class names are numbers."""
+    from_network = {"in_shape": model.in_shape, "objects": model.objects, "task": model.task}
     if not must_exist and not path.exists():
-        return ImageSpec.from_dict({"class_names": tuple(map(str, range(model.num_classes))), **known})
+        return ImageSpec.from_dict({"class_names": tuple(map(str, range(model.num_classes))), **from_network})
     values = read_json(path, "list of classes")
     with reading(path, "list of classes"):
-        spec = ImageSpec.from_dict(values | known)
+        spec = ImageSpec.from_dict(values | from_network)
         if len(spec.class_names) != model.num_classes:
-            raise InputError(f"it must have {model.num_classes} names, as the network has classes")
+            raise InputError(f"it must have {model.num_classes} names, one for each class of the network")
     return spec
 
 
-def start_from(network: Network, source: str) -> None:
-    """Give a network the weights that a run starts from; ``source`` is :attr:`TrainConfig.init_from`.
+def load_initial_weights(network: Network, source: str) -> None:
+    """Load the initial weights of a run from ``source``, its :attr:`TrainConfig.init_from`.
 
     Raises:
-        InputError: As of :func:`load_run`; or the weights are of another network, which is named if a run has it.
+        InputError: As for :func:`load_run`, or the weights do not fit the network.
     """
     run = load_run(SHIPPED.get(source, source))
     try:
         load_weights(network, run.model.state_dict(), Path(source))
     except InputError as error:
-        words = "" if run.config is None else f"; a run of that network, {run.config.preset}, begins with --config "
+        words = "" if run.config is None else f"; to train the same network, {run.config.preset}, use --config "
         raise InputError(f"{error}{words}{words and run.path / CONFIG}") from None
 
 
 def preparation_of(config: TrainConfig) -> Preparation | None:
-    """How the images of a run's data set were made, at the size that the run has them in."""
+    """Return the preprocessing of a run's data set, scaled to the run's image size."""
     info, _ = find_dataset(config.data)
     if info.preparation is None or info.in_shape is None or config.image_size is None:
         return info.preparation

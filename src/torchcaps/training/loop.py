@@ -1,13 +1,14 @@
-"""The training loop, read from top to bottom: `fit`, and the epochs, batches and steps of a `Trainer`.
+"""The training loop: `fit`, and the epochs, batches and steps of a `Trainer`. Read it from top to bottom.
 
-Everything random is a function of (seed, epoch, batch), and the learning rate of the step, so that a run that was
-stopped at any step goes on exactly as if it had not been.
+Everything random is a function of (seed, epoch, batch), and the learning rate is a function of the step. So a run that
+was stopped at any step resumes exactly.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ from torchcaps.training.folder import (
 )
 from torchcaps.training.progress import Progress, choose_progress, log_row, make_logger, noted_signals
 from torchcaps.training.recipe import Recipe, learning_rate
-from torchcaps.training.state import JUDGED, ProgressState
+from torchcaps.training.state import VALIDATION_COLUMNS, ProgressState
 from torchcaps.training.step import SUMS, EpochSums, Loss, Recalls, class_weights, forward, weights_of_images
 from torchcaps.training.stops import Diverged, Interrupted, settings_to_try
 
@@ -56,14 +57,14 @@ if TYPE_CHECKING:
 
     from torchcaps.training.data import OwnData
 
-CHECK_EVERY = 32
-"""On a GPU, or with several processes, losses and signals are checked once in so many steps."""
-YOUNG = 10.0
-"""Seconds. A checkpoint younger than this is not replaced at an epoch's end: writing can take as long as an epoch."""
+    CheckpointReason = Literal["interval"] | signal.Signals | None
+
+STEPS_BETWEEN_REPORTS = 32
+"""Steps between two checks of losses and signals on a GPU or with several processes."""
+MIN_CHECKPOINT_SECONDS = 10.0
+"""Shortest time between the checkpoints of two epochs, because writing one can take as long as an epoch."""
 NORM_BATCHES = 32
-"""Batches of training images that give batch normalisation its means and variances, where a recipe wants them so."""
-OVERDUE = 1
-"""Says that a checkpoint is due; smaller than the number of any signal that is handled."""
+"""Batches from which `Recipe.precise_norm` computes the statistics of batch normalisation."""
 
 
 @checked
@@ -84,44 +85,45 @@ def fit(
     scale: Scale = "auto",
     keys: Keys | None = None,
 ) -> list[dict[str, Any]]:
-    """Train a network of one's own on data of one's own.
+    """Train any network on any data.
 
-    With a folder ``out``, metrics, the weights of the best epoch and a checkpoint are written there, Ctrl-C and SIGTERM
-    stop the run, and a second call with the same arguments goes on with the same bits. All chance is a function of
-    ``seed``, the epoch and the batch; the weights that ``network`` has at first are the caller's.
+    With a folder ``out``, metrics, the weights of the best epoch and a checkpoint are written there. Then Ctrl-C and
+    SIGTERM stop the run, and a second call with the same arguments resumes it with the same bits. Everything random is
+    a function of ``seed``, epoch and batch, except the initial weights of ``network``.
 
     Args:
-        network: A network of torchcaps; or any module that gives the scores (B, J) of images, class capsules, or
-            something that has such ``scores``. At the end it has the weights of the epoch that the validation images
-            chose, of the last one without any, and is in evaluation mode.
-        dataset: A :class:`torchcaps.datasets.Dataset` or ``ImageSet``; images (N, ...) and labels, as two tensors,
-            arrays or lists, or in a dict; or a torch ``Dataset`` with a length, of pairs (image, label) or dicts; or a
-            ``DataLoader`` of one, whose batch size, workers, ``drop_last``, ``collate_fn``, sampler and batch sampler
-            are used; without a sampler of its own, ``seed`` shuffles. Labels may have any form. Pixels are read as by
-            :func:`~torchcaps.datasets.pixels.scale_pixels`; a module of the user's own gets floats unchanged. A recipe
-            augments only uint8 images (N, C, H, W) in memory.
-        recipe: How to train; its ``limit_…`` and ``validation…`` fields are those of loading, and change nothing here.
-        out: The run folder; None writes nothing.
-        validation: Images that choose the best epoch, in any of these forms, if ``dataset`` has none.
-        loss: The mean loss of a module of one's own, of its output, or the scores of its capsules, and the labels; the
-            cross-entropy of the scores if None. A network of torchcaps has its own.
-        seed: Seed of the order of the images, their changes, and dropout.
-        accelerator: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` for one of several GPUs, ``"mps"``, or ``"auto"``.
+        network: A network of torchcaps, or any module. The output of a module is the scores (B, J) of images, class
+            capsules, or an object with such ``scores``. After training, the network has the weights of the best epoch
+            (without validation images: the last epoch) and is in evaluation mode.
+        dataset: Training images and labels in one of these forms: a :class:`torchcaps.datasets.Dataset` or
+            ``ImageSet``; a pair or dict of images (N, ...) and labels, as tensors, arrays or lists; a torch ``Dataset``
+            with a length, of pairs (image, label) or dicts; a ``DataLoader``, which keeps its batch size, workers,
+            ``drop_last``, ``collate_fn`` and samplers. Without a sampler, ``seed`` shuffles. Pixels are read as by
+            :func:`~torchcaps.datasets.pixels.scale_pixels`, but a module that is no network of torchcaps gets floats
+            unchanged. Only uint8 images (N, C, H, W) in memory can be augmented.
+        recipe: Hyperparameters of training. Its fields ``limit_…`` and ``validation…`` are for loading data, and have
+            no effect here.
+        out: The run folder. None: write nothing.
+        validation: Images that select the best epoch, in any of these forms, if ``dataset`` has none.
+        loss: Function of the output (or of the scores of its capsules) and the labels that returns the mean loss. None:
+            cross-entropy of the scores. A network of torchcaps has its own loss.
+        seed: Random seed for the order of the images, their augmentation, and dropout.
+        accelerator: Device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` for one of several GPUs, ``"mps"``, or ``"auto"``.
         devices: Processes on this machine, one for each device.
         precision: ``"32"``, ``"bf16"`` or ``"auto"``, as in :class:`TrainConfig`.
-        workers: Processes that read a torch ``Dataset`` ahead; with any number of them the run has the same bits.
-        progress: Shows the progress; a live display or plain lines if None.
-        scale: How pixels become 0..1: ``"auto"`` by their dtype, (low, high) so that these numbers become 0 and 1, or
+        workers: Processes that read a torch ``Dataset`` ahead. Their number does not change any bit of the run.
+        progress: Display of the progress. None: a live display in a terminal, else plain lines.
+        scale: Scaling of pixels to 0..1: ``"auto"`` by their dtype, (low, high) for the values that become 0 and 1, or
             ``"none"`` for images that are normalised already.
-        keys: Where an item holds image and label, such as ``("image", "label")`` or ``(0, 1)``, if not as usual.
+        keys: Keys of image and label in an item, such as ``("image", "label")`` or ``(0, 1)``. None: the usual keys.
 
     Returns:
         A row for each epoch, as in ``metrics.csv``.
 
     Raises:
-        InputError: Data and recipe do not fit each other or the network, or the run in ``out`` is another one.
+        InputError: Data and recipe do not fit each other or the network, or ``out`` holds a run with other settings.
         Diverged: The loss became NaN or infinite.
-        Interrupted: Ctrl-C or SIGTERM, where there is a folder; the checkpoint is written.
+        Interrupted: Ctrl-C or SIGTERM stopped a run with a folder; its checkpoint is written.
 
     Examples:
         >>> import torch
@@ -136,15 +138,15 @@ def fit(
     recipe = recipe or Recipe()
     fabric = launch(accelerator, devices, precision=precision)
     form: dict[str, Any] = {"loss": loss, "scale": scale, "keys": keys}
-    given, data = fit_data(network, dataset, validation, recipe, fabric, seed=seed, workers=workers, **form)
+    opened, data = fit_data(network, dataset, validation, recipe, fabric, seed=seed, workers=workers, **form)
     recipe = recipe.replace({"batch_size": data.train.batch_size})
-    save_files = partial(save_network, network, given.class_names or getattr(dataset, "class_names", None))
+    save_files = partial(save_network, network, opened.class_names or getattr(dataset, "class_names", None))
     with on_main_process(fabric, nullcontext() if out is None else lock_folder(Path(out))) as folder:
-        shown: dict[str, Any] = {"progress": progress or choose_progress(), "again": "the same call of fit"}
+        shown: dict[str, Any] = {"progress": progress or choose_progress(), "resume_command": "the same call of fit"}
         trainer = Trainer(fabric, network, data, recipe, folder, save_files, seed=seed, loss=loss, **shown)
         trainer.restore()
-        if given.message is not None:
-            trainer.progress.message(given.message)
+        if opened.message is not None:
+            trainer.progress.message(opened.message)
         trainer.fit()
         trainer.take_best()
     return trainer.state.history
@@ -163,38 +165,38 @@ class Trainer:
     data: RunData
     recipe: Recipe
     out: Path | None = None
-    """The run folder, which this process has locked; :meth:`restore` reads its checkpoint. None writes nothing."""
+    """The run folder, locked by this process. :meth:`restore` reads its checkpoint. None: write nothing."""
     save_files: Callable[[Path], None] = lambda _: None
-    """Writes the network's files into a folder."""
+    """Function that writes the network's files into a folder."""
     seed: int = field(default=0, kw_only=True)
-    """The seed of what is random in a step, such as dropout."""
+    """Random seed of the steps, such as for dropout."""
     loss: Loss | None = field(default=None, kw_only=True)
     progress: Progress = field(default_factory=Progress, kw_only=True)
-    """Of other processes than the first nothing is shown."""
+    """Display of the progress. Only the first process shows it."""
     checkpoint_minutes: float = field(default=5.0, kw_only=True)
-    """The longest time between two checkpoints."""
-    again: str | None = field(default=None, kw_only=True)
-    """What goes on with the run when it was stopped; ``torchcaps train --resume`` if None."""
+    """Longest time between two checkpoints, minutes."""
+    resume_command: str | None = field(default=None, kw_only=True)
+    """Command that resumes a stopped run, for the message. None: ``torchcaps train --resume``."""
 
     def __post_init__(self) -> None:
         fabric, recipe, device, task = self.fabric, self.recipe, self.fabric.device, task_of(self.network)
         if self.data.validation is None and (recipe.stop_at, recipe.patience) != (None, None):
-            raise InputError("stop_at and patience look at the accuracy of validation images, of which there are none")
+            raise InputError("stop_at and patience need validation images, but the data have none")
         if not fabric.is_global_zero:
             self.progress = Progress()
         self.state = ProgressState()
         self.steps = len(self.data.train)
-        """Steps an epoch."""
-        self.look_every = 1 if fabric.world_size == 1 and device.type == "cpu" else CHECK_EVERY
-        """Steps between two checks of losses and signals, the same in all processes: 1 where a check takes no time."""
+        """Number of steps in an epoch."""
+        self.report_every = 1 if fabric.world_size == 1 and device.type == "cpu" else STEPS_BETWEEN_REPORTS
+        """Steps between two checks of losses and signals, the same in all processes. On a CPU, checks take no time."""
         self.sums = EpochSums(device)
         self._weights = class_weights(recipe, self.network, self.data.labels, device)
-        # on CPU and CUDA no other generator than the device's is seeded, to save time
+        # to save time, only the device's own generator is seeded on CPU and CUDA
         seeders = {"cpu": torch.default_generator.manual_seed, "cuda": torch.cuda.manual_seed}
         self._seed_device: Callable[[int], object] = seeders.get(device.type, torch.manual_seed)
         self._score = partial(task.score, network=self.network)
         task.fit_targets(self.network, self.data.labels)
-        self.network.to(device)  # before the optimizer looks where its parameters are
+        self.network.to(device)  # before the optimizer, which depends on the device of its parameters
         model: Any = torch.compile(self.network) if recipe.compile else self.network
         rate: float = recipe.learning_rate
         optimizer = build("optimizer", recipe.optimizer, params=self.network.parameters(), learning_rate=rate)
@@ -202,46 +204,46 @@ class Trainer:
         self._settings, self._best = flat(recipe.fields) | {"seed": self.seed}, dict[str, Tensor]()
         self._last_save = self._since = time.monotonic()
         self.stop: Sequence[int] = ()
-        """The numbers of the signals that have asked the run to stop."""
+        """Numbers of the signals that ask the run to stop."""
         self.logger = None
         if self.out is not None and recipe.logger is not None and fabric.is_global_zero:
             self.logger = make_logger(recipe.logger, self.out)
 
     def fit(self) -> None:
-        """Train until the last epoch is done."""
+        """Train to the end of the last epoch."""
         with ExitStack() as stack:
-            if self.state.history:  # a killed process may have written only the checkpoint of an epoch
+            if self.state.history:  # a process may have been killed between the checkpoint and the other files
                 self._publish()
             self.progress.network(self.network)
             self.progress.start(epochs=self.recipe.epochs, steps_per_epoch=self.steps, done=self.state.step)
             stack.callback(self.progress.stop)
             if self.logger is not None:
                 stack.callback(self.logger.finalize, "success")
-            if self.out is not None:  # else signals act as usual
+            if self.out is not None:  # without a folder, signals act as usual
                 self.stop = stack.enter_context(noted_signals())
             while not self.is_done:
                 self.network.train()
-                self._lap()
+                self._seconds_since_last()
                 for batch in self.data.train.batches(self.state.epoch, start=self.state.batch):
                     self.step(batch)
-                    if self.state.step % self.look_every == 0 or self.state.batch == self.steps:
-                        self._look()
+                    if self.state.step % self.report_every == 0 or self.state.batch == self.steps:
+                        self._report()
                         self._save_if_due()
                 self._end_epoch()
 
     def step(self, batch: Batch) -> None:
-        """Forward, loss, backward, and a step of the optimizer. The host waits for no result."""
+        """Compute the loss and its gradients, and update the weights. The host does not wait for the device."""
         state, recipe = self.state, self.recipe
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(recipe, state.step, self.steps)
-        # all randomness is a function of the step, so that a checkpoint need not hold any
+        # randomness is a function of the step, so checkpoints need no state of generators
         self._seed_device((self.seed * 1_000_003 + state.step) * 1_009 + self.fabric.global_rank)
         weights = None if self._weights is None else weights_of_images(self._weights, batch.labels)
         if batch.weights is not None:
             weights = batch.weights if weights is None else weights * batch.weights
         scores, losses = forward(self.network, self.model, batch, self.loss, weights)
         self.fabric.backward(losses.total)
-        if (largest := recipe.max_gradient_norm) is not None:  # what is not finite is said with the loss
+        if (largest := recipe.max_gradient_norm) is not None:  # non-finite losses are reported later
             self.fabric.clip_gradients(self.model, self.optimizer, max_norm=largest, error_if_nonfinite=False)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -251,16 +253,16 @@ class Trainer:
     def _end_epoch(self) -> None:
         """Validate, and write checkpoint, best weights and metrics.
 
-        Source of the statistics of batch normalisation: Wu, Johnson 2021, "Rethinking 'Batch' in BatchNorm"
+        Source of the recomputed batch normalisation: Wu, Johnson 2021, "Rethinking 'Batch' in BatchNorm"
         (arXiv:2105.07576), section 3, PreciseBN.
         """
         self._check_weights()
-        state, judged = self.state, dict.fromkeys(JUDGED)
+        state, validated = self.state, dict.fromkeys(VALIDATION_COLUMNS)
         if self.data.plain is not None:
             update_bn(islice(self.data.plain.batches(0), NORM_BATCHES), self.network, self.fabric.device)
         if self.data.validation is not None:
-            judged |= self.judge(self.data.validation)
-        state.seconds += self._lap()
+            validated |= self.validate(self.data.validation)
+        state.seconds += self._seconds_since_last()
         images = min(self.steps * self.recipe.batch_size, self.data.train.num_images)
         has_decoder = getattr(self.network, "decoder", None) is not None
         row = {
@@ -273,21 +275,23 @@ class Trainer:
             "train_classification_loss": state.sums["classification_loss"] / images,
             "train_reconstruction_loss": state.sums["reconstruction_loss"] / images if has_decoder else None,
             "train_accuracy": state.sums["correct"] / images,
-            **judged,
+            **validated,
         }
         state.end_epoch(row)
         self.sums.values.zero_()
-        call = self._calls(YOUNG)
-        if call or self.is_best or self.is_done:
+        reason = self._checkpoint_reason(MIN_CHECKPOINT_SECONDS)
+        if reason or self.is_best or self.is_done:
             self.save_checkpoint()
         self._publish()
         if self.logger is not None:
             log_row(self.logger, row)
         self.progress.epoch(row | {"improved": self.is_best})
-        self._raise_if_stopped(call)
+        self._raise_if_stopped(reason)
 
-    def judge(self, batches: BatchLoader) -> dict[str, float]:
-        """The :data:`JUDGED` in float32: each process takes its share of the images, and every image counts once.
+    def validate(self, batches: BatchLoader) -> dict[str, float]:
+        """Return the :data:`VALIDATION_COLUMNS`, computed in float32.
+
+        Each process takes a share of the images, and every image counts once.
 
         Raises:
             Diverged: The loss is NaN or infinite.
@@ -297,22 +301,24 @@ class Trainer:
         self.network.eval()
         with torch.no_grad():
             for batch in batches.batches(0):
-                if images := len(batch.labels):  # none in a share of a small last batch
+                if images := len(batch.labels):  # the last batch may be too small for all processes
                     scores, losses = forward(self.network, self.network, batch, self.loss)
-                    right = self._score(scores, batch.labels).to(sums)
-                    loss, count = losses.total * images, right.new_tensor(images)
-                    sums += torch.stack([loss, right.sum(), count])
-                    recalls.add(batch.labels, right, scores.shape[1])
+                    scored = self._score(scores, batch.labels).to(sums)
+                    loss, count = losses.total * images, scored.new_tensor(images)
+                    sums += torch.stack([loss, scored.sum(), count])
+                    recalls.add(batch.labels, scored, scores.shape[1])
         total, correct, images = over_processes(self.fabric, sums, "sum").tolist()
         if not math.isfinite(total):
             raise self._diverged("the loss of the validation images is NaN or infinite after")
         balanced = recalls.mean(self.fabric)
         accuracy = correct / images
-        return dict(zip(JUDGED, (total / images, accuracy, accuracy if balanced is None else balanced), strict=True))
+        return dict(
+            zip(VALIDATION_COLUMNS, (total / images, accuracy, accuracy if balanced is None else balanced), strict=True)
+        )
 
     @property
     def is_done(self) -> bool:
-        """Whether the run stands at the end of its last epoch: by ``epochs``, ``stop_at`` or ``patience``."""
+        """True at the end of the last epoch, as set by ``epochs``, ``stop_at`` or ``patience``."""
         state, recipe = self.state, self.recipe
         if state.batch > 0 or not state.history:
             return False
@@ -322,20 +328,20 @@ class Trainer:
 
     @property
     def is_best(self) -> bool:
-        """Whether the weights are those of the best epoch so far."""
+        """True if the current weights belong to the best epoch so far."""
         return self.state.batch == 0 and self.state.best(self.recipe.select) is self.state.history[-1]
 
-    # ---- what is written, and read again
+    # ---- files of the run folder
 
     def _save_if_due(self) -> None:
-        """Write a checkpoint within an epoch where the last one is old, or a stop signal has come."""
-        if self.state.batch < self.steps and (call := self._calls()):
+        """Write a checkpoint within an epoch if the last one is old or a stop signal has arrived."""
+        if self.state.batch < self.steps and (reason := self._checkpoint_reason()):
             self.save_checkpoint()
-            self._raise_if_stopped(call)
-            self._lap()
+            self._raise_if_stopped(reason)
+            self._seconds_since_last()
 
     def save_checkpoint(self) -> None:
-        """Write ``last.ckpt``, whole or not at all. All processes must call it."""
+        """Write ``last.ckpt`` atomically. All processes must call this method."""
         self._check_weights()
         self.note_peak_memory()
         if self.out is not None and self.fabric.is_global_zero:
@@ -344,14 +350,14 @@ class Trainer:
             contents |= {"progress": dataclasses.asdict(self.state), "data": self.data.fingerprint}
             contents[FORMAT] = CURRENT_FORMAT
             write_checkpoint(self.out / CHECKPOINT, contents | {"settings": self._settings})
-        self.fabric.barrier()  # no process goes on before the checkpoint is whole
+        self.fabric.barrier()  # all processes wait until the checkpoint is complete
         self._last_save = time.monotonic()
 
     def restore(self) -> None:
-        """Go on from the checkpoint in the run folder, if there is one.
+        """Resume from the checkpoint in the run folder, if it has one.
 
         Raises:
-            InputError: The checkpoint is of another network, of other data, or of a longer run.
+            InputError: The checkpoint belongs to another network, other data, or a longer run.
         """
         out, epochs = self.out, self.recipe.epochs
         if out is None or not (out / CHECKPOINT).exists():
@@ -359,9 +365,7 @@ class Trainer:
         checkpoint = read_checkpoint(out / CHECKPOINT)
         check_settings(checkpoint["settings"], self._settings, out)
         if checkpoint["data"] != self.data.fingerprint:
-            raise InputError(
-                f"the images are not those that the run in {out} was trained on; it goes on with the same ones only"
-            )
+            raise InputError(f"the run in {out} was trained on other images; resume it with the same images")
         with reading(out / CHECKPOINT, "checkpoint of this run"):
             self.state = state = ProgressState.read(checkpoint["progress"], self.data.validation is not None)
             version, state_of = checkpoint[FORMAT], checkpoint["optimizer"]["state"]
@@ -369,23 +373,23 @@ class Trainer:
             moments = to_current_moments(self.network, self.optimizer.param_groups, state_of, version)
             check_state(self.network, self.recipe, weights, moments)
             self.network.load_state_dict(weights)
-            own = self.optimizer.state_dict()["param_groups"]  # the settings of this device
-            self.optimizer.load_state_dict({"state": moments, "param_groups": own})
+            groups = self.optimizer.state_dict()["param_groups"]  # with the settings of this device
+            self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
             if state.batch >= self.steps or state.step != state.epoch * self.steps + state.batch:
-                raise InputError(f"its epochs have not the {self.steps} steps of this run's")
+                raise InputError(f"its epochs must have {self.steps} steps, as in this run")
         if epochs * self.steps < state.step:
             raise InputError(
-                f"the run has finished {state.epoch} epochs and {state.batch} steps already; it cannot go on to the "
-                f"end of epoch {epochs}"
+                f"the run has finished {state.epoch} epochs and {state.batch} steps already; it cannot end with epoch "
+                f"{epochs}"
             )
-        if self.fabric.is_global_zero:  # the sums of all processes are added
-            own = [state.sums[name] for name in SUMS]
-            self.sums.values.copy_(torch.tensor(own, dtype=self.sums.values.dtype))
+        if self.fabric.is_global_zero:  # in one process only, because sums are added over processes
+            sums = [state.sums[name] for name in SUMS]
+            self.sums.values.copy_(torch.tensor(sums, dtype=self.sums.values.dtype))
 
     def _publish(self) -> None:
-        """Write the metrics, and the network's weights while they are the best ones; both follow from the checkpoint.
+        """Write the metrics and, after the best epoch so far, the weights. Both follow from the checkpoint.
 
-        So a process that is killed at any time leaves the best weights in the checkpoint or in the run folder.
+        So the best weights are in the checkpoint or in the run folder even if the process is killed at any time.
         """
         if self.out is None:
             if self.is_best and self.data.validation is not None:
@@ -397,13 +401,13 @@ class Trainer:
             write_metrics(self.out / METRICS, self.state.history)
 
     def note_peak_memory(self) -> None:
-        """Remember the peak memory of this sitting's process."""
-        known = (self.state.peak_memory_mib, peak_memory_mib(self.fabric.device))
-        self.state.peak_memory_mib = max((each for each in known if each is not None), default=None)
+        """Update the peak memory of the run with that of this process."""
+        peaks = (self.state.peak_memory_mib, peak_memory_mib(self.fabric.device))
+        self.state.peak_memory_mib = max((each for each in peaks if each is not None), default=None)
 
     def take_best(self) -> None:
-        """Give the network the weights of the best epoch."""
-        self.fabric.barrier()  # the first process has published them
+        """Load the weights of the best epoch into the network."""
+        self.fabric.barrier()  # until the first process has written them
         if self.out is not None:
             self._best = read_weights(self.out / BEST / WEIGHTS, self.network)
         if self._best:
@@ -411,33 +415,38 @@ class Trainer:
         self.network.eval()
 
     def check_folder(self) -> None:
-        """Raise InputError if the run folder, which this process has locked, is no longer where it was."""
+        """Raise InputError if the run folder was moved or removed since this process locked it."""
         if self.out is not None and not (self.out / HOLDER).exists():
             raise InputError(
-                f"the run folder {self.out} was moved or removed while the run wrote to it; where it was moved to, go "
-                "on with it by torchcaps train --resume"
+                f"the run folder {self.out} was moved or removed while the run wrote to it; if it was moved, resume it "
+                "with torchcaps train --resume and its new path"
             )
 
-    # ---- looks at signals, losses and weights
+    # ---- checks of signals, losses and weights
 
-    def _calls(self, seconds: float = math.inf) -> int:
-        """The reason for a checkpoint: a stop signal's number, OVERDUE after so many seconds without one, or 0.
+    def _checkpoint_reason(self, seconds: float = math.inf) -> CheckpointReason:
+        """Return why a checkpoint is due: None, ``"interval"``, or the signal that stops the run.
 
-        All processes get the same answer, also if a signal has reached only some of them.
+        All processes get the same answer, even if a signal has reached only some of them. A checkpoint is due after
+        ``seconds`` or ``checkpoint_minutes`` without one.
         """
         age = time.monotonic() - self._last_save
-        overdue = self.out is not None and age > min(seconds, 60 * self.checkpoint_minutes)
-        return int(over_processes(self.fabric, torch.tensor(self.stop[0] if self.stop else OVERDUE * overdue), "max"))
+        is_due = self.out is not None and age > min(seconds, 60 * self.checkpoint_minutes)
+        signal_or_due = torch.tensor(
+            self.stop[0] if self.stop else int(is_due)
+        )  # the handled signals are larger than 1
+        number = int(over_processes(self.fabric, signal_or_due, "max"))
+        return signal.Signals(number) if number > 1 else "interval" if number else None
 
-    def _raise_if_stopped(self, call: int) -> None:
-        if call > OVERDUE:
+    def _raise_if_stopped(self, reason: CheckpointReason) -> None:
+        if isinstance(reason, signal.Signals):
             assert self.out is not None
-            raise Interrupted(self.out, self.state.step, 128 + call, self.again)
+            raise Interrupted(self.out, self.state.step, 128 + reason, self.resume_command)
 
-    def _look(self) -> None:
-        """Note and show the sums and the time of the epoch so far; all processes raise Diverged if a loss is bad."""
+    def _report(self) -> None:
+        """Record and show sums and time of the epoch so far. All processes raise Diverged if a loss is not finite."""
         sums, state = over_processes(self.fabric, self.sums.values, "sum").tolist(), self.state
-        seconds = self._lap()
+        seconds = self._seconds_since_last()
         if not all(map(math.isfinite, sums)):
             raise self._diverged("the loss became NaN or infinite by")
         state.sums = dict(zip(SUMS, sums, strict=True))
@@ -445,18 +454,18 @@ class Trainer:
         rate, loss = state.batch * self.recipe.batch_size / state.epoch_seconds, float(self.sums.last_loss)
         self.progress.step(epoch=state.epoch + 1, step=state.step, images_per_second=rate, loss=loss)
 
-    def _lap(self) -> float:
-        """Seconds since the last call."""
+    def _seconds_since_last(self) -> float:
+        """Return the seconds since the last call."""
         since, self._since = self._since, time.monotonic()
         return self._since - since
 
     def _check_weights(self) -> None:
-        """Raise Diverged if the weights are not finite, as an update may ruin them after a good loss."""
+        """Raise Diverged if weights are not finite, because an update may ruin them after a finite loss."""
         if not torch.stack([p.isfinite().all() for p in self.network.parameters()]).all():
             raise self._diverged("the weights became NaN or infinite by")
 
     def _diverged(self, what: str) -> Diverged:
-        """The error, with the place of the last step, and settings to try."""
+        """Return the error with the last step and settings to try."""
         epoch, batch = divmod(self.state.step - 1, self.steps)
         rate = learning_rate(self.recipe, self.state.step - 1, self.steps)
         words = f"{what} step {self.state.step} (epoch {epoch + 1}, batch {batch + 1} of {self.steps}); try "
@@ -464,5 +473,5 @@ class Trainer:
         if self.out is not None and (self.out / CHECKPOINT).exists():
             words += f"; {self.out} keeps the last good checkpoint"
         elif self.out is not None:
-            words += f"; there was no checkpoint yet in {self.out}"
+            words += f"; {self.out} has no checkpoint yet"
         return Diverged(words)

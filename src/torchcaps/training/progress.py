@@ -1,4 +1,4 @@
-"""What a run shows, where it logs, and the signals that stop it. Nothing here imports torch."""
+"""Display of the progress, loggers, and stop signals. This file does not import torch."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Shows the progress of a run; the training loop calls its methods. Subclass it for a display of your own.
+    """Base class of displays. The training loop calls its methods. Subclass it for another display.
 
-    A method that a subclass does not override shows nothing.
+    Methods that a subclass does not override show nothing.
     """
 
     def network(self, network: nn.Module) -> None:
-        """Called before :meth:`start` with the network that is trained, to be read between steps and left as it is."""
+        """Called before :meth:`start` with the trained network. Read it between steps, but do not change it."""
 
     def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
-        """Called when the run begins, or goes on after ``done`` steps."""
+        """Called when the run starts, or resumes after ``done`` steps."""
 
     def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
-        """Called after a step: ``step`` of all, in ``epoch`` (from 1), with its loss."""
+        """Called after a step. ``step`` counts the steps of the run, ``epoch`` counts from 1."""
 
     def epoch(self, row: Mapping[str, Any]) -> None:
-        """Called after an epoch with its row of metrics.csv and ``"improved"``: whether it is the best one so far.
+        """Called after an epoch with its row of metrics.csv and ``"improved"``, True if it is the best so far.
 
-        The validation images decide that, by the recipe's ``select``; the first epoch always is the best so far.
+        The recipe's ``select`` names the validation metric for this. The first epoch is always the best so far.
         """
 
     def message(self, text: str) -> None:
-        """Called with a text for the user."""
+        """Called with a message for the user."""
 
     def stop(self) -> None:
-        """Called when the run ends, also after an error."""
+        """Called at the end of the run, even after an error."""
 
 
 class PlainProgress(Progress):
-    """Prints a line an epoch, and one every half minute (``interval``, seconds) between, for logs and pipes."""
+    """Plain lines for logs and pipes: one after each epoch, and one every ``interval`` seconds in between."""
 
     def __init__(self, interval: float = 30.0) -> None:
         self.interval, self._last, self._metric = interval, time.monotonic(), find_task(None).metric
@@ -60,8 +60,8 @@ class PlainProgress(Progress):
         """Remember the metric of the network's task."""
         self._metric = task_of(network).metric
 
-    def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:  # noqa: ARG002  the call all share
-        """Remember the totals."""
+    def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:  # noqa: ARG002  signature of the base class
+        """Remember the numbers of epochs and steps."""
         self._epochs, self._total = epochs, epochs * steps_per_epoch
 
     def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
@@ -71,16 +71,16 @@ class PlainProgress(Progress):
             self.message(f"{place}  {images_per_second:.0f} images/s  loss {loss:.4f}")
 
     def epoch(self, row: Mapping[str, Any]) -> None:
-        """Print a line."""
-        self._last, judged, show = time.monotonic(), "", self._metric.say
+        """Print the results of the epoch."""
+        self._last, validated, show = time.monotonic(), "", self._metric.say
         if row["validation_loss"] is not None:
             balanced = row["validation_balanced_accuracy"]
             is_even = abs(balanced - row["validation_accuracy"]) < 0.01
             balanced = "" if is_even else f"balanced {show(balanced)}, "
-            judged = f"validation {show(row['validation_accuracy'])} ({balanced}loss {row['validation_loss']:.4f})  "
+            validated = f"validation {show(row['validation_accuracy'])} ({balanced}loss {row['validation_loss']:.4f})  "
         self.message(
             f"epoch {row['epoch']}/{self._epochs}  loss {row['train_loss']:.4f}  train {show(row['train_accuracy'])}  "
-            f"{judged}{row['images_per_second']:.0f} images/s{'  (improved)' if row.get('improved') else ''}"
+            f"{validated}{row['images_per_second']:.0f} images/s{'  (improved)' if row.get('improved') else ''}"
         )
 
     def message(self, text: str) -> None:
@@ -119,17 +119,17 @@ class TerminalProgress(PlainProgress):
         self._bar.console.print(text, highlight=False, markup=False)
 
     def stop(self) -> None:
-        """Leave the terminal as it was."""
+        """End the live display."""
         self._bar.stop()
 
 
 def choose_progress() -> Progress:
-    """A live display if the output is a terminal, else plain lines."""
+    """Return a live display if the output is a terminal, else plain lines."""
     return TerminalProgress() if sys.stdout is not None and sys.stdout.isatty() else PlainProgress()
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words: ``1 h 05 min``, ``2 min 10 s``, ``7 s``."""
+    """Format seconds as ``1 h 05 min``, ``2 min 10 s`` or ``7 s``."""
     whole = round(seconds)
     if whole >= 3600:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
@@ -137,19 +137,19 @@ def duration(seconds: float) -> str:
 
 
 def make_logger(name: str, out: Path) -> Logger:
-    """A logger of a run folder, which it is given as ``root_dir`` or ``save_dir``.
+    """Create a logger. If it takes ``root_dir`` or ``save_dir``, it gets the run folder.
 
     Args:
-        name: ``tensorboard``, or any of Lightning's by ``PACKAGE.CLASS``.
+        name: ``tensorboard``, or the ``PACKAGE.CLASS`` of a Lightning logger.
         out: The run folder.
 
     Raises:
-        InputError: There is no such class, or its package is not installed.
+        InputError: The class does not exist, or its package is not installed.
     """
     options: dict[str, Any] = {"root_dir": out, "save_dir": out}
-    path, needed = name, ""
+    path, advice = name, ""
     if name == "tensorboard":
-        path, needed = "lightning_fabric.loggers.TensorBoardLogger", f"; {install(name)}"
+        path, advice = "lightning_fabric.loggers.TensorBoardLogger", f"; {install(name)}"
         options |= {"name": name, "version": ""}
     module, _, cls = path.rpartition(".")
     try:
@@ -157,37 +157,37 @@ def make_logger(name: str, out: Path) -> Logger:
         return kind(**{key: each for key, each in options.items() if key in inspect.signature(kind).parameters})
     except (ImportError, AttributeError, ValueError) as error:
         words = f"logger must be tensorboard or PACKAGE.CLASS, got {name!r}"
-        raise InputError(f"{words}: {reason_of(error)}{needed}") from None
+        raise InputError(f"{words}: {reason_of(error)}{advice}") from None
 
 
 def log_row(logger: Logger, row: Mapping[str, Any]) -> None:
-    """Hand an epoch's row of metrics.csv to a logger: ``train_loss`` as ``train/loss``, at the row's step."""
+    """Log a row of metrics.csv at its step, with names such as ``train/loss`` for ``train_loss``."""
     metrics = {name.replace("_", "/", 1): each for name, each in row.items() if name not in ("epoch", "step")}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as about a folder that is not empty when a run goes on
+        warnings.simplefilter("ignore")  # such as about the files of a resumed run
         logger.log_metrics({name: each for name, each in metrics.items() if each is not None}, step=row["step"])
         logger.save()
 
 
 @contextmanager
 def noted_signals(react: Callable[[], object] | None = None) -> Iterator[list[int]]:
-    """Note the numbers of stop signals in a list instead of stopping; the code in the context must look at the list.
+    """Collect the numbers of stop signals in a list. The code in the context must check the list and stop.
 
-    Outside the main thread, where no signal arrives, the list stays empty.
+    Signals arrive only in the main thread. In another thread, the list stays empty.
 
     Args:
-        react: Called at every signal. Without it, only the first signal is noted, and a second one acts as usual.
+        react: Function to call at every signal. None: a second signal has its normal effect.
     """
     received: list[int] = []
     previous: dict[signal.Signals, Any] = {}
 
-    def put_back() -> None:
+    def restore_handlers() -> None:
         for each, handler in previous.items():
             signal.signal(each, handler)
 
-    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  the signature signal handlers have
+    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  signature of signal handlers
         received.append(number)
-        put_back() if react is None else react()
+        restore_handlers() if react is None else react()
 
     try:
         for each in (signal.SIGINT, signal.SIGTERM):
@@ -197,4 +197,4 @@ def noted_signals(react: Callable[[], object] | None = None) -> Iterator[list[in
     try:
         yield received
     finally:
-        put_back()
+        restore_handlers()

@@ -49,7 +49,7 @@ class LearningRates(Result):
 
     @property
     def suggestion(self) -> float:
-        """A tenth of the learning rate with the lowest loss; there the loss still falls steadily."""
+        """A tenth of the learning rate with the lowest loss, because there the loss still falls steadily."""
         return self.rates[self.losses.index(min(self.losses))] / 10
 
     def tables(self) -> Iterable[Table]:
@@ -62,7 +62,8 @@ class LearningRates(Result):
 def find_learning_rate(fabric: Fabric, network: nn.Module, data: RunData, recipe: Recipe, seed: int) -> LearningRates:
     """Train a network for up to 100 steps at rising learning rates, until the loss explodes.
 
-    Batches and seed are those of a run with this recipe. The recipe's learning rate and schedule are not used.
+    Batches and random seed are the same as in a run with this recipe. The recipe's learning rate and schedule are
+    not used.
 
     Source: Smith 2017, "Cyclical learning rates for training neural networks", section 3.3 (arXiv:1506.01186).
     """

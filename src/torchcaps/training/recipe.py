@@ -1,8 +1,8 @@
-"""How a network is trained: its optimizer, its learning rates, and the recipe that names them.
+"""Training recipes: optimizers, learning-rate schedules, and the settings of a run's training.
 
-Optimizers are parts, chosen by name: ``optimizer="adamw"``. One's own is ``@register("optimizer", "mine")`` on a class
-of torch's kind whose constructor takes ``params`` and ``learning_rate``, and options with defaults. The learning rate
-of each step is written into its parameter groups.
+Optimizers are parts, chosen by name: ``optimizer="adamw"``. To add one, put ``@register("optimizer", "mine")`` on a
+subclass of ``torch.optim.Optimizer``. Its constructor takes ``params``, ``learning_rate``, and options with defaults.
+The loop writes the learning rate of each step into the parameter groups.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ from torchcaps.ranges import (
     ValidationSplit,
 )
 
-#: The one-cycle schedule rises in this share of the steps, from the peak divided by this number.
-WARM_UP_SHARE, START_DIVISOR = 0.3, 25.0
+WARM_UP_SHARE = 0.3
+"""Share of all steps in which the one-cycle schedule rises."""
+START_DIVISOR = 25.0
+"""Peak of the one-cycle schedule divided by its first learning rate."""
 
 Parameters = Iterable[nn.Parameter]
 BETAS = {"torch": (0.9, 0.999), "tensorflow": (torch.tensor(0.9).item(), torch.tensor(0.999).item())}
-"""β₁ and β₂ of Adam's moments. TensorFlow keeps them in float32: 1 − β₂ is 1.3e-5 of itself smaller than 0.001."""
+"""β₁ and β₂ of Adam's moments. TensorFlow keeps them in float32, so its 1 − β₂ is 0.0013 % smaller than 0.001."""
 
 
 def _is_fused(params: list[nn.Parameter]) -> bool:
-    """Whether torch makes the whole step in one operation on the device of the parameters."""
+    """Return True if torch can do the whole step in one operation on the device of the parameters."""
     return all(each.device.type in ("cpu", "cuda") for each in params)
 
 
@@ -49,16 +51,16 @@ def _is_fused(params: list[nn.Parameter]) -> bool:
 class Adam(torch.optim.Adam):
     """Adam, in PyTorch's form or in TensorFlow's.
 
-    TensorFlow corrects the bias of both moments by a factor on its rate, so that its epsilon is added to a root that is
-    not yet corrected: ``rate · √(1 − β₂^t) / (1 − β₁^t) · m / (√v + eps)``. That is PyTorch's step with an epsilon of
-    ``eps / √(1 − β₂^t)``.
+    TensorFlow corrects the bias of both moments by a factor on the learning rate:
+    ``rate · √(1 − β₂^t) / (1 − β₁^t) · m / (√v + eps)``. So its epsilon is added to an uncorrected root. PyTorch's step
+    with the epsilon ``eps / √(1 − β₂^t)`` gives the same result.
 
     Args:
-        params: What is learned.
-        learning_rate: Of the first step.
-        adam: Where Adam adds its epsilon to the root of the second moment: after the correction of that moment's bias,
-            as in the paper's algorithm and PyTorch, or before it, as in TensorFlow and Keras, where the epsilon of step
-            t is 1/√(1 − 0.999^t) times as large: 32 times in the first step, 1.3 times after 1,000.
+        params: Parameters to optimise.
+        learning_rate: Learning rate of the first step.
+        adam: Form of Adam. torch: the epsilon is added to the root of the second moment after its bias correction, as
+            in the paper's algorithm. tensorflow: it is added before the correction, as in TensorFlow and Keras. That
+            makes the epsilon of step t 1/√(1 − 0.999^t) times larger: 32 times in step 1, 1.3 times after 1,000.
         adam_eps: Adam's epsilon.
 
     Source: Kingma, Ba 2015 (arXiv:1412.6980), algorithm 1, and the end of section 2.
@@ -77,23 +79,23 @@ class Adam(torch.optim.Adam):
         self.adam, self.adam_eps = adam, adam_eps
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """One step."""
+        """Do one step, with the epsilon of the chosen form."""
         if self.adam == "tensorflow":
-            made = next((float(state["step"]) for state in self.state.values()), 0.0)
+            steps_done = next((float(state["step"]) for state in self.state.values()), 0.0)
             for group in self.param_groups:
-                group["eps"] = self.adam_eps / math.sqrt(1 - group["betas"][1] ** (made + 1))
+                group["eps"] = self.adam_eps / math.sqrt(1 - group["betas"][1] ** (steps_done + 1))
         return super().step(closure)
 
 
 @register("optimizer", "adamw")
 class AdamW(torch.optim.AdamW):
-    """Adam with a decay of the weights that does not pass through the moments.
+    """Adam with decoupled weight decay: the decay does not pass through the moments.
 
     Args:
-        params: What is learned.
-        learning_rate: Of the first step.
+        params: Parameters to optimise.
+        learning_rate: Learning rate of the first step.
         adam_eps: Adam's epsilon.
-        weight_decay: In each step, weights shrink by this times the learning rate.
+        weight_decay: Weight decay. Each step shrinks the weights by this share times the learning rate.
 
     Source: Loshchilov, Hutter 2019 (arXiv:1711.05101).
     """
@@ -110,10 +112,10 @@ class SGD(torch.optim.SGD):
     """Stochastic gradient descent.
 
     Args:
-        params: What is learned.
-        learning_rate: Of the first step.
-        momentum: Share of the last step that is made again.
-        weight_decay: Factor of the weights that is added to their gradients.
+        params: Parameters to optimise.
+        learning_rate: Learning rate of the first step.
+        momentum: Momentum: share of the previous update that is added to the next one.
+        weight_decay: Weight decay. The weights times this factor are added to their gradients.
     """
 
     def __init__(
@@ -127,93 +129,95 @@ class SGD(torch.optim.SGD):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Settings):
-    """How a network is trained. A preset's recipe is its source's."""
+    """Hyperparameters of training. The recipe of a preset comes from the preset's source."""
 
     kind: ClassVar[str] = "recipe field"
 
     epochs: Count = 20
     """Passes over the training images."""
     stop_at: Share | None = None
-    """Stop at this validation accuracy, a share: training ends with the first epoch that reaches it."""
+    """Stop at this validation accuracy (0..1). Training ends after the first epoch that reaches it."""
     patience: Count | None = None
-    """Stop after so many epochs without a better one."""
+    """Epochs to wait for an improvement. Then the run stops."""
     batch_size: Count = 128
-    """Images in each step, over all devices."""
+    """Batch size: images of a step, over all devices."""
     learning_rate: PositiveFactor = 1e-3
-    """Learning rate; the peak of the one-cycle schedule."""
+    """Learning rate. For the one-cycle schedule, its peak."""
     optimizer: Annotated[Spec, Choice("optimizer")] = "adam"
-    """What makes the steps: adam, adamw or sgd, or one of your own."""
+    """Optimizer: adam, adamw, sgd, or a registered one."""
     max_gradient_norm: PositiveFactor | None = None
-    """Largest norm of the gradients of a step, over all weights: larger ones are scaled down."""
+    """Clip gradients to this norm, taken over all weights."""
     class_weights: Literal["balanced"] | tuple[PositiveFactor, ...] | None = None
-    """How much each class counts: in the gradient of an image, one number for each class, 1 the usual one; or
-    "balanced", N / (J · images of the class), so that rare classes count as much as frequent ones."""
+    """Weight of each class in the gradient: one number for each class, or "balanced". Balanced weights are
+    N / (J · images of the class), for N images and J classes. With them, all classes count the same."""
     schedule: Literal["constant", "decay-by-step", "decay-by-epoch", "one-cycle"] = "constant"
-    """How the learning rate changes: constant; times decay^(step/decay_steps); times decay each epoch; up and down."""
+    """Learning-rate schedule. decay-by-step multiplies by decay^(step/decay_steps), decay-by-epoch by decay each epoch,
+    and one-cycle rises and then falls."""
     decay: ShareAboveZero = 0.96
-    """Factor of the decaying schedules."""
+    """Decay factor of the decaying schedules."""
     decay_steps: Count = 2000
-    """Steps for one factor of the decay by step."""
+    """Steps per decay factor, for the schedule decay-by-step."""
     min_learning_rate: Factor = 0.0
-    """Where the decaying schedules stop."""
+    """Lowest learning rate, for the decaying schedules."""
     max_shift: Annotated[int, Range(0, 4096, whole=True)] = 0
-    """Largest shift of training images, pixels: in each direction, at random."""
+    """Largest random shift, pixels. Training images are shifted in each direction."""
     crop: Pixels | None = None
-    """Cut squares of this many pixels: at random places in training, else at the centre."""
+    """Crop images to squares of this side, pixels. Crops are random in training and central in evaluation."""
     flip: bool = False
-    """Mirror half of the training images left to right."""
+    """Mirror images at random. Training images are mirrored left to right with probability 1/2."""
     brightness: Share = 0.0
-    """Largest change of brightness: at most this is added to the pixels (0..1) of a training image."""
+    """Largest random change of brightness, added to the pixels (0..1) of a training image."""
     contrast: Share = 0.0
-    """Largest change of contrast: a factor between 1 − this and 1 + this, about the mean of each channel."""
+    """Largest random change of contrast: a factor between 1 − this and 1 + this, about the mean of each channel."""
     max_rotation: Degrees = 0.0
-    """Largest rotation of training images, degrees: in either direction, at random."""
+    """Largest random rotation, degrees. Training images are rotated in either direction."""
     max_scaling: ShareBelowOne = 0.0
-    """Largest change of size: training images are scaled by a factor between 1 − this and 1 + this."""
+    """Largest random scaling. Training images are scaled by a factor between 1 − this and 1 + this."""
     fill: Fill = "zeros"
-    """What comes in at the edges: of a training image that is shifted, rotated or scaled, zeros, or the nearest
-    pixel of its edge. One's own images (folder:PATH, npz:PATH) have their edge, unless another is chosen."""
+    """Fill for borders of augmented images: zeros, or edge for the nearest pixel of the image. Shifted, rotated and
+    scaled images have such borders. The default for your own images (folder:PATH, csv:PATH, npz:PATH) is edge."""
     precise_norm: bool = False
-    """Judge batch normalisation by unchanged images: before each validation, it takes its means and variances from
-    training images as they are, since those that are turned or scaled are smoother. One's own images (folder:PATH,
-    npz:PATH) have this, unless another is chosen."""
+    """Take batch norm from unaugmented images. Its means and variances are recomputed before each validation, because
+    rotation and scaling blur the augmented images. On by default for your own images (folder:PATH, csv:PATH,
+    npz:PATH)."""
     select: Literal["accuracy", "balanced-accuracy", "loss"] = "accuracy"
-    """What chooses the best epoch: on the validation images (the loss breaks ties of the accuracy). The balanced
-    accuracy, the mean of the classes' recalls, chooses for one's own uneven classes unless another is given."""
+    """Metric that selects the best epoch, computed on the validation images. The loss breaks ties of the accuracy.
+    Balanced accuracy is the mean of the classes' recalls. It is the default for your own images if their classes are
+    uneven."""
     validation_size: Count | None = None
-    """Images kept from training for validation: they choose the best epoch."""
+    """Number of validation images. They are held out from training and select the best epoch."""
     validation: ValidationSplit = "random"
-    """Which images these are: a random choice with each class's share, or the first or the last ones."""
+    """Choice of the validation images: random with the same share of each class, or the first or the last images."""
     limit_train: Count | None = None
-    """Train on the first so many images; on all if none is given."""
+    """Train on this many images, the first ones. The default is all."""
     limit_test: Count | None = None
-    """Test on the first so many images; on all if none is given."""
+    """Test on this many images, the first ones. The default is all."""
     compile: bool = False
-    """Compile the network with torch.compile before training: the first step takes a minute or more, and later steps
-    take about as long as without on a CPU; results may differ in their last bits."""
+    """Compile the network with torch.compile. The first step takes a minute or more. On a CPU, later steps take about
+    as long as without it. Results may differ in their last bits."""
     logger: str | None = None
-    """Where metrics go besides metrics.csv: tensorboard (extra torchcaps[tensorboard]), or the class of a
-    logger of Lightning, PACKAGE.CLASS; two of them write into the run folder."""
+    """Logger besides metrics.csv: tensorboard (needs torchcaps[tensorboard]), or the PACKAGE.CLASS of a Lightning
+    logger. Loggers that write files get the run folder."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.class_weights == ():
-            raise InputError('class_weights must be "balanced" or a number for each class, got none')
+            raise InputError('class_weights must be "balanced" or one number for each class, got none')
 
 
 @checked
 def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
-    """Learning rate of a step.
+    """Return the learning rate of a step.
 
-    ``one-cycle`` rises on a cosine from a 25th of the peak to the peak in the first 30 % of all steps and falls on a
-    cosine to zero in the rest.
+    ``one-cycle`` rises from 1/25 of the peak to the peak in the first 30 % of all steps, and falls to zero in the rest.
+    Both parts are half a period of a cosine.
 
     Args:
-        recipe: Names the schedule and its numbers.
-        step: Steps done before this one.
-        steps_per_epoch: Steps of an epoch.
+        recipe: Recipe with the schedule and its numbers.
+        step: Number of steps before this one.
+        steps_per_epoch: Number of steps in an epoch.
 
-    Source: Smith, Topin 2018, "Super-convergence" (arXiv:1708.07120), with cosines.
+    Source: Smith, Topin 2018, "Super-convergence" (arXiv:1708.07120), here with cosines.
     """
     peak = recipe.learning_rate
     if recipe.schedule == "decay-by-step":

@@ -1,4 +1,4 @@
-"""A run from its configuration: train or resume it, and test its network once."""
+"""Train or resume a run from its configuration, and test its network once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torchcaps.parts import flat
 from torchcaps.ranges import as_text
 from torchcaps.tasks import task_of
 from torchcaps.training import devices, small_data
-from torchcaps.training.config import ELSEWHERE, TrainConfig, override, read_config
+from torchcaps.training.config import LOCATION_FIELDS, TrainConfig, override, read_config
 from torchcaps.training.data import cropped, load_run_data, run_data
 from torchcaps.training.folder import (
     BEST,
@@ -38,21 +38,21 @@ from torchcaps.training.folder import (
     lock_folder,
     on_main_process,
 )
-from torchcaps.training.load import preparation_of, start_from
+from torchcaps.training.load import load_initial_weights, preparation_of
 from torchcaps.training.loop import Trainer
 from torchcaps.training.progress import Progress, choose_progress
 from torchcaps.training.rates import LearningRates, find_learning_rate
-from torchcaps.training.state import JUDGED, column_of
+from torchcaps.training.state import VALIDATION_COLUMNS, column_of
 from torchcaps.training.stops import Interrupted
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-MOST_NAMED = 20
-"""Damaged images that are named one by one."""
+MAX_DAMAGED_LISTED = 20
+"""Largest number of damaged images in the list of skipped images."""
 RUNS = Path("runs")
-SHOWN, MEASURED = 20, 100
-"""Test images in the sheet of reconstructions, and behind the mean figures of routing."""
+RECONSTRUCTED_IMAGES, ROUTED_IMAGES = 20, 100
+"""Number of test images in the figure of reconstructions, and for the statistics of routing."""
 
 
 # ---- train and resume
@@ -70,19 +70,19 @@ def train(
     """Train a network from its configuration and write a run folder.
 
     Args:
-        config: The run; see :func:`torchcaps.training.make_config`.
-        out: The run folder; ``runs/PRESET-DATA-N`` with the next free N if None.
-        progress: Shows the progress; a live display or plain lines if None.
-        figures: Whether to draw the pictures at the end.
-        command: The command to note in the summary.
+        config: The configuration, such as from :func:`torchcaps.training.make_config`.
+        out: The run folder. None: ``runs/PRESET-DATA-N`` with the next free number N.
+        progress: Display of the progress. None: a live display in a terminal, else plain lines.
+        figures: Draw figures at the end.
+        command: Command to record in the summary.
 
     Returns:
         The summary, as written to ``summary.json``.
 
     Raises:
-        InputError: Data or settings do not fit, there is a run in ``out`` already, or the folder was moved meanwhile.
+        InputError: Data or settings do not fit, ``out`` already holds a run, or the folder was moved during the run.
         Diverged: The loss became NaN or infinite.
-        Interrupted: Ctrl-C or SIGTERM; the checkpoint is written.
+        Interrupted: Ctrl-C or SIGTERM stopped the run. Its checkpoint is written.
     """
     return _run(config, _new_folder(config, out), progress, figures, command)
 
@@ -97,18 +97,25 @@ def resume(
     figures: bool = True,
     command: str | None = None,
 ) -> dict[str, Any]:
-    """Go on with a run from its last checkpoint, exactly as if it had not stopped.
+    """Resume a run from its last checkpoint. The result is exactly the same as without the stop.
 
-    With more epochs than it had, a finished run goes on too; its summary is removed until there is a new one. Returns
-    and raises are those of :func:`train`.
+    A finished run resumes if it gets more epochs. Its summary is removed and written again at the end.
 
     Args:
         out: The run folder.
-        preset: The run's preset, or None.
-        overrides: Settings, of which only those in ``RESUMABLE`` and ``ELSEWHERE`` may differ from the run's.
-        progress: As for :func:`train`, as the next two.
-        figures: The same.
-        command: The same.
+        preset: The run's preset, for a check. None: no check.
+        overrides: Settings to change. Only settings in ``RESUMABLE`` and ``LOCATION_FIELDS`` may differ from the run's.
+        progress: Display of the progress, as for :func:`train`.
+        figures: Draw figures at the end.
+        command: Command to record in the summary.
+
+    Returns:
+        The summary, as written to ``summary.json``.
+
+    Raises:
+        InputError: ``out`` holds no run, or a setting may not change.
+        Diverged: As for :func:`train`.
+        Interrupted: As for :func:`train`.
     """
     out, overrides = Path(out), dict(overrides or {})
     if not (out / CONFIG).exists():
@@ -116,18 +123,18 @@ def resume(
     config = read_config(out / CONFIG)
     if preset is not None and preset != config.preset:
         raise InputError(f"the run in {out} trains {config.preset}, not {preset}; start a new run for another preset")
-    if overrides.get("precision") == "auto":  # it stands for the precision that the run began with
+    if overrides.get("precision") == "auto":  # auto keeps the precision of the run
         overrides["precision"] = config.precision
     changed = override(config, overrides)
-    check_settings(flat(config.fields), flat(changed.fields), out, ELSEWHERE)
+    check_settings(flat(config.fields), flat(changed.fields), out, LOCATION_FIELDS)
     return _run(changed, lock_folder(out), progress, figures, command)
 
 
 @checked
 def learning_rates(config: TrainConfig) -> LearningRates:
-    """Try the learning rates that a run could take, each for a step; nothing is written.
+    """Run a learning-rate range test with the configuration of a run. It writes no files.
 
-    The network begins with the weights that the run would begin with. The settings in
+    The network has the same initial weights as in the run. The settings in
     :data:`~torchcaps.training.rates.UNUSED_SETTINGS` are not used.
 
     Raises:
@@ -136,24 +143,24 @@ def learning_rates(config: TrainConfig) -> LearningRates:
     fabric = devices.launch(config.accelerator, config.devices, config.num_nodes, config.precision)
     config, data, network = _prepare(config)
     if config.init_from is not None:
-        start_from(network, config.init_from)
+        load_initial_weights(network, config.init_from)
     batches = run_data(data, config.recipe, fabric, config.seed)
     return find_learning_rate(fabric, network, batches, config.recipe, config.seed)
 
 
 @contextmanager
 def _new_folder(config: TrainConfig, out: str | Path | None) -> Iterator[Path]:
-    """Lock a folder that no run is in: the one that is named, or the next free ``runs/PRESET-DATA-N``."""
+    """Lock a folder without a run: ``out``, or the next free ``runs/PRESET-DATA-N``."""
     with lock_folder(_next_folder(config) if out is None else Path(out)) as folder:
         if (folder / CONFIG).exists() or (folder / CHECKPOINT).exists():
             raise InputError(
-                f"there is a run in {folder} already; go on with it by --resume {folder}, or choose another --out"
+                f"there is a run in {folder} already; resume it with --resume {folder}, or choose another --out"
             )
         yield folder
 
 
 def _next_folder(config: TrainConfig) -> Path:
-    """The next free folder, whose name has that of what folder:PATH or npz:PATH points to."""
+    """Return the next free run folder. For folder:PATH, csv:PATH or npz:PATH its name contains the name of PATH."""
     kind, _, path = config.data.partition(":")
     check_path(path or kind)
     name = f"{config.preset}-{real(path).stem if path else kind}"
@@ -168,18 +175,18 @@ def _run(
     figures: bool,
     command: str | None,
 ) -> dict[str, Any]:
-    """Train, test and summarise; everything that can be checked is checked before anything is written."""
+    """Train, test and summarise. All checks come before the first file is written."""
     precision = devices.pick_precision(config.precision, devices.pick_device(config.accelerator))
-    asked = dataclasses.replace(config, precision=precision)
-    fabric = devices.launch(asked.accelerator, asked.devices, asked.num_nodes, asked.precision)
+    requested = dataclasses.replace(config, precision=precision)
+    fabric = devices.launch(requested.accelerator, requested.devices, requested.num_nodes, requested.precision)
     with on_main_process(fabric, folder) as out:
         assert out is not None
-        start = _prepare(asked)
+        start = _prepare(requested)
         if start.config.init_from is not None and not (out / CHECKPOINT).exists():
-            start_from(start.network, start.config.init_from)
+            load_initial_weights(start.network, start.config.init_from)
         _try(start.network)
         trainer = _trainer(start, fabric, out, progress or choose_progress())
-        _fit(trainer, start, asked, out, command or f"torchcaps train --config {out / CONFIG}")
+        _fit(trainer, start, requested, out, command or f"torchcaps train --config {out / CONFIG}")
         try:
             return fabric.broadcast(_finish(trainer, start, out, figures) if fabric.is_global_zero else {})
         except KeyboardInterrupt:
@@ -187,16 +194,16 @@ def _run(
 
 
 class Start(NamedTuple):
-    """What a run starts with."""
+    """Configuration, data and network at the start of a run."""
 
     config: TrainConfig
-    """The configuration, fitted to the images."""
+    """The configuration, adapted to the images."""
     data: Dataset
     network: Network
 
     @property
     def images(self) -> ImageSpec:
-        """What the network's files say of its images."""
+        """Description of the images for the network's files."""
         return ImageSpec(
             in_shape=self.network.in_shape,
             class_names=self.data.class_names,
@@ -208,7 +215,7 @@ class Start(NamedTuple):
 
 
 def _prepare(config: TrainConfig) -> Start:
-    """Load the images, fit the configuration to them, and build the network."""
+    """Load the images, adapt the configuration to them, and build the network."""
     data = load_run_data(config)
     in_shape = cropped(data, config.recipe).in_shape
     config = small_data.fit_recipe(small_data.fit_network(config, in_shape), data.train.labels, data.task)
@@ -217,13 +224,13 @@ def _prepare(config: TrainConfig) -> Start:
 
 
 def _try(network: Network) -> None:
-    """Call the network once, as an own part may raise; random numbers go on as before."""
+    """Call the network once, because a user's part may raise. Random numbers are not affected."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         network.eval()(torch.rand(2, *network.in_shape))
 
 
 def _trainer(start: Start, fabric: Fabric, out: Path, progress: Progress) -> Trainer:
-    """Return the trainer, which stands where the run in ``out`` stopped."""
+    """Return the trainer, restored from the checkpoint in ``out`` if it has one."""
     config, network = start.config, start.network
     trainer = Trainer(
         fabric,
@@ -240,56 +247,57 @@ def _trainer(start: Start, fabric: Fabric, out: Path, progress: Progress) -> Tra
     return trainer
 
 
-def _fit(trainer: Trainer, start: Start, asked: TrainConfig, out: Path, command: str) -> None:
-    """Write the configuration and train to the end; ``asked`` is the configuration before it was fitted."""
+def _fit(trainer: Trainer, start: Start, requested: TrainConfig, out: Path, command: str) -> None:
+    """Write the configuration and train to the end; ``requested`` is the configuration before its adaptation."""
     config, fabric = start.config, trainer.fabric
     trainer.state.commands.append(command)
     trainer.state.commits.append(devices.source_commit())
     if fabric.is_global_zero:
         if not trainer.is_done:
-            (out / SUMMARY).unlink(missing_ok=True)  # of a shorter run, which this one goes on with
+            (out / SUMMARY).unlink(missing_ok=True)  # of the run before it got more epochs
         write_json(out / CONFIG, config.to_dict())
     if config.init_from is not None and trainer.state.step == 0:
-        trainer.save_checkpoint()  # from now on the run has the weights that it started from
-    for line in _first_lines(config, asked, start.data, start.network, fabric.device):
+        trainer.save_checkpoint()  # from now on the run does not need init_from
+    for line in _first_lines(config, requested, start.data, start.network, fabric.device):
         trainer.progress.message(line)
     trainer.fit()
 
 
 def _first_lines(
-    config: TrainConfig, asked: TrainConfig, data: Dataset, network: Network, device: torch.device
+    config: TrainConfig, requested: TrainConfig, data: Dataset, network: Network, device: torch.device
 ) -> Iterator[str]:
-    """What a run says before its first step; ``asked`` is the configuration before it was fitted to the images."""
+    """Yield the messages before the first step; ``requested`` is the configuration before its adaptation."""
     yield f"Network: {config.preset}, {sum(p.numel() for p in network.parameters()):,} parameters"
-    before = flat(asked.model)
-    if larger := {name: value for name, value in flat(config.model).items() if value != before.get(name)}:
-        options = " ".join(f"--{name.replace('_', '-')} {as_text(value)}" for name, value in larger.items())
-        yield f"For images of {network.in_shape[1]}×{network.in_shape[2]} it has {options}, unless you give others"
+    before = flat(requested.model)
+    if changed := {name: value for name, value in flat(config.model).items() if value != before.get(name)}:
+        options = " ".join(f"--{name.replace('_', '-')} {as_text(value)}" for name, value in changed.items())
+        size = f"{network.in_shape[1]}×{network.in_shape[2]}"
+        yield f"Chosen for {size} images: {options} (override on the command line)"
     yield f"Data: {config.data}"
     task = task_of(network)
-    parts = f"{len(data.train):,} to train on, {len(data.validation):,} to validate, {len(data.test):,} to test"
+    parts = f"{len(data.train):,} training, {len(data.validation):,} validation, {len(data.test):,} test"
     yield f"Images: {parts}; {'×'.join(map(str, network.in_shape))}, {task.count(data.num_classes)}"
     yield f"Device: {device}, {devices.PRECISION_WORDS[config.precision]}"
     if config.precision == "bf16" and device.type == "cpu":
-        yield "Warning: a processor that emulates bfloat16 takes about 12 times as long a step as in float32"
-    yield from small_data.fitting_message(config, asked.recipe, len(data.train), data.num_classes, task)
+        yield "Warning: on processors that emulate bfloat16, a step takes about 12 times as long as in float32"
+    yield from small_data.fitting_message(config, requested.recipe, len(data.train), data.num_classes, task)
     yield from small_data.imbalance_message(config, data.train.labels, data.class_names, task)
     if data.skipped:
-        named = [*data.skipped[:MOST_NAMED], *["…"] * (len(data.skipped) > MOST_NAMED)]
-        yield "\n  ".join([f"Left out {len(data.skipped)} damaged images:", *named])
+        listed = [*data.skipped[:MAX_DAMAGED_LISTED], *["…"] * (len(data.skipped) > MAX_DAMAGED_LISTED)]
+        yield "\n  ".join([f"Skipped {len(data.skipped)} damaged images:", *listed])
 
 
 def _finish(trainer: Trainer, start: Start, out: Path, figures: bool) -> dict[str, Any]:
-    """Test once, and write the summary, what is usual for the network, and the pictures."""
+    """Test once, and write the summary, the calibration and the figures."""
     trainer.check_folder()
     config, spec, dataset = start.config, start.images, cropped(start.data, start.config.recipe)
     state, device, validation = trainer.state, trainer.fabric.device, dataset.validation
     network, last = load_pretrained(out / BEST).to(device), trainer.network
     assert isinstance(last, Network)
-    judge = partial(analysis.evaluate, class_names=spec.class_names)
-    best = judge(network, dataset.test)
-    # while the last epoch is the best one, both networks are the same
-    tested = {"best": best, "last": best if trainer.is_best else judge(last, dataset.test)}
+    evaluate = partial(analysis.evaluate, class_names=spec.class_names)
+    best = evaluate(network, dataset.test)
+    # if the last epoch is the best one, both networks are the same
+    tested = {"best": best, "last": best if trainer.is_best else evaluate(last, dataset.test)}
     rows, task = {"best": state.best(config.recipe.select), "last": state.history[-1]}, task_of(network)
     calibration = analysis.calibrate(network, validation.images) if task.supports("calibrate") else None
     measure = "validation_accuracy" if config.recipe.select == "loss" else column_of(config.recipe.select)
@@ -312,7 +320,8 @@ def _finish(trainer: Trainer, start: Start, out: Path, figures: bool) -> dict[st
         "objects": dataset.num_objects,
         "task": network.task,
         "validation": {
-            which: {name.removeprefix("validation_"): row.get(name) for name in JUDGED} for which, row in rows.items()
+            which: {name.removeprefix("validation_"): row.get(name) for name in VALIDATION_COLUMNS}
+            for which, row in rows.items()
         },
         "test": {
             which: {name: getattr(each, name) for name in ("accuracy", "balanced_accuracy", "error", "loss")}
@@ -342,19 +351,19 @@ def _finish(trainer: Trainer, start: Start, out: Path, figures: bool) -> dict[st
 
 
 def _draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: AnyEvaluation) -> None:
-    """Draw the pictures of a run folder, of its metrics and of its best network, into its folder ``figures``."""
+    """Draw metrics, samples and results of the best network into the folder ``figures`` of a run."""
     names, test, of_test = dataset.class_names, dataset.test, f"test images of {dataset.name}"
     where = {run.name: f"trained on {dataset.name}"}
     curves = analysis.Curves({run.name: analysis.read_metrics(run)}, where, model.task)
     title = f"The first training images of {dataset.name}"
-    judged = dataclasses.replace(evaluation, title=f"{run.name} on the {of_test}")
+    evaluated = dataclasses.replace(evaluation, title=f"{run.name} on the {of_test}")
     figures = {
         "curves": curves.figures()[""],
         "samples": analysis.figure_samples(dataset.train, names, title=title),
-        judged.figure_name: judged.figures()[""],
+        evaluated.figure_name: evaluated.figures()[""],
     }
     if model.decoder is not None and task_of(model).supports("reconstruct"):
-        first = test.preview(SHOWN)
+        first = test.preview(RECONSTRUCTED_IMAGES)
         decoded = analysis.reconstruct(model, first.images, first.labels)
         decoded = dataclasses.replace(decoded, class_names=names, title=f"{run.name}: first {of_test}")
         figures["reconstructions"] = decoded.figures()[""]
@@ -364,9 +373,9 @@ def _draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: AnyEv
     for number in range(1, len(model.layers) + 1) if model.has_capsules else ():
         try:
             trace = analysis.trace_routing(model, test.images[:1], layer=number)
-        except InputError:  # without coupling, or without an iteration
+        except InputError:  # the layer has no coupling or no iteration
             continue
-        statistics = analysis.routing_statistics(model, test.images[:MEASURED], layer=number)
+        statistics = analysis.routing_statistics(model, test.images[:ROUTED_IMAGES], layer=number)
         report = analysis.RoutingReport(
             trace,
             names,
@@ -378,5 +387,5 @@ def _draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: AnyEv
         layer = "" if number == len(model.layers) else f"-layer-{number}"
         figures |= {f"routing{what}{layer}": figure for what, figure in report.figures().items()}
     for name, figure in figures.items():
-        remove_temporaries(run / FIGURES / f"{name}.png")  # of an earlier sitting
+        remove_temporaries(run / FIGURES / f"{name}.png")  # of a killed process
         analysis.save_figure(figure, run / FIGURES / f"{name}.png")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchcaps.models.presets import fit_to_images, get_preset
 from torchcaps.tasks import Task, find_task
-from torchcaps.training.config import FITTED, TrainConfig, override
+from torchcaps.training.config import AUTO_FIELDS, TrainConfig, override
 from torchcaps.training.recipe import Recipe
 
 MIN_BATCH_SIZE = 16
@@ -21,7 +21,7 @@ MIN_STEPS_PER_EPOCH = 100
 MIN_STEPS = 2_000
 """Epochs are added until a run has this many steps."""
 MIN_PATIENCE_EPOCHS = 10
-"""A run of few images waits for a better epoch at least this long; else a quarter of its epochs."""
+"""Shortest wait for a better epoch in a run of few images. The usual wait is a quarter of its epochs."""
 IMBALANCE_RATIO = 2
 """Classes are uneven if one has this many times as many training images as another."""
 FEW_IMAGES_PER_CLASS = 50
@@ -32,15 +32,15 @@ CLASSES = find_task("classes")
 
 def fit_network(config: TrainConfig, in_shape: tuple[int, int, int]) -> TrainConfig:
     """Return the configuration with a network that suits images of a size. Only fields in ``config.fitted`` change."""
-    given = set(FITTED).difference(config.fitted)
-    return override(config, fit_to_images(get_preset(config.preset), config.model, in_shape, given))
+    fixed_fields = set(AUTO_FIELDS).difference(config.fitted)
+    return override(config, fit_to_images(get_preset(config.preset), config.model, in_shape, fixed_fields))
 
 
 def fit_recipe(config: TrainConfig, labels: Tensor, task: Task = CLASSES) -> TrainConfig:
     """Return the configuration with a recipe that suits the training images. Only fields in ``config.fitted`` change.
 
     Learning needs steps, not epochs. So the batch is halved, down to `MIN_BATCH_SIZE` images, until an epoch has
-    `MIN_STEPS_PER_EPOCH`, and the learning rate falls with the square root of the batch. Then epochs are added until
+    `MIN_STEPS_PER_EPOCH`. The learning rate falls with the square root of the batch. Then epochs are added until
     the run has `MIN_STEPS`. The run stops early if a quarter of the epochs bring no better one. If the classes are
     uneven, the balanced accuracy chooses the epoch.
     """
@@ -62,10 +62,12 @@ def fit_recipe(config: TrainConfig, labels: Tensor, task: Task = CLASSES) -> Tra
     return dataclasses.replace(config, recipe=recipe.replace(fields), fitted=())
 
 
-def fitting_message(config: TrainConfig, asked: Recipe, images: int, outputs: int, task: Task = CLASSES) -> list[str]:
-    """Return lines that say how the recipe was adapted to the number of images; empty if nothing changed."""
+def fitting_message(
+    config: TrainConfig, requested: Recipe, images: int, outputs: int, task: Task = CLASSES
+) -> list[str]:
+    """Return lines about changes of the recipe for the number of images; empty if it did not change."""
     recipe = config.recipe
-    if recipe.replace({"select": asked.select}) == asked:
+    if recipe.replace({"select": requested.select}) == requested:
         return []
     most = "" if recipe.patience is None else f" or {recipe.patience} without a better one,"
     words = [
@@ -87,13 +89,13 @@ def is_uneven(counts: Int64[Tensor, "J"] | None) -> bool:
 
 
 def imbalance_message(config: TrainConfig, labels: Tensor, names: Sequence[str], task: Task = CLASSES) -> list[str]:
-    """Return a line that says that the classes are uneven, and what is done about it; empty if they are not."""
+    """Return a line about uneven classes and the measures against them; empty if the classes are even."""
     counts, recipe = task.class_counts(labels), config.recipe
     if counts is None or not is_uneven(counts):
         return []
     most, least = int(counts.argmax()), int(counts.argmin())
-    found = f"{counts[most]:,} training images of {names[most]} and {counts[least]:,} of {names[least]}"
-    words = f"Classes: uneven, {found}"
+    extremes = f"{counts[most]:,} training images of {names[most]} and {counts[least]:,} of {names[least]}"
+    words = f"Classes: uneven, {extremes}"
     words += "; balanced accuracy chooses the epoch" * (recipe.select == "balanced-accuracy")
     advice = "; --class-weights balanced makes all classes count the same"
     return [words + advice * (recipe.class_weights is None)]

@@ -1,4 +1,4 @@
-"""One training step: scores and losses of a batch, the weights of its images, and the sums over an epoch."""
+"""Parts of a training step: scores, losses, weights of images, and sums over an epoch."""
 
 from __future__ import annotations
 
@@ -23,20 +23,25 @@ if TYPE_CHECKING:
     from torchcaps.training.recipe import Recipe
 
 Loss = Callable[[Any, Tensor], Tensor]
-"""The mean loss of images, from a network's output and the labels."""
+"""A function of a network's output and the labels that returns the mean loss."""
 SUMS = ("loss", "classification_loss", "reconstruction_loss", "correct")
-"""The sums over the images of an epoch: losses times images, and the correctly classified images."""
+"""Names of the sums over the images of an epoch: losses times images, and correctly classified images."""
 
 
 def forward(
     network: nn.Module, model: nn.Module, batch: Batch, loss: Loss | None, weights: Tensor | None = None
 ) -> tuple[Float[Tensor, "B J"], Losses]:
-    """The scores and the losses of a batch; ``model`` is the network as it is set up for its device and precision.
+    """Return the scores and losses of a batch.
 
-    Each image counts in the gradient by its weight; the losses themselves stay those of the batch.
+    Args:
+        network: The network.
+        model: The network wrapped for its device and precision.
+        batch: Images and labels.
+        loss: Loss of a module that is no network of torchcaps. None: cross-entropy.
+        weights: Weight of each image in the gradient. The returned losses are not weighted.
     """
     images, labels, parts = batch[:3]
-    # such as NumPy's float64, which float32 weights do not take
+    # images may have another dtype than the weights, such as NumPy's float64
     images = images.to(next((each.dtype for each in network.parameters() if each.is_floating_point()), images.dtype))
     is_ours = hasattr(network, "decoder_targets")
     output: Any = model(images, network.decoder_targets(labels)) if is_ours else model(images)  # type: ignore[operator]
@@ -50,10 +55,10 @@ def forward(
 
 
 def _weighted(output: Any, weights: Float[Tensor, "B"]) -> Any:
-    """The same output, in whose gradient each image counts by its weight."""
+    """Return the output unchanged, but with each image's gradient multiplied by its weight."""
     if isinstance(output, tuple):
-        made: Any = type(output)
-        return made(*(None if each is None else _weighted(each, weights) for each in output))
+        kind: Any = type(output)
+        return kind(*(None if each is None else _weighted(each, weights) for each in output))
     view = output.view_as(output)
     if view.requires_grad:
         view.register_hook(lambda gradient: gradient * weights.reshape(-1, *[1] * (gradient.ndim - 1)))
@@ -63,10 +68,10 @@ def _weighted(output: Any, weights: Float[Tensor, "B"]) -> Any:
 def class_weights(
     recipe: Recipe, network: nn.Module, labels: Tensor | None, device: torch.device
 ) -> Float[Tensor, "J"] | None:
-    """Return how much each class counts in the gradient; None if all count the same.
+    """Return the weight of each class in the gradient; None if all classes count the same.
 
     Raises:
-        InputError: The images do not have one class each, or there is not a weight for each class.
+        InputError: The images do not have one class each, or the number of weights is not the number of classes.
     """
     weights: Any = recipe.class_weights
     if weights is None:
@@ -74,11 +79,11 @@ def class_weights(
     task = task_of(network)
     if task.objects > 1 or task.class_weights(torch.zeros(1, dtype=torch.int64)) is None:
         words = f"{task.objects} objects in an image" if task.objects > 1 else f"the task {task.name}"
-        raise InputError(f"class_weights is for images of one class each, but this network was made for {words}")
+        raise InputError(f"class_weights needs images of one class each, but this network was made for {words}")
     if weights == "balanced":
         balanced = task.class_weights(labels)
         if balanced is None:
-            raise InputError('class_weights="balanced" needs one class for each image; give a number for each class')
+            raise InputError('class_weights="balanced" needs one class for each image; set one number for each class')
         return balanced.to(device)
     classes = getattr(network, "num_classes", len(weights))
     if len(weights) != classes:
@@ -87,29 +92,29 @@ def class_weights(
 
 
 def weights_of_images(weights: Float[Tensor, "J"], labels: Tensor) -> Float[Tensor, "B"]:
-    """Return the weight of each image's class; of rows of classes, the sum of their weights times their shares."""
+    """Return the weight of each image. For labels with shares of classes, it is the weighted sum of the shares."""
     return labels.to(weights) @ weights if labels.ndim == 2 else weights[labels]
 
 
 class Recalls:
-    """The recall of each class: images of the class that are right, divided by all images of the class.
+    """Recall of each class: correctly classified images of the class, divided by all its images.
 
     Args:
-        like: A tensor of the dtype and device to count with.
+        like: A tensor with the dtype and device of the counts.
     """
 
     def __init__(self, like: Tensor) -> None:
         self.counts: Float[Tensor, "2 J"] = like.new_zeros(2, 0)
-        """Images that are right, and all images, of each class."""
+        """Correct images and all images of each class."""
 
     def add(self, labels: Tensor, right: Float[Tensor, "B"], num_classes: int) -> None:
-        """Add a batch; labels that are not one class for each image are ignored."""
+        """Add a batch. Ignore labels without one class for each image."""
         if labels.ndim == 1 and not labels.is_floating_point():
             self.counts = F.pad(self.counts, (0, num_classes - self.counts.shape[1]))
             self.counts.index_add_(1, labels.long(), torch.stack([right, torch.ones_like(right)]))
 
     def mean(self, fabric: Fabric) -> float | None:
-        """Return the mean over the classes that have images, of all processes; None without such classes."""
+        """Return the mean recall of the classes with images, over all processes; None if no class has images."""
         width = torch.tensor(self.counts.shape[1], device=self.counts.device)
         widest = int(over_processes(fabric, width, "max"))
         counts = over_processes(fabric, F.pad(self.counts, (0, widest - self.counts.shape[1])), "sum")
@@ -118,16 +123,16 @@ class Recalls:
 
 
 class EpochSums:
-    """The :data:`SUMS` of the running epoch, of this process; NaN or infinite as soon as a loss was."""
+    """The :data:`SUMS` of this process and the current epoch. They are not finite once a loss was not finite."""
 
     def __init__(self, device: torch.device) -> None:
         widest = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
         self.values: Float[Tensor, "4"] = torch.zeros(len(SUMS), dtype=widest, device=device)
         self.last_loss: Float[Tensor, ""] = self.values[0]
-        """The loss of the last batch, a mean over its images."""
+        """Mean loss of the last batch."""
 
     def add(self, losses: Losses, right: Float[Tensor, "B"] | Bool[Tensor, "B"]) -> None:
-        """Add a batch: the means of its losses, and how right each of its answers is."""
+        """Add the mean losses of a batch and the score (0..1) of each image."""
         reconstruction = torch.zeros_like(losses.total) if losses.reconstruction is None else losses.reconstruction
         means = torch.stack([losses.total, losses.classification, reconstruction]).detach().to(self.values.dtype)
         self.values[:3].add_(means * len(right))

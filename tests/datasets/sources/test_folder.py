@@ -109,7 +109,7 @@ def damage(root: Path, *names: str) -> list[Path]:
 
 def test_unreadable_images_are_named_in_one_list(tmp_path: Path) -> None:
     bad = damage(fill(tmp_path, {"a": 5, "b": 5}), "a/000.png", "b/000.png", "b/003.png")
-    with pytest.raises(InputError, match=r"^3 of 10 images cannot be taken; .*--skip-damaged:\n") as raised:
+    with pytest.raises(InputError, match=r"^3 of 10 images cannot be used; .*--skip-damaged:\n") as raised:
         load(tmp_path)
     assert re.findall(r"[^ ]*\.png", str(raised.value)) == list(map(str, bad))
     damage(tmp_path, *(f"a/more{n:02}.png" for n in range(50)))

@@ -134,7 +134,7 @@ WRONG: list[tuple[dict[str, np.ndarray], str]] = [
     (XY | {"y_val": Y}, 'no array "x_val"'),
     ({f"{'z' * 99}{n}": X[:1] for n in range(30)}, ", …"),
     (XY | {"x": X.astype(np.int64) * 8}, "x must be uint8, other integers of 0..255"),
-    (XY | {"x": X.astype(np.int64) * 8}, "got int64 from 0 to 2040; say which numbers become 0 and 1"),
+    (XY | {"x": X.astype(np.int64) * 8}, "got int64 from 0 to 2040; give the numbers that become 0 and 1"),
     (XY | {"x": X.astype(np.uint16)}, "such as scale=(0, 255) (--scale 0,255)"),
     (XY | {"x": X.astype(np.int16) * 8 - 1000}, "such as scale=(-1024, 3071) (--scale -1024,3071)"),
     (XY | {"x": X.astype(np.float32)}, "got float32 from 0 to 255"),

@@ -59,8 +59,8 @@ def test_places_are_looked_at_in_turn(tmp_path: Path, cache: Path, monkeypatch: 
     monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path / "named"))
     assert data_folders(None) == [tmp_path / "named", cache]
     assert data_folders(tmp_path) == [tmp_path]
-    assert_raises(InputError, paths, SOURCE, say=f"TORCHCAPS_DATA is {tmp_path / 'named'}, which is no folder")
-    assert_raises(InputError, paths, SOURCE, tmp_path / "no", say=f"data_dir is {tmp_path / 'no'}, which is no folder")
+    assert_raises(InputError, paths, SOURCE, say=f"TORCHCAPS_DATA is {tmp_path / 'named'}, but this is no folder")
+    assert_raises(InputError, paths, SOURCE, tmp_path / "no", say=f"data_dir is {tmp_path / 'no'}, but this")
     put(tmp_path / "named")
     put(cache / "things", "a.gz", "b.tar")
     assert SOURCE.find(None) == cache / "things"
@@ -81,7 +81,7 @@ def test_shared_names_count_only_in_a_folder_named_for_the_set(tmp_path: Path, m
 
 
 def test_what_is_missing_is_downloaded(serve: Serve, cache: Path, tmp_path: Path) -> None:
-    assert_raises(InputError, paths, SOURCE, say="where there is no network, name a folder with its files: --data-dir")
+    assert_raises(InputError, paths, SOURCE, say="without a network, name a folder with its files: --data-dir")
     there = dataclasses.replace(SOURCE, mirrors=(serve(FILES),))
     whole = {name: cache / "things" / name for name in FILES}
     assert paths(there) == whole

@@ -1,6 +1,5 @@
-"""The data sets, a file each, imported in the order of the list for what they register."""
+"""The data sets, one file each. Importing them registers them, in the order of the list."""
 
 # isort: off
-# imported for what they register
 from torchcaps.datasets.sources import digits, mnist, affnist, multimnist, smallnorb, svhn, cifar10  # noqa: F401
 from torchcaps.datasets.sources import folder, table, aeon, npz  # noqa: F401

@@ -1,4 +1,4 @@
-"""Time series of the UCR and UEA archives, read by aeon: sequences of one or more channels, of any lengths."""
+"""Time series of the UCR and UEA archives, read with aeon: sequences of any length and number of channels."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torchcaps.errors import InputError, install, reason_of
 @register_dataset(
     "aeon",
     title="time series of the UCR and UEA archives, by their names: aeon:JapaneseVowels, aeon:GunPoint",
-    source="https://timeseriesclassification.com, read by aeon, whose package brings some of them",
-    licence="that of the problem",
+    source="https://timeseriesclassification.com, read with aeon, whose package contains some of them",
+    licence="depends on the problem",
     takes_path=True,
 )
 def load_aeon(request: DataRequest) -> Splits:
-    """Read a classification problem by aeon, with the archive's own training and test cases.
+    """Read a classification problem with aeon, split into the archive's training and test cases.
 
-    JapaneseVowels and GunPoint come with aeon's package; others are downloaded by it.
+    The package of aeon contains JapaneseVowels and GunPoint; it downloads other problems.
 
     Raises:
-        InputError: aeon is not installed, or cannot read the problem.
+        InputError: aeon is not installed or cannot read the problem.
     """
     try:
         import aeon.datasets as archive  # type: ignore[import-not-found]

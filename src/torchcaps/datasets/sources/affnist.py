@@ -1,4 +1,4 @@
-"""mnist-40 and affNIST: MNIST digits somewhere in 40×40 pixels, upright or under random affine maps."""
+"""mnist-40 and affNIST: MNIST digits at random positions in 40×40 pixels, upright or under random affine maps."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from torchcaps.datasets.sources.mnist import DIGITS, MADE_OF_MNIST, read_mnist
 from torchcaps.datasets.sources.source import data_folders
 from torchcaps.files import require_file
 
-MARGIN = 6  # pixels of zeros around a digit; as far, at most, it is moved each way
+MARGIN = 6  # pixels of zeros around a digit, and its largest shift in each direction
 SIDE = 28 + 2 * MARGIN  # height and width of the images
-VERSIONS = 32  # of each test digit
-MAX_ROTATION = 20.0  # degrees, either way
+VERSIONS = 32  # number of versions of each test digit
+MAX_ROTATION = 20.0  # degrees, in both directions
 MAX_SHEAR = 0.2  # pixels to the right or left for each pixel down
-SCALES = (0.8, 1.2)  # the least and the largest factor of the height, and of the width
-NUM_TEST = 10_000 * VERSIONS  # test images, original or made here
+SCALES = (0.8, 1.2)  # smallest and largest factor of height and width
+NUM_TEST = 10_000 * VERSIONS  # original or generated
 
-_CHUNK = 64  # images made at once: few enough for all their numbers to stay in the processor's cache
+_CHUNK = 64  # images generated at once, few enough to stay in the processor's cache
 _INFO: dict[str, Any] = {"in_shape": (1, SIDE, SIDE), "preparation": Preparation(), **MADE_OF_MNIST}
 
 
 @register_dataset(
     "mnist-40",
-    title="MNIST digits at random places in 40×40",
+    title="MNIST digits at random positions in 40×40",
     source="made here of MNIST, as Sabour, Frosst, Hinton (2017) did to train for affNIST",
     num_test=10_000,
     **_INFO,
 )
 def load_mnist40(request: DataRequest) -> Splits:
-    """MNIST with 6 pixels of zeros around each digit.
+    """Load MNIST with 6 pixels of zeros around each digit.
 
-    Training digits are in the middle: the loader moves them in each epoch (``max_shift=6``). Validation and test digits
-    are at random places, up to 6 pixels from the middle each way, which are always the same.
+    Training digits are in the middle, and the loader moves them in each epoch (``max_shift=6``). Validation and test
+    digits are at fixed random positions, up to 6 pixels from the middle in each direction.
     """
     train, test = read_mnist(request)
     return Splits(train, placed(test), DIGITS, as_train=padded, as_validation=placed)
@@ -59,11 +59,11 @@ def load_mnist40(request: DataRequest) -> Splits:
     **_INFO,
 )
 def load_affnist(request: DataRequest) -> Splits:
-    """mnist-40 for training and validation, and 32 affine versions of each MNIST test digit as test images.
+    """Load mnist-40 for training and validation, and 32 affine versions of each MNIST test digit as test images.
 
-    `affine_versions` makes the test images, always the same ones. Original files are read instead where they are found:
-    ``affnist/test.mat``, or ``affnist/test_batches/1.mat`` to ``32.mat``, in the folder of MNIST's files. Either way
-    the images are in a fixed random order, so that the first n are a sample of all.
+    `affine_versions` generates the test images, always the same. If original files are found, they are read instead:
+    ``affnist/test.mat``, or ``affnist/test_batches/1.mat`` to ``32.mat``, in the folder of MNIST's files. In both cases
+    the images are in a fixed random order, so the first n are a random sample.
     """
     (train, test), originals, limit = read_mnist(request), find_originals(request.data_dir), request.limit_test
     test = affine_versions(test, limit=limit) if originals is None else read_originals(originals, limit=limit)
@@ -71,12 +71,12 @@ def load_affnist(request: DataRequest) -> Splits:
 
 
 def padded(digits: ImageSet) -> ImageSet:
-    """Put digits in the middle of a canvas with `MARGIN` pixels more on each side."""
+    """Put digits in the middle of a canvas with `MARGIN` more pixels on each side."""
     return ImageSet(F.pad(digits.images, (MARGIN,) * 4), digits.labels)
 
 
 def placed(digits: ImageSet) -> ImageSet:
-    """Put digits on that canvas, each moved by up to `MARGIN` pixels each way, always to the same places."""
+    """Put digits on the same canvas at fixed random positions, up to `MARGIN` pixels from the middle."""
     _, height, width = digits.in_shape
     corners = torch.from_numpy(generator(FIXED_SEED).randint(0, 2 * MARGIN + 1, (len(digits), 2)))
     canvas = (height + 2 * MARGIN, width + 2 * MARGIN)
@@ -84,19 +84,19 @@ def placed(digits: ImageSet) -> ImageSet:
 
 
 def affine_versions(digits: ImageSet, versions: int = VERSIONS, limit: int | None = None) -> ImageSet:
-    """Change digits by random affine maps with the ranges of affNIST; the same digits give the same images.
+    """Transform digits by random affine maps with the ranges of affNIST. The same digits give the same images.
 
-    Each digit is scaled in width and height by two factors, uniform in 0.8..1.2, sheared by ±0.2, turned by ±20
-    degrees, and moved to a place that is uniform among those at which no ink is lost. Values between pixels are
+    Width and height of each digit are scaled by two factors uniform in 0.8..1.2. The digit is sheared by ±0.2 and
+    rotated by ±20 degrees. Its position is uniform among all positions that keep its ink inside. Pixels are
     interpolated bilinearly.
 
     Args:
-        digits: Images of one object each, zeros where there is no ink.
-        versions: How many versions to make of each digit.
-        limit: How many images to make, the first ones; None for all.
+        digits: Images of one object each; zeros are background.
+        versions: Number of versions of each digit.
+        limit: Number of images to generate, the first ones; None: all.
 
     Returns:
-        The images, 40×40: one version of each digit in random order, then another of each in another order, and so on.
+        Images of 40×40 pixels: one version of each digit in random order, then the next versions in another order.
     """
     random = generator(FIXED_SEED)
     order = np.concatenate([random.permutation(len(digits)) for _ in range(versions)])[:limit]
@@ -107,38 +107,38 @@ def affine_versions(digits: ImageSet, versions: int = VERSIONS, limit: int | Non
 
 
 def _transformed(digits: UInt8[Tensor, "B C H W"], numbers: Float64[Tensor, "B 6"]) -> UInt8[Tensor, "B C h w"]:
-    """Change digits by the maps that numbers of 0..1 choose."""
+    """Transform digits by affine maps derived from random numbers of 0..1."""
     signs = 2 * numbers[:, :2] - 1
     scale = SCALES[0] + (SCALES[1] - SCALES[0]) * numbers[:, 2:4]
     linear = linear_maps(signs[:, 0] * MAX_ROTATION, scale, signs[:, 1] * MAX_SHEAR)
-    least, most = _room(digits, linear)
-    maps = inverse_maps(linear, least + (most - least) * numbers[:, 4:])
+    lowest, highest = _shift_range(digits, linear)
+    maps = inverse_maps(linear, lowest + (highest - lowest) * numbers[:, 4:])
     return warp(digits, maps, (SIDE, SIDE)).round_().to(torch.uint8)
 
 
-def _room(
+def _shift_range(
     digits: UInt8[Tensor, "B C H W"], linear: Float64[Tensor, "B 2 2"]
 ) -> tuple[Float64[Tensor, "B 2"], Float64[Tensor, "B 2"]]:
-    """The least and the largest shift (x, y) of transformed digits that keep all ink inside.
+    """Return the smallest and the largest shift (x, y) of transformed digits that keep all ink inside.
 
-    A digit that is too large for that has one shift, which is both. An ink pixel changes the interpolated values at
-    places that are less than a pixel away from it in each direction.
+    If a digit is too large, both are the same shift. Interpolation spreads an ink pixel over positions less than one
+    pixel away in each direction.
     """
     height, width = digits.shape[2:]
     y, x = torch.meshgrid(torch.arange(height) - (height - 1) / 2, torch.arange(width) - (width - 1) / 2, indexing="ij")
-    places = linear @ torch.stack([x, y]).double().flatten(1)  # (B, 2, H·W), where each pixel goes
+    places = linear @ torch.stack([x, y]).double().flatten(1)  # (B, 2, H·W), new position of each pixel
     blank = (digits.amax(1) == 0).flatten(1)[:, None]
-    blank = blank & ~blank.all(2, keepdim=True)  # an image without ink counts as ink everywhere
-    reach = linear.abs().sum(2) * (1 + 2**-7)  # a little more than a pixel
+    blank = blank & ~blank.all(2, keepdim=True)  # an image without ink counts as full of ink
+    reach = linear.abs().sum(2) * (1 + 2**-7)  # slightly more than a pixel
     edge = SIDE / 2 + 0.5  # the middle of the first pixel that is outside
-    least = -edge - places.masked_fill(blank, torch.inf).amin(2) + reach
-    most = edge - places.masked_fill(blank, -torch.inf).amax(2) - reach
-    middle = (least + most) / 2
-    return torch.minimum(least, middle), torch.maximum(most, middle)
+    lowest = -edge - places.masked_fill(blank, torch.inf).amin(2) + reach
+    highest = edge - places.masked_fill(blank, -torch.inf).amax(2) - reach
+    middle = (lowest + highest) / 2
+    return torch.minimum(lowest, middle), torch.maximum(highest, middle)
 
 
 def find_originals(data_dir: Path | None) -> list[Path] | None:
-    """The original Matlab files of the test images, or None; ``data_dir`` is the folder of MNIST's files."""
+    """Return the original Matlab files of the test images, or None; ``data_dir`` is the folder of MNIST's files."""
     for folder in (root / "affnist" for root in data_folders(data_dir)):
         if (folder / "test.mat").is_file():
             return [folder / "test.mat"]
@@ -148,7 +148,7 @@ def find_originals(data_dir: Path | None) -> list[Path] | None:
 
 
 def read_originals(paths: list[Path], limit: int | None = None) -> ImageSet:
-    """The images of original files, in a fixed random order, of which ``limit`` are read at most."""
+    """Read the images of original files in a fixed random order; return the first ``limit``."""
     images, labels = map(np.concatenate, zip(*map(_read_original, paths), strict=True))
     order = generator(FIXED_SEED).permutation(len(labels))[:limit]
     pixels = images[order].reshape(-1, 1, SIDE, SIDE)
@@ -156,10 +156,10 @@ def read_originals(paths: list[Path], limit: int | None = None) -> ImageSet:
 
 
 def _read_original(path: Path) -> tuple[UInt8[np.ndarray, "n pixels"], Shaped[np.ndarray, "n"]]:
-    """The images and labels of one file.
+    """Read the images and labels of one file.
 
-    It has the structure ``affNISTdata``: ``image`` (1600, n), whose columns are the rows of an image one after the
-    other, and ``label_int`` (1, n).
+    Its structure ``affNISTdata`` has ``image`` (1600, n), one image in each column, row by row, and ``label_int`` (1,
+    n).
     """
     from scipy.io import loadmat
 

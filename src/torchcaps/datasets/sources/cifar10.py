@@ -18,7 +18,7 @@ from torchcaps.datasets.sources.source import Source
 
 _ARCHIVE, _FOLDER = "cifar-10-binary.tar.gz", "cifar-10-batches-bin"
 _FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
-_RECORDS = 10_000  # in each file
+_RECORDS = 10_000  # images in each file
 _SHAPE = (3, 32, 32)
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -43,10 +43,10 @@ SOURCE = Source(
     find=SOURCE.find,
 )
 def load_cifar10(request: DataRequest) -> Splits:
-    """Read the six files of the binary version, from their archive or from the folder it unpacks to.
+    """Read the six files of the binary version, from their archive or from its unpacked folder.
 
     A file has 10,000 records of 3,073 bytes: the label, then 32×32 pixels of red, of green and of blue, row by row.
-    The archive is opened only if it has its checksum, and nothing of it is unpacked to the disk.
+    The archive is opened only if its checksum is right. Nothing is unpacked to the disk.
     """
     place = SOURCE.paths(request)[_ARCHIVE]
     form = (_RECORDS, 1 + math.prod(_SHAPE))

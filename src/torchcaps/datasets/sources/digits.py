@@ -1,4 +1,4 @@
-"""The embedded default: scikit-learn's handwritten digits, brought to MNIST's format."""
+"""Handwritten digits of scikit-learn, converted to MNIST's format. The default data set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CLASSES = tuple("0123456789")
 
 @register_dataset(
     "digits",
-    title="UCI handwritten digits, 8×8 brought to 28×28",
+    title="UCI handwritten digits, 8×8 resized to 28×28",
     source="scikit-learn's load_digits: the test part of the UCI optical recognition set, doi:10.24432/C50P49",
     licence="CC BY 4.0",
     num_train=1797 - _NUM_TEST,
@@ -28,10 +28,10 @@ _CLASSES = tuple("0123456789")
     preparation=Preparation(centre="box"),
 )
 def load_digits(request: DataRequest) -> Splits:  # noqa: ARG001  these digits have no options
-    """1,797 digits: 8×8 pixels of 0..16, resized to 20×20 and set in 28×28 with a margin of 4, as MNIST's are.
+    """Load 1,797 digits of 8×8 pixels, resized to 20×20 with a margin of 4 pixels, as in MNIST.
 
     The 360 test images are a fixed stratified choice, the same for every seed. scikit-learn's copy does not name the
-    writers, so training and test may have digits of the same writer.
+    writers, so training and test images may come from the same writer.
     """
     from sklearn.datasets import load_digits as read_digits
 

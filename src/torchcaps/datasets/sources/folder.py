@@ -22,16 +22,16 @@ from torchcaps.errors import InputError
 from torchcaps.files import user_path
 
 PARTS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
-_MOST_NAMED = 20  # damaged files in an error
+_MAX_NAMED = 20  # damaged files in an error
 
 Files = dict[str, dict[str, list[Path]]]
-"""The image files of each part, by the names of their classes."""
+"""Image files by part and class name."""
 
 
 @register_dataset(
     "folder",
     title="your own images: PNG, JPEG, BMP, GIF, WebP or TIFF in one sub-folder a class",
-    source="your folder; test/ and val/ beside train/ are used if they are there",
+    source="your folder; test/ and val/ beside train/ are used if present",
     licence="yours",
     takes_path=True,
     can_skip_damaged=True,
@@ -39,15 +39,14 @@ Files = dict[str, dict[str, list[Path]]]
 def load_folder(request: DataRequest) -> Splits:
     """Read a folder of class sub-folders, or of train/, test/ and val/ (or validation/) with class sub-folders each.
 
-    Without test/, a fixed stratified fifth of the images is set aside as the test set. Class names are sorted, by
-    number where all are numbers. Hidden files and files that are no images are ignored. The images are in a fixed
-    random order, so that the first n of them are of all classes. They have one channel if all are grey, else three.
-    Images that cannot be read are all named in one error; with ``skip_damaged`` they are left out, as if they were not
-    there.
+    Without test/, a fixed stratified fifth of the images becomes the test set. Class names are sorted, as numbers if
+    all are numbers. Hidden files and files that are no images are ignored. Images are in a fixed random order, so the
+    first n come from all classes. They have one channel if all are grey, else three. One error names all unreadable
+    images; ``skip_damaged`` leaves them out.
 
     Raises:
-        InputError: There is no class or only one, a class has too few images, the parts differ in classes, images
-            cannot be read, or images differ in size and no ``image_size`` was asked for.
+        InputError: There are fewer than two classes, a class has too few images, the parts differ in classes, images
+            cannot be read, or images differ in size and ``image_size`` is not given.
     """
     root = request.path
     if not root.is_dir():
@@ -75,15 +74,15 @@ def load_folder(request: DataRequest) -> Splits:
 
 
 class ImageFiles(TorchDataset[tuple[Tensor, int]]):
-    """The images of such a folder, each read when it is taken: for :func:`torchcaps.fit` on more than memory holds.
+    """Images of such a folder, read when they are needed, for :func:`torchcaps.fit` on more images than fit in memory.
 
     Args:
-        path: The folder.
-        in_shape: (C, H, W) that the images are brought to; C is 1 or 3.
-        part: Whose images; without test/ and val/ all are in the first.
+        path: Folder of the images.
+        in_shape: Shape to convert the images to, (C, H, W); C is 1 or 3.
+        part: Part to read; without test/ and val/, ``"train"`` has all images.
 
     Raises:
-        InputError: There is no class, or no such part; or, when it is taken, a file that cannot be read.
+        InputError: There is no class, the part is missing, or (on access) a file cannot be read.
     """
 
     @checked
@@ -93,7 +92,7 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
         root, self.in_shape = user_path(path), tuple(in_shape)
         files = _files(root)
         if part not in files:
-            raise InputError(f"{root} has no {part} images of their own")
+            raise InputError(f"{root} has no folder of {part} images")
         self.class_names = _class_names(files)
         self.files = [(file, label) for label, name in enumerate(self.class_names) for file in files[part][name]]
 
@@ -111,7 +110,7 @@ def _class_names(files: Files) -> tuple[str, ...]:
 
 
 def _files(root: Path) -> Files:
-    """The files of each part, which all have the same classes: those of train/, or of the root itself, come first."""
+    """Return the files of each part, all with the same classes; train/, or the root itself, comes first."""
     folders: dict[str, Path] = {}
     for folder in subfolders(root):
         if (part := PARTS.get(folder.name.lower())) is not None:
@@ -130,7 +129,7 @@ def _files(root: Path) -> Files:
 
 
 def _class_files(folder: Path) -> dict[str, list[Path]]:
-    """The image files of each class sub-folder, sorted."""
+    """Return the image files of each class sub-folder, sorted."""
     files = {}
     for child in subfolders(folder):
         files[child.name] = image_files_in(child)
@@ -138,12 +137,12 @@ def _class_files(folder: Path) -> dict[str, list[Path]]:
             suffixes = ", ".join(sorted(suffix[1:] for suffix in SUFFIXES))
             raise InputError(f"the class folder {child} has no images; put some there ({suffixes}) or remove it")
     if not files:
-        raise InputError(f"{folder} has no class sub-folders; put the images of each class in a sub-folder of its own")
+        raise InputError(f"{folder} has no class sub-folders; put the images of each class in a separate sub-folder")
     return files
 
 
 def to_image_set(files: Sequence[Path], images: Mapping[Path, np.ndarray], labels: Tensor) -> ImageSet:
-    """Return images that were read as a set: grey if all images that were read are grey, otherwise in colour."""
+    """Return the images of ``files`` as a set: grey if all of ``images`` are grey, otherwise in colour."""
     channels = max(map(len, images.values()))
     pixels = np.stack([with_channels(images[file], channels) for file in files])
     return ImageSet(torch.from_numpy(pixels), labels)
@@ -152,10 +151,10 @@ def to_image_set(files: Sequence[Path], images: Mapping[Path, np.ndarray], label
 def read_files(
     listed: Sequence[Path], size: tuple[int, int] | None, *, skip: bool
 ) -> tuple[dict[Path, np.ndarray], list[str]]:
-    """Read all images, which must be of one size.
+    """Read all images, which must have one size.
 
     Returns:
-        The images that can be read, and what is wrong with each of the others, if these are to be skipped.
+        The readable images, and a sentence for each unreadable one (only with ``skip``).
     """
     images: dict[Path, np.ndarray] = {}
     damaged: list[str] = []
@@ -175,9 +174,9 @@ def read_files(
             )
     if damaged and not skip:
         lines = [
-            f"{len(damaged)} of {len(listed)} images cannot be taken; mend or remove them, or leave them out by train "
+            f"{len(damaged)} of {len(listed)} images cannot be used; repair or remove them, or leave them out by train "
             "--skip-damaged:",
-            *damaged[:_MOST_NAMED],
+            *damaged[:_MAX_NAMED],
         ]
-        raise InputError("\n  ".join(lines + ["…"] * (len(damaged) > _MOST_NAMED)))
+        raise InputError("\n  ".join(lines + ["…"] * (len(damaged) > _MAX_NAMED)))
     return images, damaged

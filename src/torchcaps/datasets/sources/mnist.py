@@ -1,4 +1,4 @@
-"""MNIST and the data sets of the same form: four idx files, from a folder or downloaded."""
+"""MNIST and data sets of the same form: four idx files, from a folder or downloaded."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "t10k-images-idx3-ubyte": (10_000, 28, 28),
     "t10k-labels-idx1-ubyte": (10_000,),
 }
-"""The shape of the array in each file, by the file's name without ``.gz``."""
+"""Shape of the array in each file, by file name without ``.gz``."""
 DIGITS = tuple("0123456789")
 
 
 def read_idx(source: Source, request: DataRequest) -> tuple[ImageSet, ImageSet]:
-    """Read the four files of a data set of MNIST's form, each gzipped or not, from a folder, else download them.
+    """Read the four files of a data set of MNIST's form, gzipped or not, from a folder, else download them.
 
-    A download must have the SHA-256 of the mirrors' file before it is kept. Every file that is read, wherever it lies,
-    must be whole (a gzipped one with its checksum) and have its shape.
+    A download is kept only if it has the SHA-256 of the mirrors' file. Every file must be complete (gzipped ones with
+    their checksum) and have the expected shape.
 
     Raises:
-        InputError: Files are missing, truncated, corrupt, or of another form; or they could not be downloaded.
+        InputError: Files are missing, truncated, corrupt or of another shape, or could not be downloaded.
     """
     files = source.paths(request)
     train, train_labels, test, test_labels = (
@@ -43,7 +43,7 @@ def read_idx(source: Source, request: DataRequest) -> tuple[ImageSet, ImageSet]:
 
 
 def _header(shape: tuple[int, ...]) -> bytes:
-    """Two zero bytes, the type (8: unsigned byte), the number of axes, and their lengths as big-endian integers."""
+    """Return the header: two zero bytes, type (8: unsigned byte), number of axes, their lengths (big-endian)."""
     return struct.pack(f">4B{len(shape)}I", 0, 0, 8, len(shape), *shape)
 
 
@@ -55,7 +55,7 @@ def _register(
     folder: str,
     **info: Any,
 ) -> Source:
-    """Put a data set of MNIST's form on the list; ``sha256`` has its files in the order of ``SHAPES``."""
+    """Register a data set of MNIST's form; ``sha256`` is in the order of ``SHAPES``."""
     hashes = {f"{stem}.gz": each for stem, each in zip(SHAPES, sha256, strict=True)}
     source = Source(name=name, mirrors=mirrors, sha256=hashes, folders=(folder,), shares_names=name != "mnist")
     known = {"num_train": 60_000, "num_test": 10_000, "in_shape": (1, 28, 28), "validation_size": 5_000}
@@ -121,7 +121,7 @@ _register(
 
 
 read_mnist = partial(read_idx, MNIST)
-"""Reads the training and the test digits of MNIST, for the data sets that are made of them."""
+"""Read the training and the test digits of MNIST, for data sets derived from them."""
 MADE_OF_MNIST: dict[str, Any] = {
     "licence": "CC BY-SA 3.0, as MNIST's",
     "num_train": 60_000,
@@ -129,4 +129,4 @@ MADE_OF_MNIST: dict[str, Any] = {
     "validation_size": 5_000,
     "find": MNIST.find,
 }
-"""The entries that data sets made of MNIST's digits have in common."""
+"""Fields shared by data sets derived from MNIST."""

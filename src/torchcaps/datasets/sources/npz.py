@@ -21,9 +21,9 @@ from torchcaps.files import require_file
 from torchcaps.machine import check_memory
 from torchcaps.tasks import Task, find_task, guess_task
 
-_MOST_LISTED = 20  # names of arrays in an error
+_MAX_LISTED = 20  # names of arrays in an error
 Names = dict[str, tuple[str, str]]
-"""The names of the images and labels of each part."""
+"""Names of the arrays of images and labels, by part."""
 _OURS: Names = {"train": ("x", "y"), "test": ("x_test", "y_test"), "validation": ("x_val", "y_val")}
 _KERAS: Names = _OURS | {"train": ("x_train", "y_train")}
 _MEDMNIST: Names = {
@@ -37,7 +37,7 @@ _OPTIONS = ("class_names", "channels")
 @register_dataset(
     "npz",
     title="your own images: arrays x and y in a NumPy .npz file",
-    source="your file; x_test, y_test, x_val, y_val, class_names and channels are used if they are there",
+    source="your file; x_test, y_test, x_val, y_val, class_names and channels are used if present",
     licence="yours",
     takes_path=True,
     takes_scale=True,
@@ -45,26 +45,28 @@ _OPTIONS = ("class_names", "channels")
 def load_npz(request: DataRequest) -> Splits:
     """Read images and labels from the arrays of an .npz file.
 
-    ``x``, or ``x_train``, holds the images: (N, H, W), (N, H, W, C) or (N, C, H, W), uint8, or other numbers as
-    :func:`~torchcaps.datasets.pixels.scale_pixels` takes them; they are rounded to 256 steps. If not exactly one of the
-    two axes is 1 to 4 long, ``channels`` ("first" or "last") says which one holds the channels. Numbers (N, L) are
-    sequences of one channel and keep their values. ``y`` (N,), or ``y_train``, holds whole numbers from 0, every class
-    up to the highest among them, or texts, or one-hot rows (N, J). For several labels, ``y`` holds zeros and ones
-    (N, L), or True and False; for a regression floats (N,) or (N, T). With ``task`` the same numbers may be read
-    otherwise, such as class numbers in floats. ``x_test`` and ``y_test`` are the test set; without them, it is a
-    fixed stratified fifth of the images. ``x_val`` and ``y_val`` are the validation images and ``class_names`` (J,) the
-    names of the classes, if given. Names may be capitals, such as ``X_train``. The files of MedMNIST are read as they
-    are: ``train_images``, ``train_labels`` (N, 1), and the same of ``val`` and ``test``.
+    - ``x`` or ``x_train``: images (N, H, W), (N, H, W, C) or (N, C, H, W), uint8 or other numbers that
+      :func:`~torchcaps.datasets.pixels.scale_pixels` takes, rounded to 256 steps. Numbers (N, L) are sequences of one
+      channel and keep their values.
+    - ``y`` or ``y_train``: for classes whole numbers (N,) from 0 without gaps, texts, or one-hot rows (N, J). For
+    several
+      labels zeros and ones (N, L), or True and False. For a regression floats (N,) or (N, T). ``task`` decides if
+      numbers could be read in several ways.
+    - ``x_test``, ``y_test``: the test set. Without them, a fixed stratified fifth of the images becomes the test set.
+    - ``x_val``, ``y_val``: validation images, optional.
+    - ``class_names`` (J,): names of the classes, optional.
+    - ``channels``: "first" or "last", needed unless exactly one of the two axes is 1 to 4 long.
+    - ``lengths`` (N,), ``lengths_test``, ``lengths_val``: with them, ``x`` holds sequences (N, C, L) of any numbers,
+    each
+      read up to its length.
 
-    With ``lengths`` (N,), ``x`` holds sequences (N, C, L) of any numbers, of which those after the length of each are
-    not read; ``x_test`` and ``x_val`` then have ``lengths_test`` and ``lengths_val``.
-
-    What the file would unpack to is known, and must fit into memory, before anything is unpacked. Pickled objects are
-    never read.
+    Upper and lower case do not matter. Files of MedMNIST work unchanged: ``train_images``, ``train_labels`` (N, 1), and
+    the same for ``val`` and ``test``. The unpacked size is checked against the memory before anything is unpacked.
+    Pickled objects are never read.
 
     Raises:
-        InputError: The file is missing, truncated or corrupt, an array is missing or has another form, or the images do
-            not fit into memory.
+        InputError: The file is missing, truncated or corrupt, an array is missing or has a wrong shape or dtype, or the
+            images do not fit into memory.
     """
     path = request.path
     require_file(path)
@@ -78,13 +80,13 @@ def load_npz(request: DataRequest) -> Splits:
         for part, pair in pairs.items():
             for key in pair:
                 if key not in sizes and (part == "train" or any(each in sizes for each in pair)):
-                    held = ", ".join(map(shown, sorted(set(held_as.values()))[:_MOST_LISTED]))
-                    held += ", …" * (len(set(held_as.values())) > _MOST_LISTED)
+                    held = ", ".join(map(shown, sorted(set(held_as.values()))[:_MAX_LISTED]))
+                    held += ", …" * (len(set(held_as.values())) > _MAX_LISTED)
                     raise InputError(f'{path} has no array "{key}"; it holds {held or "nothing"}')
         check_memory(sum(sizes[key] for key in keys), f"the images of {path}")
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: np.asarray(file[held_as[key]]) for key in keys}
-        for key in keys:  # NumPy takes what is no character, and Python fails later
+        for key in keys:  # NumPy accepts invalid characters, on which Python fails later
             if arrays[key].dtype.kind == "U":
                 arrays[key].astype(arrays[key].dtype.newbyteorder("<")).tobytes().decode("utf-32-le")
     scale: Scale = "auto" if request.scale is None else request.scale
@@ -106,7 +108,7 @@ def load_npz(request: DataRequest) -> Splits:
 def _images(
     path: Path, arrays: Mapping[str, Any], x: str, where: str, scale: Scale
 ) -> UInt8[Tensor, "N C H W"] | Float32[Tensor, "N C 1 L"]:
-    """Pixels, or sequences of numbers where there are lengths or only two axes."""
+    """Return pixels; or sequences of numbers, if the file has lengths or ``x`` has only two axes."""
     if x in _LENGTHS and "lengths" in arrays:
         return _to_sequences(arrays, x, where)
     values, order = arrays[x], arrays.get("channels")
@@ -119,11 +121,11 @@ def _images(
 
 
 def _to_sequences(arrays: Mapping[str, Any], x: str, where: str) -> Float32[Tensor, "N C 1 L"]:
-    """Numbers, NaN after the end of each sequence."""
+    """Return sequences of numbers, padded with NaN."""
     values, lengths = arrays[x], arrays.get(_LENGTHS[x])
     if values.ndim != 3 or values.dtype.kind not in "fiu" or 0 in values.shape:
         raise InputError(
-            f"{where} must hold numbers in the shape (N, C, L), channels and places, as there are lengths, got "
+            f"{where} must hold numbers in the shape (N, C, L), channels and steps, because the file has lengths, got "
             f"{values.dtype} in the shape {shown(values.shape)}"
         )
     N, _, L = values.shape
@@ -134,13 +136,13 @@ def _to_sequences(arrays: Mapping[str, Any], x: str, where: str) -> Float32[Tens
 
 
 def _class_names(path: Path, y: str, task: Task, targets: np.ndarray, given: np.ndarray | None) -> tuple[str, ...]:
-    """Return the given names of the outputs; else the texts among the targets, or numbers."""
+    """Return the names of the outputs: ``class_names`` if given, else the texts among the targets, or numbers."""
     where = f"{path}: {y}"
     names = task.names(targets, where)
     if given is None:
         return names
     is_texts = given.dtype.kind == "U" and given.ndim == 1
-    if is_texts and len(given) < len(names):  # the task knows why, such as labels that are counted from 1
+    if is_texts and len(given) < len(names):  # the task raises a clearer error, such as labels counted from 1
         task.bring(targets, len(given), f"{where} (class_names has {len(given)} texts)")
     if not is_texts or len(given) != len(names):
         raise InputError(

@@ -25,8 +25,8 @@ _TEST = "smallnorb-5x01235x9x18x6x2x96x96-testing"
 _COUNT = 24_300  # pairs of images, in training and in test
 _RAW_SIZE = (96, 96)
 _SIZE = (48, 48)
-_CHUNK = 256  # pairs that are resized at once
-_CODES = {"u1": 0x1E3D4C55, "<i4": 0x1E3D4C54}  # of types
+_CHUNK = 256  # pairs resized at once
+_CODES = {"u1": 0x1E3D4C55, "<i4": 0x1E3D4C54}  # magic numbers of types
 
 SOURCE = Source(
     name="smallnorb",
@@ -42,7 +42,7 @@ VIEWS = {
     f"{_TRAIN}-info.mat.gz": "de7eb932ebe7a4ee16217fead60660d0eb3d23632c2f4d1c51f88c501c17bf32",
     f"{_TEST}-info.mat.gz": "16adf314226327ee006d1a44db8cfef52773c06c829951d5653a9f6f310248a2",
 }
-"""The files that say from where each image was taken."""
+"""Files with the viewpoint of each image."""
 VIEWS_SOURCE = replace(SOURCE, sha256={**SOURCE.sha256, **VIEWS})
 
 _INFO: dict[str, Any] = {
@@ -57,21 +57,21 @@ _INFO: dict[str, Any] = {
 
 @register_dataset("smallnorb", title="smallNORB toys seen by two cameras", find=SOURCE.find, **_INFO)
 def load_smallnorb(request: DataRequest) -> Splits:
-    """Read the pairs of images, one channel for each camera, and bring them to 48×48, as the paper does.
+    """Read the pairs of images, one channel for each camera, and resize them to 48×48, as in the paper.
 
-    Each pixel of 48×48 is the mean of 2×2 pixels, which is also what bilinear interpolation gives. Another
-    ``image_size`` is made of the 96×96 pixels as for all data sets.
+    Each pixel of 48×48 is the mean of 2×2 pixels, the same as bilinear interpolation. Another ``image_size`` is
+    computed from the 96×96 pixels, as for all data sets.
 
-    Training and test images show different toys. Validation images show the toys of the training images, from other
-    sides or in other light, so that results on them are better than on the test images.
+    Training and test images show different toys. Validation images show toys of the training images from other sides or
+    in other light, so validation results are better than test results.
     """
     return _load(SOURCE, request)
 
 
 def load_views(request: DataRequest) -> Splits:
-    """`load_smallnorb` with factors: ``"azimuth"``, ``"elevation"`` (degrees), ``"light"`` (0 to 5), ``"instance"``.
+    """Read the same images with factors: ``"azimuth"``, ``"elevation"`` (degrees), ``"light"`` (0..5), ``"instance"``.
 
-    An azimuth is one of 0 to 340 by 20, an elevation one of 30 to 70 by 5, as the files count them.
+    Azimuths are 0 to 340 in steps of 20, elevations 30 to 70 in steps of 5.
     """
     return _load(VIEWS_SOURCE, request)
 
@@ -99,16 +99,16 @@ def _resized(images: UInt8[Tensor, "N 2 H W"], size: tuple[int, int]) -> UInt8[T
 
 
 def _read_factors(path: Path) -> dict[str, Tensor]:
-    """The columns of a file: instance 0..9, elevation 0..8, azimuth 0, 2, .. 34, light 0..5."""
+    """Read the columns of a file: instance 0..9, elevation 0..8, azimuth 0, 2, .. 34, light 0..5."""
     instance, elevation, azimuth, light = torch.tensor(_read(path, (_COUNT, 4), "<i4")).long().unbind(1)
     return {"azimuth": 10.0 * azimuth, "elevation": 30 + 5.0 * elevation, "light": light, "instance": instance}
 
 
 def _read(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """The values of a file in NORB's binary matrix format, gzipped or not.
+    """Read the values of a file in NORB's binary matrix format, gzipped or not.
 
-    The format: a code for the type of the values, the number of axes, the length of each axis (of three at least, the
-    last ones 1), all as little-endian 32-bit integers; then the values.
+    The header consists of little-endian 32-bit integers: a code of the type, the number of axes, and the length of each
+    axis (at least three lengths, filled up with 1). The values follow.
     """
     lengths = shape + (1,) * (3 - len(shape))
     header = struct.pack(f"<{2 + len(lengths)}i", _CODES[dtype], len(shape), *lengths)

@@ -1,4 +1,4 @@
-"""The places of a data set's files: a folder that the user names, the cache of downloads, or a mirror."""
+"""Find the files of a data set: in a folder that the user names, in the cache of downloads, or on a mirror."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torchcaps.datasets.registry import DataRequest
 from torchcaps.errors import InputError
 from torchcaps.files import require_file, user_path
 
-DATA_VARIABLE = "TORCHCAPS_DATA"  # names the folder to look in when the user names none
-TIMEOUT = 30.0  # seconds without an answer after which the next mirror is tried
-_ADVICE = f"where there is no network, name a folder with its files: --data-dir FOLDER, or {DATA_VARIABLE}"
+DATA_VARIABLE = "TORCHCAPS_DATA"  # environment variable with the folder to use by default
+TIMEOUT = 30.0  # seconds to wait for a mirror before the next one is tried
+_ADVICE = f"without a network, name a folder with its files: --data-dir FOLDER, or {DATA_VARIABLE}"
 
 
 def data_folders(data_dir: Path | None) -> list[Path]:
-    """The folders to look in, in order: the one named, else that of TORCHCAPS_DATA and the cache of downloads."""
+    """Return the folders to search: ``data_dir``, else the folder in TORCHCAPS_DATA and the cache of downloads."""
     if data_dir is not None:
         return [data_dir]
     import pooch
@@ -29,17 +29,17 @@ def data_folders(data_dir: Path | None) -> list[Path]:
 
 @dataclass(kw_only=True)
 class Source:
-    """The files of a data set.
+    """Files of a data set, with their mirrors.
 
     Args:
-        name: The data set's name; its files may lie in a folder of this name, where downloads are put too.
-        mirrors: Addresses to put before the name of a file, tried in turn.
-        sha256: The hash of each file as the mirrors have it, by its name. Downloads must have it; a user's own file
-            need not: unpacked, or packed again, it is right and has another hash.
-        unpacked: The folder that each archive unpacks to; a gzipped file unpacks to one without ``.gz``.
-        folders: Other folders in which the files may lie, relative to the one that the user named.
-        shares_names: Whether its files have the names of those of another data set: such files are taken for its own
-            only in a folder of its name, or in one that the user named for it.
+        name: Name of the data set. Its files may lie in a folder of this name, and downloads go there.
+        mirrors: Addresses that precede the name of a file, tried in turn.
+        sha256: SHA-256 of each file on the mirrors, by file name. Downloads must have it. A user's file need not,
+            because unpacking or repacking changes the hash.
+        unpacked: Folder that each archive unpacks to; a gzipped file unpacks to a file without ``.gz``.
+        folders: Further folders that may hold the files, relative to the folder that the user named.
+        shares_names: True if another data set has files of the same names. Then the files count only in a folder called
+            like the data set, or in a folder that the user named for it.
     """
 
     name: str
@@ -50,12 +50,12 @@ class Source:
     shares_names: bool = False
 
     def find(self, data_dir: Path | None) -> Path | None:
-        """The folder that holds all files, or None; ``data_dir`` as for `data_folders`."""
+        """Return the folder with all files, or None; ``data_dir`` as for `data_folders`."""
         searched = (self._search(root, direct=data_dir is not None) for root in data_folders(data_dir))
         return next((folder for folder, found in searched if len(found) == len(self.sha256)), None)
 
     def paths(self, request: DataRequest) -> dict[str, Path]:
-        """The path of each file, packed or unpacked, by its name: in the user's folder, in the cache, or downloaded.
+        """Return the path of each file, packed or unpacked, by its name; download missing files to the cache.
 
         Raises:
             InputError: The folder does not exist or lacks files, or they could not be downloaded.
@@ -65,7 +65,7 @@ class Source:
             in_cache, own = not named and root == roots[-1], root / self.name
             if not in_cache and not root.is_dir():
                 origin = "data_dir" if named else DATA_VARIABLE
-                raise InputError(f"{origin} is {root}, which is no folder; it should hold the files of {self.name}")
+                raise InputError(f"{origin} is {root}, but this is no folder; it must hold the files of {self.name}")
             folder, found = self._search(root, direct=named)
             missing = [name for name in self.sha256 if name not in found]
             if missing and not in_cache and (found or named):
@@ -77,7 +77,7 @@ class Source:
                 )
             if not missing and not in_cache:
                 return found
-        # what was downloaded before must have its hash still
+        # earlier downloads must still have their hash
         again = [name for name in self.sha256 if missing or found[name] == own / name]
         return {name: self.fetch(name, own) if name in again else found[name] for name in self.sha256}
 
@@ -97,27 +97,27 @@ class Source:
         return self.unpacked.get(name, name.removesuffix(".gz"))
 
     def _file(self, folder: Path, name: str) -> Path | None:
-        """The path of a file in a folder, the unpacked one if both are there; None if neither is."""
+        """Return the path of a file in a folder, preferably unpacked; None if it is missing."""
         unpacked = folder / self._unpacked(name)
         if unpacked.is_dir() if name in self.unpacked else unpacked.is_file():
             return unpacked
         return folder / name if (folder / name).is_file() else None
 
     def verify(self, path: Path) -> None:
-        """Raise InputError unless a file has the contents of the mirrors', for readers that trust what they read."""
+        """Raise InputError if a file differs from the mirrors' file. Call it before readers that trust their input."""
         require_file(path)
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != self.sha256[path.name]:
                 raise InputError(f"{path} is not {self.name}'s, or it is damaged (SHA-256); fetch it again")
 
     def fetch(self, name: str, folder: Path) -> Path:
-        """Download a file to a folder unless it is there already with the right contents.
+        """Download a file to a folder if it is missing or differs from the mirrors' file.
 
-        The download is written under another name, checked, and renamed: the file in the folder is whole and right,
-        however the download ended.
+        The download is written under another name, checked, and then renamed. So an interrupted download leaves no
+        broken file.
 
         Raises:
-            InputError: No mirror gave the right file; the error says what each of them did.
+            InputError: No mirror gave the right file; the message lists the failure of each.
             OSError: The folder cannot be written, or the disk is full.
         """
         import pooch
@@ -127,9 +127,9 @@ class Source:
         for mirror in self.mirrors:
             try:
                 return Path(pooch.retrieve(mirror + name, known, name, folder, downloader=loader))
-            except RequestException as error:  # its own text is a screen full of nested exceptions
+            except RequestException as error:  # its text is a page of nested exceptions
                 status = None if error.response is None else error.response.status_code
                 failures.append(f"{mirror}: HTTP status {status}" if status else f"{mirror}: {type(error).__name__}")
-            except ValueError:  # pooch raises it for another hash
+            except ValueError:  # pooch raises it for a wrong hash
                 failures.append(f"{mirror}: not the expected contents (SHA-256)")
         raise InputError(f"{name} could not be downloaded ({'; '.join(failures)}); {_ADVICE}")

@@ -33,10 +33,10 @@ SOURCE = Source(
     find=SOURCE.find,
 )
 def load_svhn(request: DataRequest) -> Splits:
-    """Read the training and the test digits; the extra ones of the data set are left out, as in the paper.
+    """Read the training and the test digits, without the extra digits, as in the paper.
 
-    A file has the variables X, uint8 pixels (32, 32, 3, N), and y, the labels (N, 1), in which 10 stands for the
-    digit 0. It is opened only if it has its checksum.
+    A file has the variables X, uint8 pixels (32, 32, 3, N), and y, labels (N, 1), where 10 means the digit 0. It is
+    opened only if its checksum is right.
     """
     from scipy.io import loadmat
 

@@ -1,4 +1,4 @@
-"""A user's own images: a table, .csv or .tsv, that names image files and their labels."""
+"""A user's own images: a table (.csv or .tsv) of image files and their labels."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from torchcaps.tasks import Task, find_task, guess_task
 IMAGE_COLUMNS = ("image", "file", "filename", "file_name", "path", "filepath", "image_id", "img", "id", "name")
 """Usual names of the column with the image files."""
 LABEL_COLUMNS = ("label", "labels", "class", "category", "target")
-"""Usual names of the column with the labels, if there are other columns, too."""
+"""Usual names of the column with the labels, if the table has further columns."""
 SPLIT_COLUMNS = ("split", "part", "subset", "set")
-"""Usual names of a column that says train, val or test."""
+"""Usual names of the column with train, val or test."""
 MAX_NAMED = 20
-"""Columns, or missing files, that an error names."""
+"""Number of columns or missing files in an error."""
 
 
 class Table(NamedTuple):
-    """The cells of a table, by column, and the line of each row in the file."""
+    """Cells of a table by column, and the line of each row in the file."""
 
     columns: dict[str, list[str]]
     lines: list[int]
@@ -40,24 +40,28 @@ class Table(NamedTuple):
 @register_dataset(
     "csv",
     title="your own images: a table of image files and their labels, .csv or .tsv",
-    source="your table, beside its images; a column split (train, val, test) is used if it is there",
+    source="your table, beside its images; a column split (train, val, test) is used if present",
     licence="yours",
     takes_path=True,
     can_skip_damaged=True,
 )
 def load_table(request: DataRequest) -> Splits:
-    """Read the images that a table names, and their labels.
+    """Read the images in a table, and their labels.
 
-    The first line has the names of the columns. One column has the image files: paths from the folder of the table, or
-    names of files anywhere below it, also without their suffix. A column that is named ``label`` (or ``class``,
-    ``category``, ``target``), otherwise all remaining columns, have the labels. One column of texts or whole
-    numbers has classes, whose names are the texts; texts joined by ``|`` are several labels. Several columns are
-    one-hot rows, several labels or numbers, by the task or by what they hold. A column ``split`` says train, val or
-    test. Hidden files are left out. Images are read as from a ``folder:``, in a fixed random order.
+    The first line names the columns:
+
+    - Image files: paths from the folder of the table, or names of files anywhere below it, with or without suffix.
+    - Labels: the column ``label`` (or ``class``, ``category``, ``target``), otherwise all remaining columns. One column
+    of
+      texts or whole numbers holds classes, named by the texts; texts joined by ``|`` are several labels. Several
+      columns are one-hot rows, several labels or numbers, by the task or by their content.
+    - ``split``, optional: train, val or test.
+
+    Hidden files are left out. Images are read as from a ``folder:``, in a fixed random order.
 
     Raises:
-        InputError: The table is missing, larger than 16 MiB or damaged; a cell is empty, a file is named twice, is not
-            there or cannot be read; or the labels do not fit the task.
+        InputError: The table is missing, larger than 16 MiB or damaged; a cell is empty; a file is listed twice,
+            missing or unreadable; or the labels do not fit the task.
     """
     path = request.path
     table = _read_table(path)
@@ -68,7 +72,7 @@ def load_table(request: DataRequest) -> Splits:
     others = [name for name in columns if name not in (image, split)]
     named = [name for name in others if name.lower() in LABEL_COLUMNS]
     if not others:
-        raise InputError(f"{path} has no column of labels beside {image}")
+        raise InputError(f"{path} has no column of labels, only {image}")
     chosen = named if len(named) == 1 else others
     found, hidden = _find_files(path, columns[image], table.lines, files)
     task, names, targets = _targets(path, {name: columns[name] for name in chosen}, table.lines, request)
@@ -92,14 +96,14 @@ def _read_table(path: Path) -> Table:
     require_file(path, "table")
     text = read_text(path, "table").removeprefix("\ufeff")
     if "\0" in text:
-        raise InputError(f"{path} is no table: it has the character NUL")
+        raise InputError(f"{path} is no table, because it contains the character NUL")
     first = text.partition("\n")[0]
     delimiter = max((",", ";", "\t"), key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
     except csv.Error as error:
-        raise InputError(f"{path}, line {reader.line_num} is not that of a table: {error}") from None
+        raise InputError(f"{path}, line {reader.line_num} is no line of a table: {error}") from None
     if len(rows) < 2:
         raise InputError(f"{path} must have a line with the names of the columns, and a line for each image")
     header = rows[0][1]
@@ -116,7 +120,7 @@ def _read_table(path: Path) -> Table:
 
 
 def _image_column(path: Path, columns: Mapping[str, Sequence[str]], files: _Files) -> str:
-    """The column with the image files: the first that names a file, columns of usual names before others."""
+    """Return the column with the image files: the first whose first cell is a file; usual names go first."""
     usual = [name for name in columns if name.lower() in IMAGE_COLUMNS]
     naming = [name for name in (*usual, *columns) if files.find(columns[name][0])]
     if naming:
@@ -128,7 +132,7 @@ def _image_column(path: Path, columns: Mapping[str, Sequence[str]], files: _File
 
 
 class _Files:
-    """The image files of a folder and its sub-folders, by path, by name, and by name without suffix."""
+    """Image files of a folder and its sub-folders, by path, by name, and by name without suffix."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -138,23 +142,23 @@ class _Files:
                 self.named.setdefault(name, []).append(file)
 
     def find(self, name: str) -> list[Path]:
-        """The files that a cell may name."""
+        """Return the files that a cell may refer to."""
         direct = self.folder / name
         try:
             if name and direct.is_file():
                 return [direct]
-        except (OSError, ValueError):  # a name that is too long, or with a NUL
+        except (OSError, ValueError):  # the name is too long, or contains NUL
             return []
         return self.named.get(Path(name).name, [])
 
 
 def _find_files(path: Path, cells: Sequence[str], lines: Sequence[int], files: _Files) -> tuple[list[Path], set[int]]:
-    """The image file of each row, and the rows whose files are hidden."""
+    """Return the image file of each row, and the rows with hidden files."""
     found, hidden, first = list[Path](), set[int](), dict[Path, int]()
     for row, (cell, line) in enumerate(zip(cells, lines, strict=True)):
         if not cell:
             raise InputError(f"{path}, line {line} names no image file")
-        candidates = files.find(cell) or [path.parent / cell]  # what is not there is said when it is read
+        candidates = files.find(cell) or [path.parent / cell]  # reading a missing file raises the error
         if len(candidates) > 1:
             both = " and ".join(str(each.relative_to(path.parent)) for each in candidates[:2])
             raise InputError(f"{path}, line {line}: {cell} may be {both}; write paths from the folder of the table")
@@ -169,7 +173,7 @@ def _find_files(path: Path, cells: Sequence[str], lines: Sequence[int], files: _
 
 
 def _parts(path: Path, cells: Sequence[str], lines: Sequence[int]) -> list[str]:
-    """The part of each row."""
+    """Return the part of each row."""
     for cell, line in zip(cells, lines, strict=True):
         if cell.lower() not in PARTS:
             raise InputError(f"{path}, line {line}: the split must be train, val or test, got {shown(cell)}")
@@ -179,20 +183,20 @@ def _parts(path: Path, cells: Sequence[str], lines: Sequence[int]) -> list[str]:
 def _targets(
     path: Path, columns: Mapping[str, Sequence[str]], lines: Sequence[int], request: DataRequest
 ) -> tuple[Task, tuple[str, ...], Tensor]:
-    """The task, the names of its outputs, and the targets."""
+    """Return the task, the names of its outputs, and the targets."""
     where = f"{path}: {', '.join(columns)}"
-    wanted = None if request.task is None else find_task(request.task)
+    requested = None if request.task is None else find_task(request.task)
     if len(columns) == 1:
         (cells,) = columns.values()
         texts, joined = np.array(cells), any("|" in cell for cell in cells)
         numbers = None if joined else _numbers(cells)
-        if numbers is None and (joined or (wanted is not None and not wanted.guess(texts))):
+        if numbers is None and (joined or (requested is not None and not requested.guess(texts))):
             names = tuple(sorted({each for cell in cells for each in cell.split("|") if each}))
             rows = np.array([[name in cell.split("|") for name in names] for cell in cells], np.int64)
-            return _of_rows(rows, names, wanted, where)
+            return _of_rows(rows, names, requested, where)
         _require_cells(path, cells, lines)
-        task = wanted or guess_task(texts if numbers is None else numbers, where)
-        if task.guess(texts):  # a task of classes, whose names are the texts
+        task = requested or guess_task(texts if numbers is None else numbers, where)
+        if task.guess(texts):  # classes are named by the texts
             if numbers is not None and numbers.dtype.kind == "f":
                 task.bring(numbers, None, where)  # raises for fractions
             names = tuple(sorted(set(cells), key=lambda name: (int(name) if name.isdecimal() else 0, name)))
@@ -203,18 +207,18 @@ def _targets(
         _require_cells(path, cells, lines)
         if (numbers := _numbers(cells)) is None:
             raise InputError(
-                f"{path} has several columns beside the image files, of which {name} holds texts; call the column of "
-                "the labels label, or remove the columns that are no labels"
+                f"{path} has several columns beside the image files, but {name} holds texts; name the column of the "
+                "labels label, or remove columns that are no labels"
             )
         values.append(numbers)
-    return _of_rows(np.stack(values, 1), tuple(columns), wanted, where)
+    return _of_rows(np.stack(values, 1), tuple(columns), requested, where)
 
 
 def _of_rows(
-    rows: np.ndarray, names: tuple[str, ...], wanted: Task | None, where: str
+    rows: np.ndarray, names: tuple[str, ...], requested: Task | None, where: str
 ) -> tuple[Task, tuple[str, ...], Tensor]:
-    """The task, names and targets of rows of numbers, a column for each output."""
-    task = wanted or guess_task(rows, where)
+    """Return the task, names and targets of rows of numbers with a column for each output."""
+    task = requested or guess_task(rows, where)
     task.names(rows, where)  # raises if the rows do not fit the task
     return task, names, task.bring(rows, len(names), where)
 
@@ -226,7 +230,7 @@ def _require_cells(path: Path, cells: Sequence[str], lines: Sequence[int]) -> No
 
 
 def _numbers(cells: Sequence[str]) -> np.ndarray | None:
-    """Cells as integers or floats; None if one is no number."""
+    """Return cells as integers or floats; None if one is no number."""
     for kind in (np.int64, np.float64):
         try:
             return np.array(cells).astype(kind)

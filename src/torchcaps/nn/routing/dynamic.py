@@ -275,8 +275,7 @@ class DynamicRouting(Routing):
         options = self._options() | {"return_coupling": return_coupling}
         if isinstance(votes, DenseVotes) and votes.competition is None and self.prior is None:
             options |= {"mask": votes.mask, "backend": self.backend}
-            routed = route(votes.poses, votes.weight, self.num_iterations, **options)
-            return votes.finish(routed, coupling=return_coupling)
+            return route(votes.poses, votes.weight, self.num_iterations, **options).to(votes.dtype)  # masked already
         return dynamic_routing(votes, self.num_iterations, **options)
 
     def rounds(

@@ -1,0 +1,72 @@
+"""The description of a network's images, as files hold it."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from torchcaps.analysis.calibration import Calibration
+from torchcaps.datasets.preparation import Preparation
+from torchcaps.errors import InputError
+from torchcaps.image_spec import MAX_IMAGE_VALUES, ImageSpec
+
+PLAIN = ImageSpec(in_shape=(1, 28, 28), class_names=("a", "b", "c"))
+FULL = dataclasses.replace(
+    PLAIN,
+    objects=2,
+    fit="stretch",
+    preparation=Preparation(box=10.0, centre="box"),
+    calibration=Calibration(score=0.7, error=3.5, images=100),
+)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [PLAIN, FULL, dataclasses.replace(PLAIN, task="regression", class_names=("angle",))],
+    ids=["defaults", "all fields", "regression"],
+)
+def test_json_keeps_every_field(spec: ImageSpec) -> None:
+    assert ImageSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+
+
+def test_missing_entries_take_defaults_and_unknown_ones_are_ignored() -> None:
+    assert ImageSpec.from_dict({"in_shape": [1, 28, 28], "class_names": ["a", "b", "c"], "more": 1}) == PLAIN
+    older = FULL.to_dict() | {"calibration": {"score": 0.7, "images": 100}}
+    assert ImageSpec.from_dict(older).calibration == Calibration(score=0.7, images=100)
+
+
+@pytest.mark.parametrize("name", ["in_shape", "class_names"])
+def test_a_file_must_have_shape_and_names(name: str) -> None:
+    values = {key: each for key, each in PLAIN.to_dict().items() if key != name}
+    with pytest.raises(InputError, match=name):
+        ImageSpec.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("in_shape", (28, 28)),
+        ("in_shape", (1, 0, 28)),
+        ("in_shape", (1, 28, 28.5)),
+        ("in_shape", (1, MAX_IMAGE_VALUES, 2)),
+        ("in_shape", "abc"),
+        ("class_names", ()),
+        ("class_names", ("a",)),
+        ("class_names", ("a", 1)),
+        ("class_names", "ab"),
+        ("objects", 0),
+        ("objects", 4),
+        ("objects", 1.5),
+        ("fit", "crop"),
+        ("preparation", {"box": 3}),
+        ("calibration", 0.5),
+        ("task", "dreams"),
+        ("task", ["classes"]),
+    ],
+)
+def test_values_that_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=name):
+        dataclasses.replace(PLAIN, **{name: value})
+    with pytest.raises(InputError, match=name):
+        ImageSpec.from_dict(PLAIN.to_dict() | {name: value})
