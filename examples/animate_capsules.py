@@ -1,10 +1,10 @@
-"""What capsules encode, in motion: test digits over what is decoded while a component of their capsules changes.
+"""Animate what capsules encode: decoded digits while one component of each capsule changes.
 
-    python examples/animate_capsules.py --out docs/images/capsules.gif --data mnist    # that of docs/index.md
+    python examples/animate_capsules.py --out docs/images/capsules.gif --data mnist    # as in docs/index.md
     python examples/animate_capsules.py --network runs/compact-kmnist-1 --data kmnist --out kmnist.gif
 
-Of each digit's capsule the three components that change the decoded picture most are changed one after the other, by
-−0.25 … 0.25 as in the paper's figure 4. Writes an animated GIF.
+For each digit, the script changes the three components that change the decoded image most, one after the other, by
+−0.25 … 0.25 as in figure 4 of the paper. It writes an animated GIF with the test digits above.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ PAPER, INK, MUTED, ACCENT = 255, 20, 150, 90  # grey levels
 
 
 def choose(network: Network, data: str, classes: Sequence[int], amplitude: float) -> list[Perturbation]:
-    """For the test image of each class with the highest score: its capsule, each component changed."""
+    """Perturb the capsule of one test image per class, the image with the highest score."""
     test = load_dataset(data).test.preview(1000)
-    own = test.labels.numpy()[:, None] == np.arange(network.num_classes)
-    clearest = np.where(own, predict(network, test.images).scores, 0).argmax(axis=0)[list(classes)]
+    is_class = test.labels.numpy()[:, None] == np.arange(network.num_classes)
+    clearest = np.where(is_class, predict(network, test.images).scores, 0).argmax(axis=0)[list(classes)]
     return [perturb_capsule(network, test.images[n], amplitude=amplitude, steps=FRAMES // 2 + 1) for n in clearest]
 
 
 def frames(digits: Sequence[Perturbation], phases: int) -> Iterator[Image.Image]:
-    """The pictures of one round: ``phases`` components of each digit, each up, down and back to the middle."""
+    """Yield the frames: ``phases`` components of each digit, each moved up, down and back to the middle."""
     change = [digit.images - digit.reconstruction for digit in digits]
-    telling = [np.square(each).mean(axis=(1, 2, 3, 4)).argsort()[::-1] for each in change]
+    ranking = [np.square(each).mean(axis=(1, 2, 3, 4)).argsort()[::-1] for each in change]
     middle = FRAMES // 4
     font = ImageFont.load_default(13)
     for phase in range(phases):
@@ -51,7 +51,7 @@ def frames(digits: Sequence[Perturbation], phases: int) -> Iterator[Image.Image]
                 y = row * (SIZE + GAP) + (SIZE // 2 if row < 2 else LINE // 2 - 4)
                 draw.text((4, y), words, INK, font, anchor="lm")
             for n, digit in enumerate(digits):
-                x, component = LEFT + n * (SIZE + GAP), int(telling[n][phase])
+                x, component = LEFT + n * (SIZE + GAP), int(ranking[n][phase])
                 for row, pixels in enumerate((digit.image, digit.images[component, place])):
                     tile = Image.fromarray(np.uint8(255 * pixels[0].clip(0, 1)))
                     frame.paste(tile.resize((SIZE, SIZE), Image.Resampling.BICUBIC), (x, row * (SIZE + GAP)))
@@ -64,12 +64,12 @@ def frames(digits: Sequence[Perturbation], phases: int) -> Iterator[Image.Image]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the options, decode, write the animation."""
+    """Write the animation as the options say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", default="compact", help="a network with a decoder (default: %(default)s)")
-    parser.add_argument("--data", default="digits", help="test images of one colour (default: %(default)s)")
+    parser.add_argument("--data", default="digits", help="data set of grey images (default: %(default)s)")
     parser.add_argument("--classes", type=int, nargs="+", default=[2, 3, 4, 5, 7, 8], help="default: 2 3 4 5 7 8")
-    parser.add_argument("--components", type=int, default=3, help="of each digit (default: %(default)s)")
+    parser.add_argument("--components", type=int, default=3, help="components of each digit (default: %(default)s)")
     parser.add_argument("--amplitude", type=float, default=0.25, help="largest change (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("capsules.gif"), help="default: %(default)s")
     given = parser.parse_args(arguments)

@@ -1,11 +1,11 @@
-"""A capsule head on a backbone, in a training loop of one's own.
+"""Train a capsule head on a backbone, with a plain PyTorch training loop.
 
     python examples/capsule_head.py                                            # a small backbone
-    python examples/capsule_head.py --backbone resnet18                        # one of timm: pip install timm
-    python examples/capsule_head.py --backbone resnet18 --pretrained --freeze  # only the head learns
+    python examples/capsule_head.py --backbone resnet18                        # from timm: pip install timm
+    python examples/capsule_head.py --backbone resnet18 --pretrained --freeze  # train only the head
 
-The backbone stops where its maps are still maps: capsules need places, which global pooling throws away. Trains on the
-embedded digits; prints the shapes on the way, the loss of each epoch and the test accuracy.
+The backbone ends before global pooling, because capsules need feature maps with positions. The script trains on the
+embedded digits and prints the shapes, the loss of each epoch and the test accuracy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torchcaps.nn import CapsuleHead, StackBackbone, TimmBackbone
 
 
 def make_network(backbone: nn.Module, in_shape: Sequence[int], num_classes: int) -> nn.Sequential:
-    """A backbone and a head; a look at one image tells the channels of its maps."""
+    """Join a backbone and a head; one image is passed through to find the number of channels."""
     with torch.no_grad():
         features = backbone.eval()(torch.zeros(1, *in_shape))
     print(f"images {tuple(in_shape)} → feature map {tuple(features.shape[1:])}")
@@ -30,7 +30,7 @@ def make_network(backbone: nn.Module, in_shape: Sequence[int], num_classes: int)
 
 
 def train(network: nn.Module, image_set: ImageSet, epochs: int, batch_size: int = 64, seed: int = 0) -> None:
-    """Adam on the margin loss."""
+    """Minimise the margin loss with Adam."""
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
     loader = BatchLoader(image_set, batch_size, shuffle=True, augmentation=Augmentation(max_shift=2), seed=seed)
     for epoch in range(epochs):
@@ -47,7 +47,7 @@ def train(network: nn.Module, image_set: ImageSet, epochs: int, batch_size: int 
 
 @torch.no_grad()
 def accuracy(network: nn.Module, image_set: ImageSet) -> float:
-    """Share of the images whose longest capsule is that of their class."""
+    """Return the share of images whose longest capsule belongs to their class, 0..1."""
     network.eval()
     batches = BatchLoader(image_set, 256, shuffle=False).batches(0)
     right = sum(int((network(batch.images).scores().argmax(1) == batch.labels).sum()) for batch in batches)
@@ -55,21 +55,21 @@ def accuracy(network: nn.Module, image_set: ImageSet) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the options, build, train, test."""
+    """Build, train and test a network as the options say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backbone", help="a name of timm; a small stack of convolutions if none is given")
+    parser.add_argument("--backbone", help="name of a timm model (default: a small stack of convolutions)")
     parser.add_argument("--pretrained", action="store_true", help="download the backbone's weights")
-    parser.add_argument("--freeze", action="store_true", help="the backbone's weights stay as they are")
+    parser.add_argument("--freeze", action="store_true", help="do not train the backbone's weights")
     parser.add_argument("--epochs", type=int, default=10, help="default: %(default)s")
-    parser.add_argument("--images", type=int, help="train on the first so many images only")
+    parser.add_argument("--images", type=int, help="number of training images (default: all)")
     given = parser.parse_args(arguments)
     digits = load_dataset("digits", limit_train=given.images)
     torch.manual_seed(0)
     sizes = {"stack_channels": (16, 32, 64), "stack_kernels": (3, 3, 3), "stack_strides": (2, 2, 2)}
     backbone: nn.Module = StackBackbone(1, **sizes, stack_padding=1, stack_norm="batch")
     if given.backbone is not None:  # the map of stride 8
-        how = {"pretrained": given.pretrained, "freeze": given.freeze}
-        backbone = TimmBackbone(1, timm_model=given.backbone, timm_map=3, **how)
+        weights = {"pretrained": given.pretrained, "freeze": given.freeze}
+        backbone = TimmBackbone(1, timm_model=given.backbone, timm_map=3, **weights)
     network = make_network(backbone, digits.in_shape, digits.num_classes)
     train(network, digits.train, given.epochs)
     print(f"test accuracy {100 * accuracy(network, digits.test):.2f} %")

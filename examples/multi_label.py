@@ -1,11 +1,11 @@
-"""Several classes in one image, or none: multi-hot targets, and a threshold on the lengths of the capsules.
+"""Train on images with several classes or none: multi-hot targets, and a threshold on the capsule lengths.
 
     python examples/multi_label.py
 
-A softmax shares one certainty out; capsule lengths are independent, so each class may be present or not. The margin
-loss takes rows of zeros and ones as it takes labels; it draws lengths above 0.9 or below 0.1, so the threshold is 0.5.
-Puts no, one or two of the embedded digits into one image; prints the loss of each epoch, how many test images have
-exactly their classes found, precision and recall of the classes, and the lengths for three images.
+Softmax probabilities sum to one, but capsule lengths are independent, so any number of classes may be present. The
+margin loss takes rows of zeros and ones as well as labels. It pushes lengths above 0.9 or below 0.1, so the threshold
+is 0.5. The script puts zero, one or two of the embedded digits into an image. It prints the loss of each epoch, the
+share of test images whose classes are all right, precision and recall, and the lengths for three images.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ THRESHOLD = 0.5
 
 
 def compose(digits: ImageSet, number: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Images (number, 1, 28, 56), each half with a digit or, one time in three, none; multi-hot rows (number, 10)."""
+    """Return images (number, 1, 28, 56), each half empty with probability 1/3, and multi-hot rows (number, 10)."""
     random = torch.Generator().manual_seed(seed)
     images = torch.zeros(number, 1, 28, 56)
     targets = torch.zeros(number, 10)
     for left in (0, 28):
         chosen = torch.randint(len(digits), (number,), generator=random)
-        there = torch.rand(number, generator=random) > 1 / 3
-        images[there, :, :, left : left + 28] = digits.images[chosen[there]].float() / 255
-        targets[there, digits.labels[chosen[there]]] = 1
+        filled = torch.rand(number, generator=random) > 1 / 3
+        images[filled, :, :, left : left + 28] = digits.images[chosen[filled]].float() / 255
+        targets[filled, digits.labels[chosen[filled]]] = 1
     return images, targets
 
 
 def train(network: torch.nn.Module, images: Tensor, targets: Tensor, epochs: int, batch_size: int = 64) -> None:
-    """Adam on the margin loss of multi-hot targets."""
+    """Minimise the margin loss of multi-hot targets with Adam."""
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
     for epoch in range(epochs):
         losses = []
@@ -50,7 +50,7 @@ def train(network: torch.nn.Module, images: Tensor, targets: Tensor, epochs: int
 
 
 def report(lengths: Tensor, targets: Tensor) -> str:
-    """What a threshold on the lengths finds."""
+    """Describe the classes whose lengths exceed the threshold."""
     found, present = lengths > THRESHOLD, targets.bool()
     right = int((found & present).sum())
     exact = (found == present).all(1)
@@ -63,10 +63,10 @@ def report(lengths: Tensor, targets: Tensor) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the options, compose, train, test."""
+    """Compose images, train and test as the options say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=10, help="default: %(default)s")
-    parser.add_argument("--images", type=int, default=2000, help="to train on (default: %(default)s)")
+    parser.add_argument("--images", type=int, default=2000, help="number of training images (default: %(default)s)")
     given = parser.parse_args(arguments)
     digits = load_dataset("digits")
     images, targets = compose(digits.train, given.images, seed=0)
@@ -79,9 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lengths = torch.cat([network(batch).scores for batch in test_images.split(250)])
     print(report(lengths, test_targets))
     for count in (0, 1, 2):
-        n = int((test_targets.sum(1) == count).nonzero()[0])  # the first image with so many classes
+        n = int((test_targets.sum(1) == count).nonzero()[0])  # the first image with this number of classes
         present = ", ".join(str(int(j)) for j in test_targets[n].nonzero()) or "nothing"
-        print(f"there: {present:<8} lengths of 0 to 9:", *(f"{length:.2f}" for length in lengths[n]))
+        print(f"present: {present:<8} lengths of 0 to 9:", *(f"{length:.2f}" for length in lengths[n]))
 
 
 if __name__ == "__main__":

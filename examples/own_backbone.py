@@ -1,11 +1,11 @@
-"""A backbone of your own in one file, under the library's capsules, and known to every command by one option.
+"""Define your own backbone in one file, and use it in every command with one option.
 
     python examples/own_backbone.py                                                      # compare it
     torchcaps train compact --plugin examples/own_backbone.py --backbone residual --data digits  # use it
 
-A backbone is any module that makes maps of images. This one has residual blocks (He, Zhang, Ren, Sun 2016, "Deep
-Residual Learning for Image Recognition", arXiv:1512.03385). As a script it trains the same capsules over it and over
-the preset's own convolutions, from the same seeds on the embedded digits, and prints parameters and test accuracies.
+A backbone is any module that turns images into feature maps. This one has residual blocks (He, Zhang, Ren, Sun 2016,
+"Deep Residual Learning for Image Recognition", arXiv:1512.03385). The script trains the same capsules on it and on the
+convolutions of the preset, with the same seeds on the embedded digits, and prints parameters and test accuracies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchcaps.ranges import Count, Width
 
 
 class ResidualBlock(nn.Module):
-    """x + what two convolutions with batch normalisation make of it."""
+    """Residual block: ReLU(x + f(x)), where f is two convolutions with batch normalisation."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -36,13 +36,13 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps (B, c, h, w) to maps of the same shape."""
+        """Map features (B, c, h, w) to features of the same shape."""
         return torch.relu(x + self.change(x))
 
 
 @register("backbone", "residual")
 class ResidualBackbone(nn.Sequential):
-    """A convolution, and residual blocks.
+    """Backbone of a convolution and residual blocks.
 
     Args:
         in_channels: Channels of the images.
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=10, help="default: %(default)s")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one run each (default: 0 1 2)")
-    parser.add_argument("--images", type=int, help="train on the first so many images only")
+    parser.add_argument("--images", type=int, help="number of training images (default: all)")
     given = parser.parse_args(arguments)
 
     digits = load_dataset("digits", limit_train=given.images)

@@ -1,13 +1,13 @@
-"""Images of your own at first try: drawn ones, as a data set, and a table of networks that are trained on them.
+"""Register drawn images as a data set, and define a table of networks trained on them.
 
     torchcaps train compact-shared --plugin examples/own_images.py --data drawn:defects --image-size 32
     python experiments/run.py examples/own_images.py --row defects --row defects-cnn --results runs/own
     python experiments/report.py examples/own_images.py --results runs/own
 
-They are read as your own folder is. ``drawn:`` takes the name of a drawing or a folder of fonts, whose letters are
-drawn. The 87 fonts of the docs are Debian's fonts-dejavu and fonts-liberation, and the .ttf files of PyPI's
-font-roboto, font-source-sans-pro, font-source-serif-pro, font-manrope (without the variable one), font-caladea and
-font-amatic-sc.
+The images are written to a folder and read like your own folder. ``drawn:`` takes the name of a drawing or a folder of
+fonts, whose letters are drawn. The docs use 87 fonts: Debian's fonts-dejavu and fonts-liberation, and the .ttf files of
+PyPI's font-roboto, font-source-sans-pro, font-source-serif-pro, font-manrope (without the variable one), font-caladea
+and font-amatic-sc.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torchcaps.datasets.sources.folder import load_folder
 from torchcaps.errors import unknown_name
 from torchcaps.training import Run
 
-#: Images with the names of their classes.
+#: Pairs of the name of a class and an image.
 Drawn = Iterator[tuple[str, Image.Image]]
 CIRCLE, ARC = np.exp(2j * np.pi * np.arange(41) / 40), np.exp(1j * np.pi * np.linspace(0.5, 1.5, 21))
 SHAPES = {
@@ -48,12 +48,12 @@ SHAPES = {
     "arrow": np.array((-1 - 0.2j, -0.2j, -0.8j, 1, 0.8j, 0.2j, -1 + 0.2j)),
     "hourglass": np.array((-0.8 - 0.8j, 0.8 - 0.8j, -0.8 + 0.8j, 0.8 + 0.8j)),
 }
-"""Their corners within a circle of radius 1, x + iy; the first three are the easier task."""
+"""Corners of each shape within a circle of radius 1, as x + iy; the first three make the easier task."""
 DEFECTS = {"good": 1_000, "scratch": 100, "hole": 100, "stain": 100}
 
 
 def draw_shapes(classes: int, number: int, height: int = 48, width: int = 64) -> Drawn:
-    """Each shape in random colours, places, sizes and tilts, on a noisy ground of another colour."""
+    """Draw shapes in random colours, positions, sizes and orientations, on noisy backgrounds."""
     random = np.random.default_rng(0)
 
     def colour(saturation: tuple[float, float], value: tuple[float, float]) -> tuple[int, ...]:
@@ -73,7 +73,7 @@ def draw_shapes(classes: int, number: int, height: int = 48, width: int = 64) ->
 
 
 def draw_defects(side: int = 64) -> Drawn:
-    """Woven textures, some of them with a faint defect at a random place."""
+    """Draw woven textures, some of them with a faint defect at a random position."""
     random, (y, x) = np.random.default_rng(0), np.mgrid[:side, :side].astype(float)
     for kind, number in DEFECTS.items():
         for _ in range(number):
@@ -95,7 +95,7 @@ def draw_defects(side: int = 64) -> Drawn:
 
 
 def draw_letters(fonts: Path, side: int = 64) -> Drawn:
-    """A to Z, white on black, once in each of the fonts."""
+    """Draw A to Z, white on black, once in each font."""
     for file in sorted(fonts.glob("*.[ot]tf")):
         font = ImageFont.truetype(str(file), 3 * side // 4)
         for letter in string.ascii_uppercase:
@@ -115,7 +115,7 @@ DRAWINGS: dict[str, Callable[[], Drawn]] = {
     "drawn", title="Drawn shapes, textures and letters", source="drawn here", licence="MIT", takes_path=True
 )
 def load_drawn(request: DataRequest) -> Splits:
-    """The images of a drawing, or the letters of a folder of fonts, drawn anew and read as a folder of one's own."""
+    """Draw the images of a drawing, or the letters of a folder of fonts, and read them like a user's folder."""
     name = str(request.path)
     if name not in DRAWINGS and not request.path.is_dir():
         raise unknown_name("drawing or folder of fonts", name, DRAWINGS)
@@ -129,7 +129,7 @@ def load_drawn(request: DataRequest) -> Splits:
 
 
 def recalls(run: Run, test: ImageSet) -> dict[str, float]:
-    """The accuracy on the test images that counts each class alike, percent."""
+    """Return the balanced accuracy on the test images, percent."""
     return {"mean": 100 * evaluate(run.model, test).balanced_accuracy}
 
 

@@ -1,13 +1,12 @@
-"""A routing algorithm of your own in one file: checked, trained, and known to every command by one option.
+"""Define your own routing algorithm in one file, check it, train it, and use it in every command with one option.
 
     python examples/own_routing.py                                                  # check it, compare it
     torchcaps train compact --plugin examples/own_routing.py --routing mine --data digits  # use it
 
 The algorithm is self-attention routing (Mazzia, Salvetti, Chiaberge 2021, "Efficient-CapsNet", arXiv:2101.12491), which
-does not iterate: a vote is coupled to an output as strongly as it agrees with all other votes for that output. Copy the
-file, change the forward, and let check_routing say what is wrong with it. As a script it prints what the checks found,
-then the test accuracy and training time of the same network with each routing, trained from the same seeds on the
-embedded digits.
+does not iterate: the coupling of a vote grows with its agreement with all other votes for the same output. Copy the
+file, change ``forward``, and run check_routing to find mistakes. The script prints the results of the checks, then test
+accuracy and training time of one network with each routing, trained with the same seeds on the embedded digits.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from torchcaps.testing import check_routing
 
 @register("routing", "mine")
 class SelfAttentionRouting(Routing):
-    r"""Coupling by attention among the votes, divided by a temperature T.
+    r"""Self-attention routing, with a temperature T.
 
     .. code-block:: text
 
@@ -37,7 +36,7 @@ class SelfAttentionRouting(Routing):
         s_j = Σ_i c_ij û_j|i,                 v_j = (1 − e^−‖s_j‖) s_j / ‖s_j‖
 
     Args:
-        temperature: What the attention is divided by before the softmax.
+        temperature: Divisor of the attention before the softmax (T).
 
     Source: arXiv:2101.12491, section 3, without its learned prior.
     """
@@ -49,21 +48,21 @@ class SelfAttentionRouting(Routing):
     def forward(
         self,
         votes: Votes,
-        activations: Tensor | None = None,  # noqa: ARG002  the length of a pose says the same
+        activations: Tensor | None = None,  # noqa: ARG002  not needed, because it equals the length of the pose
         *,
         return_coupling: bool = False,
     ) -> Routed:
-        """Votes of I input capsules to capsules (B, J, D), and if asked for coupling (B, I, J)."""
+        """Route votes to output capsules (B, J, D), and return the coupling (B, I, J) if asked."""
         attention = votes.agreement(votes.weighted_sum(None)) / (self.temperature * votes.size.out_dim**0.5)
         coupling = votes.compete(attention)
         total = votes.weighted_sum(coupling)
-        length = safe_norm(total, keepdim=True)  # with its epsilon, so that a zero vector has a gradient
+        length = safe_norm(total, keepdim=True)  # safe_norm, because the gradient of a plain norm at zero is NaN
         poses = (1 - torch.exp(-length)) * total / length
         return Routed(poses, coupling=coupling if return_coupling else None)
 
 
 def train(network: CapsNet, digits: Dataset, epochs: int, seed: int) -> None:
-    """Adam on the network's own loss."""
+    """Minimise the network's own loss with Adam."""
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
     loader = BatchLoader(digits.train, 64, shuffle=True, augmentation=Augmentation(max_shift=2), seed=seed)
     for epoch in range(epochs):
@@ -75,15 +74,15 @@ def train(network: CapsNet, digits: Dataset, epochs: int, seed: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Check, train, compare."""
+    """Check the routing, and compare it with dynamic routing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=10, help="default: %(default)s")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one run each (default: 0 1 2)")
-    parser.add_argument("--images", type=int, help="train on the first so many images only")
+    parser.add_argument("--images", type=int, help="number of training images (default: all)")
     given = parser.parse_args(arguments)
 
-    for name, found in check_routing(SelfAttentionRouting()).items():
-        print(f"{name:<20} {found}")
+    for name, measured in check_routing(SelfAttentionRouting()).items():
+        print(f"{name:<20} {measured}")
 
     digits = load_dataset("digits", limit_train=given.images)
     for routing in ("mine", "dynamic"):

@@ -1,6 +1,6 @@
-"""A study of your own in one file: a data set, a preset, and a table of rows that sweeps two options.
+"""Define your own study in one file: a data set, a preset, and a table that sweeps two options.
 
-In a clone of the repository, since the tables are run by ``experiments/``, which lies beside the package:
+It needs a clone of the repository, because ``experiments/`` is not part of the package:
 ``torchcaps train striped --plugin examples/own_study.py`` trains the network once,
 ``python experiments/run.py examples/own_study.py --results runs/study`` makes the runs of all rows, and
 ``python experiments/report.py examples/own_study.py --results runs/study`` prints their table.
@@ -31,7 +31,7 @@ CLASSES = ("horizontal", "vertical")
     class_names=CLASSES,
 )
 def load_stripes(_: DataRequest) -> Splits:
-    """The images, drawn anew."""
+    """Draw the images."""
     random = torch.Generator().manual_seed(0)
     labels = torch.arange(600) % 2
     images = torch.randint(0, 200, (600, 1, 28, 28), generator=random)

@@ -1,12 +1,13 @@
-"""Data sets of your own in one file: photos of MNIST's test digits on paper or a board, drawn here.
+"""Define your own data sets in one file: simulated photos of MNIST's test digits on paper or a board.
 
     torchcaps evaluate --plugin examples/photos.py --data photos-paper              # prepared, as predict does it
-    torchcaps evaluate --plugin examples/photos.py --data photos-desk-inverted      # only dark and light changed
+    torchcaps evaluate --plugin examples/photos.py --data photos-desk-inverted      # only inverted
     torchcaps evaluate --plugin examples/photos.py --data photos-desk-as-they-are
 
-Each photo shows one digit in ink on paper: uneven light, noise, JPEG, any place, 10 to 60 % of the frame, 300 to 1,000
-pixels a side. The other kinds: chalk on a blackboard, ruled paper, squared paper, a thin pen, a sheet of paper on a
-desk, the shadow of a hand. The settings of the preparation were chosen on photos of training digits.
+Each photo shows one digit in ink on paper, at any position, 10 to 60 % of the frame, with uneven light, noise and JPEG
+compression, 300 to 1,000 pixels per side. The other kinds are chalk on a blackboard, ruled paper, squared paper, a thin
+pen, a sheet of paper on a desk, and the shadow of a hand. The settings of the preparation were chosen on photos of
+training digits.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from scipy.ndimage import distance_transform_edt, gaussian_filter, maximum_filte
 from torchcaps.datasets import DataRequest, ImageSet, Preparation, Splits, load_dataset, read_image, register_dataset
 
 KINDS = ("paper", "chalk", "ruled", "squared", "thin-pen", "desk", "shadow")
-#: How they are brought to the form of MNIST's digits, by what the name ends with.
+#: Options that bring the photos to the form of MNIST's digits, by suffix of the data set's name.
 WAYS: dict[str, dict[str, Any]] = {
     "": {"preparation": Preparation()},
     "-as-they-are": {},
@@ -42,7 +43,7 @@ DESKS = ((90, 60, 40), (60, 60, 65), (160, 120, 80), (25, 25, 28))
 
 
 def photograph(digit: np.ndarray, random: np.random.Generator, kind: str = "paper") -> bytes:
-    """A JPEG file of a digit, pixels 0..255 (28, 28), light on dark; ``random`` chooses all but the kind."""
+    """Return a JPEG file of a digit (28, 28), pixels 0..255, light on dark; everything but the kind is random."""
     frame = random.integers(300, 1001, 2)
     ink = _ink(digit, frame, random, thin=kind == "thin-pen")
     grounds, colours = (BOARDS, CHALKS) if kind == "chalk" else (PAPERS, INKS)
@@ -73,16 +74,16 @@ def _one(colours: Sequence[Sequence[int]], random: np.random.Generator) -> np.nd
 
 
 def _ink(digit: np.ndarray, frame: np.ndarray, random: np.random.Generator, *, thin: bool) -> np.ndarray:
-    """Where there is ink, 0..1: the digit's longer side takes a tenth to six of the frame's shorter one, anywhere."""
+    """Return the amount of ink, 0..1; the longer side of the digit is 10 to 60 % of the frame's shorter side."""
     rows, columns = np.flatnonzero(digit.max(1)), np.flatnonzero(digit.max(0))
     crop = digit[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     longest = random.uniform(0.1, 0.6) * min(frame)
     scale, crop = longest / max(crop.shape), np.pad(crop, 2)
     size = [round(side * scale) for side in crop.shape[::-1]]
     large = np.asarray(Image.fromarray(crop).resize(size, Image.Resampling.BICUBIC)) / 255
-    sharp = 1 / (1 + np.exp((-16 if scale > 2 else -8) * (large - 0.45)))  # a pen's edges are sharp, whatever the size
+    sharp = 1 / (1 + np.exp((-16 if scale > 2 else -8) * (large - 0.45)))  # a pen has sharp edges at any size
     sharp = (sharp - sharp.min()) / max(np.ptp(sharp), 1e-9)
-    if thin:  # the middle of the stroke, a twenty-fifth of the digit wide
+    if thin:  # the middle of the stroke, 4 % of the digit wide
         depth = distance_transform_edt(sharp > 0.5)
         ridge = (sharp > 0.5) & (depth >= maximum_filter(depth, 3) - 0.5)
         sharp = np.clip(max(round(longest) / 50, 0.6) + 0.5 - distance_transform_edt(~ridge), 0, 1)
@@ -94,7 +95,7 @@ def _ink(digit: np.ndarray, frame: np.ndarray, random: np.random.Generator, *, t
 
 
 def _rule(ground: np.ndarray, random: np.random.Generator, *, squared: bool) -> None:
-    """Draw the lines of a writing pad, an eighth to a twenty-fifth of the frame apart."""
+    """Draw the lines of a writing pad, 4 to 12.5 % of the frame apart."""
     colour, apart = _one(LINES, random), min(ground.shape[:2]) / random.uniform(8, 25)
     for lined in (ground, ground.swapaxes(0, 1))[: 2 if squared else 1]:
         for at in np.arange(random.uniform(0, apart), len(lined), apart):
@@ -102,7 +103,7 @@ def _rule(ground: np.ndarray, random: np.random.Generator, *, squared: bool) -> 
 
 
 def _light(y: np.ndarray, x: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """How bright each place is: a slope, a bright spot and darker corners."""
+    """Return the brightness of each pixel: a slope, a bright spot and darker corners."""
     angle = random.uniform(0, 2 * np.pi)
     slope = 1 + random.uniform(0, 0.35) * (np.cos(angle) * x + np.sin(angle) * y) / np.sqrt(2)
     at = random.uniform(-1, 1, 2)
@@ -112,7 +113,7 @@ def _light(y: np.ndarray, x: np.ndarray, random: np.random.Generator) -> np.ndar
 
 
 def _lay(scene: np.ndarray, ink: np.ndarray, random: np.random.Generator) -> None:
-    """Show a desk beyond one or two edges of the paper, each a little askew and clear of the ink."""
+    """Draw a desk beyond one or two edges of the paper, slightly rotated and away from the ink."""
     colour = _one(DESKS, random)
     for flipped, view, inked in ((False, scene, ink), (True, scene.swapaxes(0, 1), ink.T)):
         room = np.flatnonzero(inked.max(1) > 0.1)[0] - 0.03 * len(inked)
@@ -124,14 +125,14 @@ def _lay(scene: np.ndarray, ink: np.ndarray, random: np.random.Generator) -> Non
 
 
 def _shade(y: np.ndarray, x: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """The shadow of a hand or a head: half of the frame, with a soft edge."""
+    """Return the shadow of a hand or a head: about half of the frame, with a soft edge."""
     angle, depth = random.uniform(0, 2 * np.pi), random.uniform(0.2, 0.5)
     across = np.cos(angle) * x + np.sin(angle) * y - random.uniform(-0.6, 0.6)
     return 1 - depth / (1 + np.exp(-across / random.uniform(0.02, 0.1)))
 
 
 def load_photos(kind: str, way: str, _: DataRequest) -> Splits:
-    """Photos of randomly chosen test digits; to learn from, MNIST as it is."""
+    """Return photos of random test digits, with MNIST's training images."""
     mnist = load_dataset("mnist")
     images, chosen = [], []
     with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,10 @@
-"""Pictures of routing for the documentation: the squash, each round of dynamic routing, all algorithms side by side.
+"""Draw pictures of routing for the documentation: squash, rounds of dynamic routing, all algorithms side by side.
 
     python examples/routing_pictures.py --out docs/images
 
-Twelve input capsules vote for two output capsules, in the plane. The first six (blue) agree about output 0 and scatter
-about output 1; the other six (orange) agree about output 1. A dot is a vote, the larger the stronger its coupling; the
-arrow is the output capsule; the circle has the radius 1.
+Twelve input capsules vote for two output capsules in the plane. The first six (blue) agree on output 0 and disagree on
+output 1; the other six (orange) agree on output 1. Each dot is a vote, and its size shows its coupling. The arrow is
+the output capsule, and the circle has radius 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COLOURS = ("tab:blue", "tab:orange")
 
 
 def make_votes(seed: int = 0) -> Tensor:
-    """Votes (1, I, J, 2): each half of the input capsules agrees on one output."""
+    """Return votes (1, I, J, 2); each half of the input capsules agrees on one output."""
     random = torch.Generator().manual_seed(seed)
     votes = 0.8 * torch.randn(1, INPUTS, OUTPUTS, 2, generator=random)
     for output, centre in enumerate(([0.9, 0.5], [-0.6, 0.8])):
@@ -38,9 +38,9 @@ def make_votes(seed: int = 0) -> Tensor:
 
 
 def route_by_all(votes: Tensor) -> dict[str, Routed]:
-    """The votes routed by each algorithm, by its name; first by uniform coupling, which does not route."""
+    """Route the votes with uniform coupling and with each algorithm; results by name."""
     active, zeros = torch.ones(1, INPUTS), torch.zeros(OUTPUTS)
-    preferences = 1.5 * torch.stack([GROUP.float(), (~GROUP).float()], 1)[None]  # as the inputs' own poses might say
+    preferences = 1.5 * torch.stack([GROUP.float(), (~GROUP).float()], 1)[None]
     return {
         "uniform": torchcaps.dynamic_routing(votes, 1, return_coupling=True),
         "dynamic": torchcaps.dynamic_routing(votes, 3, return_coupling=True),
@@ -54,7 +54,7 @@ def route_by_all(votes: Tensor) -> dict[str, Routed]:
 
 
 def draw(axes: Axes, votes: Tensor, routed: Routed, output: int) -> None:
-    """The votes for an output capsule, and the capsule."""
+    """Draw the votes for an output capsule, and the capsule."""
     assert routed.coupling is not None
     share = routed.coupling[0, :, output]
     for group, colour in zip((GROUP, ~GROUP), COLOURS, strict=True):
@@ -69,7 +69,7 @@ def draw(axes: Axes, votes: Tensor, routed: Routed, output: int) -> None:
 
 
 def figure_routed(votes: Tensor, routed: Mapping[str, Routed], columns: int) -> Figure:
-    """Each result by its name: above the votes for output 0, below those for output 1."""
+    """Draw each result: votes for output 0 above, votes for output 1 below."""
     blocks = -(-len(routed) // columns)
     size = (2.1 * columns, 4.4 * blocks)
     figure, grid = plt.subplots(OUTPUTS * blocks, columns, figsize=size, layout="constrained", squeeze=False)
@@ -85,7 +85,7 @@ def figure_routed(votes: Tensor, routed: Mapping[str, Routed], columns: int) -> 
 
 
 def figure_squash() -> Figure:
-    """The length of a vector after the two squashes, over its length before."""
+    """Draw the length of a vector after each squash over its length before."""
     before = torch.linspace(0, 5, 201)
     vectors = torch.stack([before, torch.zeros_like(before)], 1)
     figure, axes = plt.subplots(figsize=(5.5, 2.6), layout="constrained")
@@ -121,8 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, result in routed.items():
         assert result.coupling is not None
         coupling = result.coupling[0]
-        own = (coupling[GROUP, 0].mean() + coupling[~GROUP, 1].mean()) / 2
-        print(f"{name:<20} coupling of the inputs that agree {own:.2f}, of the others {1 - own:.2f}")
+        agreeing = (coupling[GROUP, 0].mean() + coupling[~GROUP, 1].mean()) / 2
+        print(f"{name:<20} coupling of the inputs that agree {agreeing:.2f}, of the other inputs {1 - agreeing:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Sequences of any lengths: capsules, a GRU and a CNN of one size on the same data, with the same search for each.
+"""Compare capsules, a GRU and a CNN of the same size on sequences of any lengths, with the same search for each.
 
     pip install "torchcaps[app,aeon]"
-    python examples/sequences.py                                       # JapaneseVowels, 7 to 29 places, 12 channels
+    python examples/sequences.py                                       # JapaneseVowels, 7 to 29 time steps, 12 channels
     python examples/sequences.py --data npz:mine.npz --epochs 100      # x (N, C, L), y and lengths
 
-Each network gets the same trials, of a learning rate and a dropout each, with the seed 100; the accuracy on the
-validation cases chooses among them, and of equal ones the loss. Only the chosen one is trained with the seeds 0, 1, ...
-and tested, at the epoch that the validation cases chose. A padded place is NaN, and changes no result.
+Each network gets the same trials with seed 100, each with a learning rate and a dropout. Validation accuracy selects a
+trial; the loss decides between equal ones. Only the selected trial is trained with the seeds 0, 1, … and tested, at the
+epoch with the best validation accuracy. Padding is NaN and never changes a result.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from torchcaps.nn import SequenceBackbone
 from torchcaps.training import Progress, Recipe
 
 Make = Callable[[Dataset, float], nn.Module]
-"""A network for data, with a dropout."""
+"""Function that makes a network for a data set and a dropout."""
 RATES, DROPOUTS = (3e-3, 1e-2, 3e-2), (0.0, 0.3)
 
 
 class GRU(nn.Module):
-    """The last states of a GRU in both directions, and a linear layer."""
+    """A bidirectional GRU and a linear layer on its last states."""
 
     def __init__(self, channels: int, classes: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -39,15 +39,15 @@ class GRU(nn.Module):
         self.classify = nn.Sequential(nn.Dropout(dropout), nn.Linear(2 * width, classes))
 
     def forward(self, sequences: Tensor) -> Tensor:
-        """Logits of sequences (B, C, 1, L)."""
-        places = sequences.squeeze(2).mT  # (B, L, C)
-        lengths = (~places.isnan().any(2)).sum(1).cpu()
-        packed = pack_padded_sequence(places.nan_to_num(0), lengths, batch_first=True, enforce_sorted=False)
+        """Return the logits of sequences (B, C, 1, L)."""
+        steps = sequences.squeeze(2).mT  # (B, L, C)
+        lengths = (~steps.isnan().any(2)).sum(1).cpu()
+        packed = pack_padded_sequence(steps.nan_to_num(0), lengths, batch_first=True, enforce_sorted=False)
         return self.classify(self.gru(packed)[1].transpose(0, 1).flatten(1))
 
 
 class CNN(nn.Module):
-    """The backbone of the capsules, with one more convolution, the mean over the places that are there, and a layer."""
+    """The backbone of the capsules with one more convolution, the mean over time without padding, and a layer."""
 
     def __init__(self, channels: int, classes: int, widths: tuple[int, ...], dropout: float) -> None:
         super().__init__()
@@ -55,12 +55,12 @@ class CNN(nn.Module):
         self.classify = nn.Linear(widths[-1], classes)
 
     def forward(self, sequences: Tensor) -> Tensor:
-        """Logits of sequences (B, C, 1, L)."""
+        """Return the logits of sequences (B, C, 1, L)."""
         return self.classify(self.backbone(sequences).nanmean((2, 3)))
 
 
 def capsules(**options: object) -> Make:
-    """The preset with other options."""
+    """Return a function that makes the preset with other options."""
     return lambda data, dropout: create_model(
         "sequences", data.in_shape, data.num_classes, conv_dropout=dropout, **options
     )
@@ -77,7 +77,7 @@ NETWORKS: dict[str, Make] = {
 def train(
     make: Make, data: Dataset, seed: int, epochs: int, rate: float, dropout: float
 ) -> tuple[nn.Module, tuple[float, float]]:
-    """A trained network, and its accuracy and negative loss on the validation cases."""
+    """Train a network, and return it with its accuracy and negative loss on the validation cases."""
     torch.manual_seed(seed)
     network = make(data, dropout)
     recipe = Recipe(epochs=epochs, batch_size=16, learning_rate=rate, schedule="one-cycle")
@@ -86,19 +86,19 @@ def train(
 
 
 def accuracy(network: nn.Module, data: Dataset) -> float:
-    """On the test cases."""
+    """Return the accuracy on the test cases, 0..1."""
     with torch.no_grad():
         output = network(data.test.images)
     return float((getattr(output, "scores", output).argmax(1) == data.test.labels).float().mean())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Search, train and test."""
+    """Search, train and test each network."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="aeon:JapaneseVowels", help="default: %(default)s")
     parser.add_argument("--epochs", type=int, default=20, help="default: %(default)s")
-    parser.add_argument("--validation-size", type=int, default=45, help="training cases kept back (default: 45)")
-    parser.add_argument("--seeds", type=int, default=5, help="of the test (default: %(default)s)")
+    parser.add_argument("--validation-size", type=int, default=45, help="validation cases (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=5, help="number of runs to test (default: %(default)s)")
     given = parser.parse_args(arguments)
 
     data = load_dataset(given.data, validation_size=given.validation_size, seed=0)

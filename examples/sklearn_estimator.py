@@ -1,10 +1,10 @@
-"""A capsule network among scikit-learn's tools: cross-validation, a pipeline, a grid search, probabilities.
+"""Use a capsule network with scikit-learn: cross-validation, a pipeline, a grid search, calibrated probabilities.
 
     python examples/sklearn_estimator.py
 
-On scikit-learn's own digits, 8×8 pixels of 0..16, so the convolutions are small too. Prints the accuracy of each fold,
-the best of a grid of routing iterations and softmax axes, and the test accuracy of that one; then the scores of one
-image: lengths of capsules, which are no probabilities, and the probabilities that a calibration makes of them.
+The data are scikit-learn's digits (8×8 pixels of 0..16), so the convolutions are small. The script prints the accuracy
+of each fold, a grid over routing iterations and softmax axes, and the test accuracy of the best setting. For one image
+it prints the capsule lengths, which are not probabilities, and the probabilities after calibration.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SMALL = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the options, fit, print."""
+    """Fit as the options say, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=8, help="of every fit (default: %(default)s)")
-    parser.add_argument("--images", type=int, default=1797, help="use the first so many images (default: all 1797)")
+    parser.add_argument("--epochs", type=int, default=8, help="epochs of each fit (default: %(default)s)")
+    parser.add_argument("--images", type=int, default=1797, help="number of images (default: all 1797)")
     given = parser.parse_args(arguments)
     pixels, labels = load_digits(return_X_y=True)  # (1797, 64), values 0..16
     X, X_test, y, y_test = train_test_split(
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folds = cross_val_score(network, X / 16, y, cv=3)
     print("accuracy of three folds:", *(f"{fold:.4f}" for fold in folds))
 
-    # features that were not seen in a fold may leave 0..1: clip=True
+    # clip=True, because pixels outside the range of the training fold would leave 0..1
     pipeline = make_pipeline(MinMaxScaler(clip=True), network)
     grid = {"capsnetclassifier__num_iterations": [1, 3], "capsnetclassifier__softmax_over": ["outputs", "inputs"]}
     search = GridSearchCV(pipeline, grid, cv=3).fit(X, y)
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     print("lengths of an image's capsules:", *(f"{length:.2f}" for length in search.decision_function(X_test[:1])[0]))
     calibrated = CalibratedClassifierCV(search.best_estimator_, cv=3).fit(X, y)
-    print("probabilities made of them:    ", *(f"{share:.2f}" for share in calibrated.predict_proba(X_test[:1])[0]))
+    print("calibrated probabilities:      ", *(f"{share:.2f}" for share in calibrated.predict_proba(X_test[:1])[0]))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""Capsule layers on top of each other, as a preset of one's own: primary → three hidden layers → class capsules.
+"""Stack capsule layers, as your own preset: primary capsules → three hidden layers → class capsules.
 
     python examples/stacked_capsules.py                      # primary capsules of length one
-    python examples/stacked_capsules.py --primary squash     # the paper's, which are short at the start
+    python examples/stacked_capsules.py --primary squash     # squashed as in the paper, so short at the start
     torchcaps train stacked --plugin examples/stacked_capsules.py --data digits
 
 A squash makes short capsules much shorter (a length of 0.1 becomes 0.01), so a deep stack that starts from short poses
-has no gradient to learn from. Primary capsules of length one start it well, and the initialisation "balanced" keeps the
-lengths from layer to layer. Trains on the embedded digits; prints the mean length of the capsules of every layer before
-and after, and the test accuracy. `torchcaps train compact-deep` has a layer on a map in the middle.
+gets no gradient. Primary capsules of length one avoid this, and the initialisation "balanced" preserves lengths from
+layer to layer. The script trains on the embedded digits and prints the mean length of the capsules of every layer
+before and after training, and the test accuracy. The preset `compact-deep` has a hidden layer on a map.
 
-Measured on a CPU with torch 2.13, seed 0: primary capsules of length one reach 98.61 %; squashed ones start at the
-lengths 0.100, 0.011, 0.000, 0.000, 0.000 and stay at 10 %, the loss never leaving 0.81 = 0.9². With one hidden layer
-less (--hidden 32 16) the convolution lengthens them within two epochs, and both reach 98.33 %.
+Measured on a CPU with torch 2.13, seed 0: primary capsules of length one reach 98.61 %. Squashed primary capsules start
+with the lengths 0.100, 0.011, 0.000, 0.000, 0.000 and stay at 10 %, because the loss stays at 0.81 = 0.9². With one
+hidden layer less (--hidden 32 16), the convolution lengthens them within two epochs, and both reach 98.33 %.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torchcaps.models import register_preset
 
 
 def hidden_and_class_layers(hidden: Sequence[int]) -> list[dict[str, Any]]:
-    """Layers of so many capsules of 8 components, and the last one, which has a capsule for each class."""
+    """Return hidden layers with these numbers of capsules, of 8 components each, and the layer of class capsules."""
     return [*({"name": "dense", "num_capsules": width, "capsule_dim": 8} for width in hidden), {"name": "dense"}]
 
 
@@ -52,13 +52,13 @@ STACKED = register_preset(
 
 @torch.no_grad()
 def mean_lengths(network: CapsNet, images: Tensor) -> list[float]:
-    """Of the primary capsules, and of the capsules of each layer above."""
+    """Return the mean length of the primary capsules, and of the capsules of each layer above."""
     flow = network.capsules(images)
     return [float(capsules.scores().mean()) for capsules in (*flow, network.class_capsules(flow[-1]))]
 
 
 def train(network: CapsNet, image_set: ImageSet, epochs: int, batch_size: int = 64, seed: int = 0) -> None:
-    """Adam on the network's own loss."""
+    """Minimise the network's own loss with Adam."""
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
     loader = BatchLoader(image_set, batch_size, shuffle=True, augmentation=Augmentation(max_shift=2), seed=seed)
     for epoch in range(epochs):
@@ -73,14 +73,14 @@ def train(network: CapsNet, image_set: ImageSet, epochs: int, batch_size: int = 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the options, build, train, test."""
+    """Build, train and test a network as the options say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--primary", choices=("unit", "squash"), default="unit", help="default: %(default)s")
     parser.add_argument(
-        "--hidden", type=int, nargs="*", default=[32, 16, 16], help="capsules a layer (default: 32 16 16)"
+        "--hidden", type=int, nargs="*", default=[32, 16, 16], help="capsules of each hidden layer (default: 32 16 16)"
     )
     parser.add_argument("--epochs", type=int, default=10, help="default: %(default)s")
-    parser.add_argument("--images", type=int, help="train on the first so many images only")
+    parser.add_argument("--images", type=int, help="number of training images (default: all)")
     given = parser.parse_args(arguments)
     digits = load_dataset("digits", limit_train=given.images)
     sample = digits.validation.images[:64].float() / 255

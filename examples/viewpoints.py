@@ -1,11 +1,10 @@
-"""A data set of your own in one file: small objects of ellipsoids, seen from all sides and rendered here.
+"""Define your own data set in one file: objects of ellipsoids, rendered from all sides.
 
     python examples/viewpoints.py                                                          # a sheet of its images
     torchcaps train compact --plugin examples/viewpoints.py --data viewpoints-azimuth      # use it
 
-The decorator puts the function on the list of data sets. It registers ``viewpoints``, and the four data sets by which
-networks that learned from some sides are judged on the others. Nothing is downloaded: the images are rendered when they
-are first asked for, and kept in a file.
+The decorator registers the data set ``viewpoints``. ``register_views`` adds four data sets that train on some sides and
+test on other sides. Nothing is downloaded: the images are rendered on first use and cached in a file.
 """
 
 from __future__ import annotations
@@ -26,29 +25,29 @@ from torch import Tensor
 from torchcaps.datasets import DataRequest, ImageSet, Splits, data_folders, register_dataset, register_views
 from torchcaps.files import atomic_path
 
-AZIMUTHS = tuple(range(0, 360, 20))  # degrees: the side that is seen, 0 the front
+AZIMUTHS = tuple(range(0, 360, 20))  # degrees; 0 is the front
 ELEVATIONS = tuple(range(30, 75, 5))  # degrees above the ground
-LIGHTS = ((-2, 2, 1), (2, 1, 2))  # where light is from, three times the unit vector: right, up, towards the camera
-INSTANCES = 10  # of each category: the first half to learn from, the others for the test
+LIGHTS = ((-2, 2, 1), (2, 1, 2))  # direction of the light, 3 × unit vector: right, up, towards the camera
+INSTANCES = 10  # objects of each category: the first half for training, the second half for the test
 SIDE = 48  # height and width of an image, pixels
 
 _SAMPLES = 2  # rays along each side of a pixel
-_AMBIENT = 0.25  # share of the light that comes from everywhere
-_REACH = 1.05  # half the width of an image, where the farthest point of an object is at most 1 from its middle
-_FILE = "viewpoints-1.bin"  # the number changes with what is rendered
+_AMBIENT = 0.25  # share of ambient light
+_REACH = 1.05  # half the width of an image; the farthest point of an object is at most 1 from its centre
+_FILE = "viewpoints-1.bin"  # the number changes if the images change
 _VIEWS = len(AZIMUTHS) * len(ELEVATIONS) * len(LIGHTS)
 
 
 class _Part(NamedTuple):
-    """An ellipsoid, or two that mirror each other; forwards, to the left, up."""
+    """An ellipsoid, or two mirrored ones; coordinates: forwards, left, up."""
 
     centre: tuple[float, float, float]
     axes: tuple[float, float, float]
-    """Half of its length along each direction."""
+    """Half of the length along each axis."""
     twice: bool = False
-    """Whether it is there on the left and on the right."""
+    """True for two ellipsoids, one on the left and one on the right."""
     optional: bool = False
-    """Whether one in two objects lacks it."""
+    """True if only half of the objects have it."""
 
 
 _CATEGORIES: dict[str, tuple[_Part, ...]] = {
@@ -81,7 +80,7 @@ _CATEGORIES: dict[str, tuple[_Part, ...]] = {
         _Part((-0.1, 0, 0.15), (0.4, 0.29, 0.24)),  # cabin
         _Part((0.45, 0.32, -0.2), (0.18, 0.07, 0.18), twice=True),  # wheels
         _Part((-0.45, 0.32, -0.2), (0.18, 0.07, 0.18), twice=True),
-        _Part((0.1, 0, 0.38), (0.22, 0.18, 0.05), optional=True),  # what is carried on the roof
+        _Part((0.1, 0, 0.38), (0.22, 0.18, 0.05), optional=True),  # roof box
         _Part((-0.78, 0, 0.05), (0.1, 0.16, 0.16), optional=True),  # spare wheel
     ),
     "chair": (
@@ -97,7 +96,7 @@ CLASS_NAMES = tuple(_CATEGORIES)
 
 
 class _Ellipsoids(NamedTuple):
-    """One object."""
+    """An object."""
 
     centres: Float64[np.ndarray, "E 3"]
     axes: Float64[np.ndarray, "E 3"]
@@ -105,7 +104,7 @@ class _Ellipsoids(NamedTuple):
 
 
 def find_viewpoints(data_dir: Path | None) -> Path:
-    """The folder that holds the images, or in which they will be put."""
+    """Return the folder of the cached images, or where to cache them."""
     folders = [root / "viewpoints" for root in data_folders(data_dir)]
     return next((folder for folder in folders if (folder / _FILE).is_file()), folders[-1])
 
@@ -125,14 +124,14 @@ _INFO = {
 def load_viewpoints(request: DataRequest) -> Splits:
     """16,200 images of 50 objects: five categories, 18 azimuths, 9 elevations, two lights.
 
-    An object has its category's ellipsoids in proportions of its own; half of the objects lack the one or the other.
-    Training and test images show different objects. Each image has the factors ``"azimuth"`` and ``"elevation"``,
+    Each object has the ellipsoids of its category in random proportions, and some of them are optional. Training and
+    test images show different objects. Each image has the factors ``"azimuth"`` and ``"elevation"``,
     degrees, ``"light"`` (0: from the left, 1: from the right) and ``"instance"`` (0 to 4 in training, 5 to 9 in the
     test).
 
-    They are rendered when they are first asked for and kept in a file with its checksum; a damaged one is made again.
-    Only what IEEE 754 rounds correctly is used in float64 (sums, products, quotients, roots), and sines and cosines are
-    rounded to 2⁻³⁰, so that the same pixels are to be expected on every machine.
+    The images are rendered on first use and cached in a file with a checksum; a damaged file is replaced. Rendering
+    uses only operations that IEEE 754 rounds correctly in float64 (sums, products, quotients, roots), and rounds sines
+    and cosines to 2⁻³⁰, so every machine should get the same pixels.
 
     Raises:
         OSError: The folder cannot be written.
@@ -153,7 +152,7 @@ register_views("viewpoints", "Objects of ellipsoids", load_viewpoints, **_INFO)
 
 
 def _known() -> tuple[Int64[Tensor, "N"], dict[str, Tensor]]:
-    """The label and the factors of every image, in the order in which they are rendered."""
+    """Return label and factors of every image, in the order of rendering."""
     axes = (range(len(CLASS_NAMES)), range(INSTANCES), AZIMUTHS, ELEVATIONS, range(len(LIGHTS)))
     label, instance, azimuth, elevation, light = torch.tensor(list(itertools.product(*axes))).unbind(1)
     factors = {"azimuth": azimuth.float(), "elevation": elevation.float(), "light": light, "instance": instance}
@@ -161,7 +160,7 @@ def _known() -> tuple[Int64[Tensor, "N"], dict[str, Tensor]]:
 
 
 def _read(path: Path) -> UInt8[np.ndarray, "N H W"] | None:
-    """The pixels in a file, after their SHA-256; None if it is not there or damaged."""
+    """Read the pixels from a file that begins with their SHA-256; None if it is missing or damaged."""
     shape = (len(CLASS_NAMES) * INSTANCES * _VIEWS, SIDE, SIDE)
     length = hashlib.sha256().digest_size
     if not path.is_file() or path.stat().st_size != length + math.prod(shape):
@@ -182,7 +181,7 @@ def _made(path: Path) -> UInt8[np.ndarray, "N H W"]:
 
 
 def _draw(parts: tuple[_Part, ...], random: np.random.RandomState) -> _Ellipsoids:
-    """An object of a category: its own proportions, and some of the optional parts."""
+    """Draw an object of a category: random proportions and a random choice of the optional parts."""
     stretch = 0.9 + 0.2 * random.random_sample(3)
     centres, axes, albedo = [], [], []
     for part in parts:
@@ -191,7 +190,7 @@ def _draw(parts: tuple[_Part, ...], random: np.random.RandomState) -> _Ellipsoid
         if part.optional and absent < 0.5:
             continue
         for side in (1, -1)[: 1 + part.twice]:
-            # what is in the middle stays there
+            # a part without a twin stays in the middle plane
             moved = (np.array(part.centre) + shift * (1, part.twice, 1)) * stretch
             centres.append(moved * (1, side, 1))
             axes.append(np.array(part.axes) * factors * stretch)
@@ -203,7 +202,7 @@ def _draw(parts: tuple[_Part, ...], random: np.random.RandomState) -> _Ellipsoid
 
 
 def _render(scene: _Ellipsoids) -> UInt8[np.ndarray, "V H W"]:
-    """One object from all sides under all lights: parallel rays, Lambert's law, no shadows."""
+    """Render an object from all sides under all lights: parallel rays, Lambert's law, no shadows."""
     made = np.empty((len(AZIMUTHS), len(ELEVATIONS), len(LIGHTS), SIDE, SIDE), np.uint8)
     for n, azimuth in enumerate(AZIMUTHS):
         for m, elevation in enumerate(ELEVATIONS):
@@ -215,9 +214,9 @@ def _render(scene: _Ellipsoids) -> UInt8[np.ndarray, "V H W"]:
 
 
 def _camera(azimuth: float, elevation: float) -> Float64[np.ndarray, "3 3"]:
-    """The directions right, up, and towards the camera, as the object has them."""
+    """Return the directions right, up and towards the camera in coordinates of the object."""
     round_, high = math.radians(azimuth), math.radians(elevation)
-    # libraries differ in the last bit
+    # rounded, because libraries differ in the last bit
     c, s, ce, se = (
         round(value * 2**30) / 2**30 for value in (math.cos(round_), math.sin(round_), math.cos(high), math.sin(high))
     )
@@ -225,12 +224,11 @@ def _camera(azimuth: float, elevation: float) -> Float64[np.ndarray, "3 3"]:
 
 
 def _shade(scene: _Ellipsoids, camera: Float64[np.ndarray, "3 3"]) -> Float64[np.ndarray, "L h w"]:
-    """Brightness 0..1 along each ray, under each light.
+    """Return the brightness 0..1 along each ray, under each light.
 
-    A ray is u·right + v·up + t·d with the direction d towards the camera. With what is measured from an ellipsoid's
-    centre and divided by its axes, q(t) = u·R + v·U + t·D, it is met where ‖q‖² = a·t² + 2b·t + c = 0 + 1, and of the
-    two places the one nearer to the camera is seen: t = (-b + √(b² - a·(c - 1)))/a. The normal is q divided by the
-    axes once more.
+    A ray is u·right + v·up + t·d with the direction d towards the camera. Relative to the centre of an ellipsoid and
+    divided by its axes, it is q(t) = u·R + v·U + t·D. It meets the ellipsoid where ‖q‖² = a·t² + 2b·t + c = 1. The
+    camera sees the nearer of the two points, t = (-b + √(b² - a·(c - 1)))/a. The normal is q divided by the axes again.
     """
     rays = SIDE * _SAMPLES
     across = _REACH * (2 * np.arange(rays) + 1 - rays) / rays  # (w,), from left to right
@@ -259,7 +257,7 @@ def _shade(scene: _Ellipsoids, camera: Float64[np.ndarray, "3 3"]) -> Float64[np
 
 
 def _dot(one: Float64[np.ndarray, "... 3"], other: Float64[np.ndarray, "... 3"]) -> Float64[np.ndarray, "..."]:
-    """Σ_k one_k·other_k in this order, which a library for matrices would choose itself."""
+    """Return Σ_k one_k·other_k, summed in this order on every machine."""
     return one[..., 0] * other[..., 0] + one[..., 1] * other[..., 1] + one[..., 2] * other[..., 2]
 
 
@@ -268,9 +266,9 @@ def _sum_of(rows: Float64[np.ndarray, "3 3"], weights: tuple[int, ...]) -> Float
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the options, render the images, draw some of them."""
+    """Render the images, and draw some of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, help="where the images are kept, or will be")
+    parser.add_argument("--data-dir", type=Path, help="folder to cache the images in")
     parser.add_argument("--out", type=Path, default=Path("viewpoints.png"))
     given = parser.parse_args(arguments)
     from torchcaps.analysis import figure_samples

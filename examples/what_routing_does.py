@@ -1,4 +1,4 @@
-"""Measure what dynamic routing does in the trained network ``compact``, on MNIST's test images.
+"""Measure the effect of dynamic routing in the trained network ``compact``, on MNIST's test images.
 
     python examples/what_routing_does.py            # the first 50 digits
     python examples/what_routing_does.py --images 10000
@@ -45,7 +45,7 @@ def bottom_row_wins(network: CapsNet, lengths: Tensor, coupling: Tensor) -> int:
 
 
 def longer_than_others(rows: Tensor) -> float:
-    """Return by how many percent the last number exceeds the mean of the others."""
+    """Return how far the last number exceeds the mean of the other numbers, percent."""
     return 100 * (float(rows[-1] / rows[:-1].mean()) - 1)
 
 
@@ -81,7 +81,7 @@ def measure(images: Tensor, labels: Tensor) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and print a line a figure."""
+    """Print the measurements, one per line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=50, help="Test images, from the first on (default 50).")
     given = parser.parse_args(arguments)

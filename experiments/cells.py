@@ -1,4 +1,4 @@
-"""Numbers of several runs as text: the cells of tables and pages."""
+"""Format the numbers of several runs for tables and pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOTHING = "–"
 
 
 def percent(values: Sequence[float]) -> str:
-    """Mean ± standard deviation; a single value alone."""
+    """Format mean ± standard deviation; only the mean for a single value."""
     mean = statistics.mean(values)
     digits = 3 if mean < 1 and len(values) > 1 else 2
     deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
@@ -41,9 +41,9 @@ def span(values: Sequence[float]) -> str:
 
 
 def difference(runs: Runs, others: Runs, value: Callable[[RunLog], float] = RunLog.error) -> tuple[float, float, float]:
-    """By how much the numbers of one row are above those of another one, in pairs of the same seed.
+    """Return the mean difference of two rows in pairs of the same seed, and its 95 % interval by Student's t.
 
-    The mean, and the ends of its 95 % interval of Student's t; NaN where there are less than two pairs.
+    NaN for less than two pairs.
     """
     before = {run.seed: value(run) for run in others}
     pairs = [value(run) - before[run.seed] for run in runs if run.seed in before]

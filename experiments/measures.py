@@ -1,4 +1,4 @@
-"""What is measured on the network of the validation-chosen epoch beside its test error."""
+"""Additional measures of a trained network, at the epoch that validation chose."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def measure(run: Run, kind: str, wanted: int | OwnMeasure | None, data_dir: str 
     """Measure a trained network.
 
     Args:
-        run: A run that is read back.
-        kind: ``"affnist"``: ``accuracy``, ``error``, ``images`` and their ``source``, made here or original files;
-            ``"familiar"``: the same on test objects seen from sides that were trained on; ``"latency"``:
-            ``milliseconds`` for one image; ``"coupling"``: ``entropy``, 0 to 1, of the last layer's coupling, and the
-            share of its ``dead`` capsules; ``"rotation"``, ``"fgsm"``, ``"pgd"``, ``"fgsm-scores"`` or
-            ``"pgd-scores"``: a :class:`~torchcaps.analysis.RobustnessCurve`.
-        wanted: On how many test images, evenly from all over the set; all if None. Or a function, which measures.
-        data_dir: Folder that holds the data sets' files; the run's if None.
+        run: The loaded run.
+        kind: ``"affnist"``: ``accuracy``, ``error``, ``images`` and their ``source`` (made here or original files);
+            ``"familiar"``: the same for test objects from sides that were trained on; ``"latency"``: ``milliseconds``
+            for one image; ``"coupling"``: ``entropy`` of the last layer's coupling, 0 to 1, and the share of its
+            ``dead`` capsules; ``"rotation"``, ``"fgsm"``, ``"pgd"``, ``"fgsm-scores"`` or ``"pgd-scores"``: a
+            :class:`~torchcaps.analysis.RobustnessCurve`.
+        wanted: Number of test images, evenly spaced in the set; None: all. Or a function that measures.
+        data_dir: Folder of the data sets; None: as in the run.
     """
     assert run.config is not None
     model, data_dir = run.model, data_dir or run.config.data_dir

@@ -1,4 +1,4 @@
-"""docs/results.md and its figures: the words, and which rows are shown, are in ``results.md.jinja``."""
+"""Write docs/results.md and its figures. The template ``results.md.jinja`` has the text and selects the rows."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from torchcaps.analysis.figures import COLOURS, MUTED, SMALL, TEXT, draw_legend,
 from torchcaps.files import write_text
 
 TEMPLATE = Path(__file__).with_name("results.md.jinja")
-#: The four tests of the heads, by what the names of their rows begin with.
+#: The four tests of the heads, by the prefix of their rows' names.
 TESTS = {"azimuth": "novel azimuths", "elevation": "novel elevations", "affnist": "affNIST", "mnist": "MNIST"}
-#: Where learning is drawn, and of which heads.
+#: Tests and heads whose learning curves are drawn.
 LEARNED = {"mnist": "MNIST", "affnist": "digits moved by up to 6 pixels"}
 DRAWN = ("uniform", "dynamic", "self", "self-attention", "inverted-attention", "em", "vb", "average-pooling")
 ATTACKED = {"compact-r3": "capsules", "cnn-twin": "CNN twin", "baseline-small": "the paper's CNN, smaller"}
 
 
 def error(run: RunLog) -> float:
-    """The error that a row is about, percent: on affNIST where it was measured, else on the test images."""
+    """Return the main error of a row, percent: on affNIST if measured, else on the test images."""
     return 100 * run.measures["affnist"]["error"] if "affnist" in run.measures else run.error()
 
 
 class Page:
-    """What the template asks for: the runs of each row, ``"TABLE/ROW"``, and their numbers as text."""
+    """Data of the template: the runs of each row, named ``"TABLE/ROW"``, and their numbers as text."""
 
     def __init__(self, results: Path) -> None:
         runs = read_runs(results)
@@ -45,30 +45,30 @@ class Page:
         self.curves = read_curves(results)
 
     def error(self, row: str) -> str:
-        """Mean ± deviation over seeds, percent."""
+        """Format the mean ± deviation of the error over seeds, percent."""
         return percent(list(map(error, self.rows[row]))).removesuffix(" %")
 
     def gap(self, row: str, other: str) -> tuple[float, float, float]:
-        """The difference of two rows' errors, and the ends of its interval."""
+        """Return the mean difference of two rows' errors and its interval."""
         return difference(self.rows[row], self.rows[other], error)
 
     def interval(self, row: str, other: str) -> str:
-        """It as text."""
+        """Format the difference and its interval."""
         return interval(*self.gap(row, other))
 
     def length(self, row: str) -> str:
-        """How long a row was trained."""
+        """Format epochs × training images of a row."""
         runs: Runs = self.rows[row]
         return f"{span([run.summary['epochs'] for run in runs])} × {runs[0].summary['images']['train']:,}"
 
     def under_attack(self, row: str, strength: float) -> str:
-        """Mean ± deviation of the accuracy under PGD along the scores."""
+        """Format mean ± deviation of the accuracy under PGD along the scores."""
         curves = [run.measures["pgd-scores"] for run in self.rows[row]]
         return percent([100 * each["accuracy"][each["strengths"].index(strength)] for each in curves])
 
 
 def draw_differences(page: Page) -> Figure:
-    """The error of each head above that of uniform coupling, in pairs of seeds, with the 95 % interval."""
+    """Draw the difference in error between each head and uniform coupling, with its 95 % interval."""
     figure = new_figure(9.5, 3.8)
     figure.supxlabel("error above that of uniform coupling, points", fontsize=TEXT)
     names = [name for name in HEADS if name != "uniform"]
@@ -85,7 +85,7 @@ def draw_differences(page: Page) -> Figure:
 
 
 def draw_curves(page: Page) -> Figure:
-    """Validation error epoch by epoch, the mean of the seeds, a line a head."""
+    """Draw the validation error of each epoch, mean over seeds, a line for each head."""
     figure = new_figure(8.0, 4.0)
     for panel, (test, title) in zip(figure.subplots(1, len(LEARNED)), LEARNED.items(), strict=True):
         style_axes(panel, title, "epoch", "validation error, %")
@@ -107,7 +107,7 @@ def draw_curves(page: Page) -> Figure:
 
 
 def draw_pgd(page: Page) -> Figure:
-    """Accuracy under PGD, along the network's own loss and along its scores: mean and deviation over seeds."""
+    """Draw the accuracy under PGD along the loss and along the scores: mean and deviation over seeds."""
     curves: dict[str, list[RobustnessCurve]] = {}
     for row, title in ATTACKED.items():
         measures = [run.measures[kind] for kind in ("pgd", "pgd-scores") for run in page.rows[f"robustness/{row}"]]
@@ -119,10 +119,10 @@ FIGURES: dict[str, Callable[[Page], Figure]] = {"differences": draw_differences,
 
 
 def write_page(results: Path, page: Path) -> list[Path]:
-    """Write the page, and its figures into ``images`` beside it; these files."""
-    found = Page(results)
+    """Write the page, and its figures into ``images`` beside it; return the paths."""
+    data = Page(results)
     options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     template = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), undefined=jinja2.StrictUndefined, **options)
-    write_text(page, template.render(page=found, heads=HEADS, tests=TESTS, shipped=SHIPPED))
+    write_text(page, template.render(page=data, heads=HEADS, tests=TESTS, shipped=SHIPPED))
     images = page.parent / "images"
-    return [page, *(save_figure(draw(found), images / f"results-{name}.png") for name, draw in FIGURES.items())]
+    return [page, *(save_figure(draw(data), images / f"results-{name}.png") for name, draw in FIGURES.items())]

@@ -3,7 +3,7 @@
     python experiments/report.py robustness          # or a file of your own
     python experiments/report.py                     # docs/results.md, from results.md.jinja beside this script
 
-Both are made from RESULTS/runs.jsonl and curves.csv alone: the same runs give the same bytes.
+Both are made only from RESULTS/runs.jsonl and curves.csv, so the same runs give the same bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of the package; that of this script is there
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for imports of experiments
 
 from experiments.cells import NOTHING, Runs, difference, interval, mean, number, percent, span, time
 from experiments.store import RESULTS, RunLog, logs_of, read_runs
@@ -25,14 +25,14 @@ from torchcaps.analysis.robustness import KINDS
 from torchcaps.errors import InputError
 from torchcaps.plugins import load_plugin
 
-#: A number of a run, and how those of several runs are shown.
+#: A number of a run, and the function that formats the numbers of several runs.
 Shown = tuple[float, Callable[[Sequence[float]], str]]
 
 
 def numbers(run: RunLog) -> Iterator[tuple[str, Shown]]:
-    """What a table shows of a run, by its headings."""
+    """Yield the numbers of a run by heading."""
     found = run.summary
-    if found["images"]["test"] == 1:  # of a search, which must not see test images
+    if found["images"]["test"] == 1:  # a search, which must not see test images
         last = found["validation"]["last"]
         yield "validation error, last epoch", (100 - 100 * last["accuracy"], percent)
         yield "validation loss, last epoch", (last["loss"], partial(mean, digits=4))
@@ -51,7 +51,7 @@ def numbers(run: RunLog) -> Iterator[tuple[str, Shown]]:
 
 
 def measured(kind: str, found: Mapping[str, Any]) -> Iterator[tuple[str, Shown]]:
-    """The same of a measure."""
+    """Yield the numbers of a measure by heading."""
     if kind == "affnist":
         yield f"affNIST accuracy ({found['source']} images)", (100 * found["accuracy"], percent)
     elif kind == "familiar":
@@ -61,7 +61,7 @@ def measured(kind: str, found: Mapping[str, Any]) -> Iterator[tuple[str, Shown]]
     elif kind == "coupling":
         yield "entropy of coupling", (found["entropy"], mean)
         yield "dead capsules", (found["dead"], mean)
-    elif kind not in KINDS:  # one's own
+    elif kind not in KINDS:  # a function of the user
         yield from ((f"{kind}: {name}", (value, number)) for name, value in found.items())
     else:
         at = dict(zip(found["strengths"], found["accuracy"], strict=True))
@@ -93,7 +93,7 @@ def grid(rows: Sequence[Row], logs: Mapping[str, Runs]) -> str:
 
 
 def show(table: Table, results: Path) -> Iterator[str]:
-    """The paragraphs of a table: its rows, what they ran on, and the line that makes each again."""
+    """Yield the paragraphs of a table: rows, hardware, and the command that repeats each row."""
     logs = logs_of(table, read_runs(results))
     yield f"# {table.title}"
     run = [row for row in table.rows if logs[row.name]]
@@ -118,7 +118,7 @@ def machine(run: RunLog) -> str:
 
 
 def whole(runs: Runs) -> list[RunLog]:
-    """The runs that did not diverge."""
+    """Return the runs that did not diverge."""
     return [run for run in runs if not run.diverged]
 
 

@@ -4,8 +4,8 @@
     python experiments/run.py mnist --row compact --cluster tcp://192.168.0.1:8786
     python experiments/run.py my_rows.py --plugin my_routing.py
 
-A finished run is a line in RESULTS/runs.jsonl, and is not run again. Each run has a process of its own, this script
-again with --job, so that it has its own peak of memory and no run can break another.
+A finished run is a line in RESULTS/runs.jsonl and is not run again. Each run is a separate process (this script with
+--job), so its peak of memory is measured separately and no run can break another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of the package; that of this script is there
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for imports of experiments
 
 from experiments.measures import measure
 from experiments.store import RESULTS, RunLog, add_run, is_finished, is_run_of, read_runs, settings, summary_of
@@ -40,10 +40,10 @@ from torchcaps.training.progress import choose_progress
 CONFIG = "config.json"
 #: The exit codes of the process of a run.
 DONE, DIVERGES, STOPPED = 0, 3, 143
-REMOVE = "remove it to make it anew, or name another folder with --results"
-GOES_ON = "the same command goes on from its checkpoint"
+REMOVE = "remove it to run it again, or give another folder with --results"
+GOES_ON = "the same command resumes from its checkpoint"
 OUTCOMES = {DONE: "done", DIVERGES: "diverged", STOPPED: f"stopped; {GOES_ON}"}
-#: The processes that this one has started.
+#: Processes started by this one.
 _STARTED: list[subprocess.Popen[bytes]] = []
 
 
@@ -69,16 +69,16 @@ class Job(NamedTuple):
 def plan(
     table: Table, results: Path = RESULTS, *, full: bool = False, rows: Sequence[str] = (), seeds: int | None = None
 ) -> list[Job]:
-    """The runs of the small rows, of all, or of some: every row's first seed before any row's second."""
+    """Return the runs of the small rows, of all rows, or of some; first seeds of all rows come first."""
     chosen = [table[name] for name in dict.fromkeys(rows)] or [row for row in table.rows if full or not row.full]
     turns = range(max((seeds or row.seeds for row in chosen), default=0))
     jobs = [Job(table, row, row.first_seed + n, results) for n in turns for row in chosen if n < (seeds or row.seeds)]
     runs = read_runs(results)
     for job in jobs:
-        there = [runs[job.name].config] if job.name in runs else []
+        recorded = [runs[job.name].config] if job.name in runs else []
         if (job.folder / CONFIG).exists():
-            there.append(settings(read_config(job.folder / CONFIG)))
-        if not all(is_run_of(found, job.row) for found in there):
+            recorded.append(settings(read_config(job.folder / CONFIG)))
+        if not all(is_run_of(config, job.row) for config in recorded):
             raise InputError(f"{results} has a run {job.name} with other settings than the row has now; {REMOVE}")
     return jobs
 
@@ -87,9 +87,9 @@ def plan(
 
 
 def work(job: Job, here: Mapping[str, Any], progress: Progress | None = None) -> int:
-    """Train what is not trained yet, measure and record it; the exit code.
+    """Train or resume a run, measure and record it, and return the exit code.
 
-    ``here`` are settings that say where it is computed, not what it is.
+    ``here`` are settings of this machine, which do not define the run.
     """
     folder, row = job.folder, job.row
     if job.name in read_runs(job.results) and not (folder / BEST).exists():
@@ -119,7 +119,7 @@ def work(job: Job, here: Mapping[str, Any], progress: Progress | None = None) ->
 
 
 def end_with_caller() -> None:
-    """Stop this process, with a checkpoint, once its standard input is closed: its caller has ended."""
+    """Stop this process, with a checkpoint, when its standard input is closed because its caller has ended."""
     os.read(sys.stdin.fileno(), 1)
     signal.raise_signal(signal.SIGTERM)
 
@@ -128,8 +128,8 @@ def end_with_caller() -> None:
 
 
 def call(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> int:
-    """Run this script in a process of its own; its exit code."""
-    # a process group of its own: the terminal's Ctrl-C ends only this process, and with it, gently, those it started
+    """Run this script as a separate process, and return its exit code."""
+    # a separate process group, so that Ctrl-C reaches only this process, which then stops its runs with a checkpoint
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, cwd=folder, env={**environment, **os.environ}, process_group=0
     ) as process:
@@ -138,7 +138,7 @@ def call(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -
 
 
 def run_all(table: Table, jobs: Sequence[Job], given: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Make the runs that are not finished; the exit code."""
+    """Make the unfinished runs, and return the exit code."""
     runs = read_runs(given.results)
     pending = [job for job in jobs if not is_finished(runs.get(job.name), job.row)]
     environment = {"OMP_NUM_THREADS": str(max(1, usable_cores() // given.jobs))} if given.jobs > 1 else {}
@@ -151,7 +151,7 @@ def run_all(table: Table, jobs: Sequence[Job], given: argparse.Namespace, argume
     try:
         for finished in as_completed(calls):
             error = finished.exception()
-            if error is not None:  # the cluster lost it
+            if error is not None:  # the cluster lost the run
                 print(reason_of(error), file=sys.stderr)
             codes.append(1 if error is not None else finished.result())
             words = OUTCOMES.get(codes[-1], f"failed, exit code {codes[-1]}; {GOES_ON}")
@@ -171,7 +171,7 @@ def run_all(table: Table, jobs: Sequence[Job], given: argparse.Namespace, argume
 
 
 def connect(address: str) -> Executor:
-    """The workers of a dask scheduler, which must have some."""
+    """Connect to a dask scheduler with at least one worker."""
     try:
         from distributed import Client
     except ImportError:
@@ -185,24 +185,24 @@ def connect(address: str) -> Executor:
 
 
 def stop(number: int, _: object) -> NoReturn:
-    """End as a signal asks for."""
-    print("Stopping; the same command goes on from here.", flush=True)
+    """Exit on a signal."""
+    print("Stopping; the same command resumes from here.", flush=True)
     raise SystemExit(128 + number)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the command line; the exit code: 0 done, 1 a run failed, 2 wrong input, 130 and 143 stopped."""
+    """Run the command line, and return the exit code: 0 done, 1 a run failed, 2 wrong input, 130 and 143 stopped."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", help=f"{', '.join(SHIPPED)}, or a file of your own")
-    parser.add_argument("--full", action="store_true", help="also the rows that need a GPU")
-    parser.add_argument("--row", action="append", default=[], help="only this row; may be given several times")
+    parser.add_argument("--full", action="store_true", help="include the rows that need a GPU")
+    parser.add_argument("--row", action="append", default=[], help="run only this row; can be repeated")
     parser.add_argument("--seeds", type=int, choices=range(1, 1001), metavar="N", help="runs of each row")
     parser.add_argument("--job", help=argparse.SUPPRESS)
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, which share the cores")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time, which share the cores")
     parser.add_argument("--cluster", metavar="ADDRESS", help="run on the workers of this dask scheduler")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help=f"folder of the runs ({RESULTS})")
-    parser.add_argument("--data-dir", metavar="DIR", help="folder that holds the data sets' files")
+    parser.add_argument("--data-dir", metavar="DIR", help="folder of the data sets")
     parser.add_argument("--accelerator", choices=("auto", "cpu", "cuda", "mps"))
     parser.add_argument("--precision", choices=("auto", "32", "bf16"))
     parser.add_argument("--plugin", action="append", default=[], metavar="FILE", help="registers parts of your own")
@@ -213,14 +213,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table = load_table(given.table)
         jobs = plan(table, given.results, full=given.full, rows=given.row, seeds=given.seeds)
         for each in (plugin for job in jobs for plugin in job.row.plugins):
-            load_plugin(os.path.relpath(each))  # as it is written in the run's configuration
+            load_plugin(os.path.relpath(each))  # relative, as in the configuration of the run
         if given.job is None:
             return run_all(table, jobs, given, arguments)
         threading.Thread(target=end_with_caller, daemon=True).start()
         (job,) = (job for job in jobs if job.name == given.job)
         names = ("accelerator", "precision", "data_dir")
         here = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
-        alone = given.jobs == 1 and given.cluster is None  # else lines of several runs would be mixed
+        alone = given.jobs == 1 and given.cluster is None  # otherwise the lines of several runs would be mixed
         return work(job, here, choose_progress() if alone else Progress())
     except (InputError, OSError) as error:
         parser.exit(2, f"Error: {error}\n")

@@ -1,7 +1,7 @@
-"""The recorded runs: ``runs.jsonl`` has a line for each run, ``curves.csv`` a line for each of its epochs.
+"""Read and write recorded runs: ``runs.jsonl`` has a line for each run, ``curves.csv`` a line for each epoch.
 
-A run is named ``TABLE/ROW/SEED``. Its weights are not kept: while it is made it has a run folder of torchcaps beside
-these files, ``TABLE/ROW/seed-SEED``, which git ignores.
+A run is named ``TABLE/ROW/SEED``. While it runs, its folder is ``TABLE/ROW/seed-SEED`` beside these files, which git
+ignores. Weights are not recorded.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _KEPT = """precision epochs best_epoch parameters images validation test seconds
            earlier_commits"""
 _METRICS = """epoch step seconds images_per_second learning_rate train_loss train_classification_loss
               train_reconstruction_loss train_accuracy validation_loss validation_accuracy"""
-#: What is kept of a run's ``summary.json``, if it has it, and of its ``metrics.csv``.
+#: Recorded keys of a run's ``summary.json`` (if present) and recorded columns of its ``metrics.csv``.
 SUMMARY, COLUMNS = _KEPT.split(), _METRICS.split()
 
 
 @dataclass(frozen=True)
 class RunLog:
-    """A recorded run; its fields are those of its line."""
+    """A recorded run, with the fields of its line in ``runs.jsonl``."""
 
     table: str
     row: str
     seed: int
     config: Mapping[str, Any]  # see settings
-    summary: Mapping[str, Any] = field(default_factory=dict)  # see summary_of; none where the run diverged
+    summary: Mapping[str, Any] = field(default_factory=dict)  # see summary_of; empty if the run diverged
     measures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see measures.py, by kind
-    diverged: str = ""  # why the run ended before its end
+    diverged: str = ""  # reason, if the run diverged
 
     @property
     def name(self) -> str:
@@ -53,7 +53,7 @@ class RunLog:
 
 
 def summary_of(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of a ``summary.json``; whether its commit is ``exact``: known, and no file differed from it."""
+    """Return the recorded part of a ``summary.json``. ``exact``: the commit is known, and no file differed from it."""
     commit = summary.get("commit") or ""
     exact = bool(commit) and not commit.endswith("-dirty")
     kept = {name: summary[name] for name in SUMMARY if summary.get(name) not in (None, [])}
@@ -61,21 +61,21 @@ def summary_of(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings(config: TrainConfig) -> dict[str, Any]:
-    """A run as its line has it: the preset, and the options that differ from it, by their flat names.
+    """Return the recorded settings of a run: the preset, and options that differ from it, by their flat names.
 
-    The seed is left out, and so is where the run was computed, but for the plugins.
+    The seed is left out, and so are settings of the machine except the plugins.
     """
-    usual = flat(TrainConfig.from_dict({"preset": config.preset}).fields).items()
+    defaults = flat(TrainConfig.from_dict({"preset": config.preset}).fields).items()
     left_out = {"preset", "model", "recipe", "seed", "precision", *LOCATION_FIELDS} - {"plugins"}
-    changed = {key: value for key, value in flat(config.fields).items() if (key, value) not in usual}
+    changed = {key: value for key, value in flat(config.fields).items() if (key, value) not in defaults}
     kept = {"preset": config.preset} | {key: value for key, value in changed.items() if key not in left_out}
     return dict(json.loads(json.dumps(kept)))
 
 
 def is_run_of(found: Mapping[str, Any], row: Row) -> bool:
-    """Return True if recorded settings are those of a row.
+    """Return True if recorded settings agree with a row.
 
-    Values that the images decide are not compared. An option that is newer than the record counts as its default.
+    Values derived from the images are not compared. An option that is newer than the record counts as its default.
     """
     wanted = settings(row.config(0))
     free = {"plugins", "fitted", *wanted.get("fitted", ())}
@@ -85,7 +85,7 @@ def is_run_of(found: Mapping[str, Any], row: Row) -> bool:
 
 
 def is_finished(log: RunLog | None, row: Row) -> bool:
-    """Whether a run diverged, or has all that its row asks for, measured on as many images, or on all."""
+    """Return True if a run diverged, or has all measures of its row, on the same number of images or on all."""
     if log is None or log.diverged:
         return log is not None
     for kind, wanted in row.measures.items():
@@ -97,7 +97,7 @@ def is_finished(log: RunLog | None, row: Row) -> bool:
 
 
 def read_runs(results: Path) -> dict[str, RunLog]:
-    """The recorded runs by their names; raise InputError if the file is damaged."""
+    """Return the recorded runs by name; raise InputError if the file is damaged."""
     path = results / RUNS
     if not path.exists():
         return {}
@@ -107,7 +107,7 @@ def read_runs(results: Path) -> dict[str, RunLog]:
 
 
 def logs_of(table: Table, runs: Mapping[str, RunLog]) -> dict[str, list[RunLog]]:
-    """The finished runs of each row, by seed; those that had other settings than their row has now are left out."""
+    """Return the finished runs of each row, sorted by seed; runs whose settings differ from the row are left out."""
     found: dict[str, list[RunLog]] = {row.name: [] for row in table.rows}
     rows = {row.name: row for row in table.rows}
     for log in sorted(runs.values(), key=lambda log: log.seed):
@@ -118,7 +118,7 @@ def logs_of(table: Table, runs: Mapping[str, RunLog]) -> dict[str, list[RunLog]]
 
 
 def read_curves(results: Path) -> dict[str, list[dict[str, str]]]:
-    """The epochs of each run, by its name."""
+    """Return the epochs of each run, by name."""
     found: dict[str, list[dict[str, str]]] = {}
     if (results / CURVES).exists():
         with reading(results / CURVES, "list of epochs"), (results / CURVES).open(encoding="utf-8") as file:
@@ -128,12 +128,13 @@ def read_curves(results: Path) -> dict[str, list[dict[str, str]]]:
 
 
 def add_run(results: Path, log: RunLog, metrics: Path) -> None:
-    """Record a run, with the ``metrics.csv`` of its folder, in the place of an earlier one of its name.
+    """Record a run, with the ``metrics.csv`` of its folder, and replace an earlier run with the same name.
 
-    One process at a time writes; each file is replaced as a whole, the one that makes a run finished last.
+    A lock lets one process write at a time. Each file is replaced atomically, ``runs.jsonl`` last, because its line
+    marks the run as finished.
     """
     epochs = []
-    if metrics.exists():  # else it diverged in the first epoch
+    if metrics.exists():  # missing if the run diverged in the first epoch
         with metrics.open(encoding="utf-8") as file:
             epochs = [
                 {"run": log.name} | {each: _short(line[each]) for each in COLUMNS} for line in csv.DictReader(file)

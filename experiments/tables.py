@@ -47,7 +47,7 @@ SHORT: dict[str, Any] = NOT_TURNED | ONE_CYCLE | {"epochs": 3, "batch_size": 128
 #: The reconstruction's weight, and 20 times as much: the authors' code shrinks the margin loss to a 20th instead.
 WEIGHT: float = flat(get_preset("sabour2017").network)["reconstruction_weight"]
 WEIGHTS = {name: {"reconstruction_weight": each} for name, each in (("strong", 20 * WEIGHT), ("weak", WEIGHT / 20))}
-#: The authors' 300,000 steps and decay; the paper says of its own only that it decays exponentially.
+#: The authors' 300,000 steps and decay; the paper only mentions an exponential decay.
 DECAY = {"schedule": "decay-by-step", "decay": 0.96, "decay_steps": 2000, "min_learning_rate": 1e-6}
 AUTHORS: dict[str, Any] = {"epochs": 700} | DECAY
 THREE_EPOCHS: dict[str, Any] = {"epochs": 3, "batch_size": 64, "schedule": "one-cycle", "learning_rate": 2e-3}
@@ -231,14 +231,14 @@ SHIPPED = {t.name: t for t in (MNIST, ROUTING, MULTIMNIST, AFFNIST, TUTORIALS, R
 
 
 def load_table(source: str) -> Table:
-    """The shipped table of a name, or the ``TABLE`` of a Python file of one's own.
+    """Return the shipped table with a name, or the ``TABLE`` of a Python file.
 
     Raises:
-        InputError: There is none.
+        InputError: There is no such table.
     """
     if not source.endswith(".py") and source not in SHIPPED:
         raise unknown_name("table", source, SHIPPED)
-    found = runpy.run_path(source).get("TABLE") if source.endswith(".py") else SHIPPED[source]
-    if not isinstance(found, Table):
+    table = runpy.run_path(source).get("TABLE") if source.endswith(".py") else SHIPPED[source]
+    if not isinstance(table, Table):
         raise InputError(f"{source} has no TABLE = Table(…)")
-    return dataclasses.replace(found, source=source)
+    return dataclasses.replace(table, source=source)

@@ -1,7 +1,7 @@
-"""The field's routings side by side: one network in which only the head changes, and the published networks.
+"""Compare the routings of the field: one network in which only the head changes, and the published networks.
 
-The learning rate of each head is the best of three on validation images, which the table ``zoo-search`` tries; its runs
-say that it is :data:`LEARNING_RATE` for all.
+The learning rate of each head is the best of three on validation images (table ``zoo-search``). It is
+:data:`LEARNING_RATE` for all heads.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 from experiments.table import VIEWPOINTS, Row, Table
 
-#: What networks that are compared leave out, though `compact`'s own recipe has it.
+#: Augmentation of the recipe of `compact` that compared networks do not use.
 NOT_TURNED: dict[str, Any] = {"max_rotation": 0.0, "max_scaling": 0.0}
-#: The best one of every head, on views and on digits, and of both long runs.
+#: The best learning rate of every head, on views and on digits, and of both long runs.
 LEARNING_RATE = 3e-3
 INVERTED = {"name": "inverted-attention", "num_iterations": 2}
-#: What comes after the convolutions: a title, and the pooling of a CNN or the routing of a capsule network.
+#: Heads after the convolutions: a title, and the pooling of a CNN or the routing of a capsule network.
 HEADS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "average-pooling": ("average pooling", {"pooling": "average"}),
     "max-pooling": ("max pooling", {"pooling": "max"}),
@@ -43,12 +43,12 @@ CAPSULES: dict[str, Any] = {**BACKBONE, **PRIMARY, **LOSS, **LAYER}
 FIVE_CONVOLUTIONS: dict[str, Any] = {"stack_channels": (32, 64, 64, 80, 80), "stack_kernels": (5, 3, 3, 3, 3)}
 FIVE_CONVOLUTIONS |= {"stack_strides": (1, 1, 1, 2, 1), "stack_padding": 0}
 Network = tuple[str, str, Mapping[str, Any]]
-#: Two networks of a size that are trained long: a title, a preset, and what is changed of it.
+#: Two networks of the same size that are trained long: title, preset, changed options.
 LONG: dict[str, Network] = {
     "efficient-capsnet": ("Efficient-CapsNet, 161,824 parameters and a decoder", "efficient-capsnet-mnist", {}),
     "cnn": ("a CNN of 161,226 parameters", "cnn-pooled", FIVE_CONVOLUTIONS),
 }
-#: The same of a network with each head: ``cnn-pooled``, or ``compact`` with all its options overridden.
+#: These, and a network with each head: ``cnn-pooled``, or ``compact`` with all its options overridden.
 NETWORKS: dict[str, Network] = LONG | {
     name: (title, "cnn-pooled", head) if "pooling" in head else (title, "compact", CAPSULES | {**head})
     for name, (title, head) in HEADS.items()
@@ -60,7 +60,7 @@ DIGITS = {"epochs": 5, "batch_size": 128, "max_shift": 2}
 NORB = {"epochs": 25, "batch_size": 64, "max_shift": 4}
 MOVED = "affNIST, trained on MNIST digits that were only moved"
 FAMILIAR = {"familiar": None}
-#: Groups of rows, by what their names begin with: heading, data, recipe, what else is measured; then other fields.
+#: Groups of rows, by the prefix of their names: heading, data, recipe, additional measures, other fields.
 GROUPS: dict[str, tuple[Any, ...]] = {
     "azimuth": ("viewpoints, novel azimuths", "viewpoints-azimuth", VIEWS, FAMILIAR, {"seeds": 5}),
     "elevation": ("viewpoints, novel elevations", "viewpoints-elevation", VIEWS, FAMILIAR, {"seeds": 5}),
@@ -72,7 +72,7 @@ GROUPS: dict[str, tuple[Any, ...]] = {
 
 
 def row_of(name: str, network: str, recipe: Mapping[str, Any], rate: float = LEARNING_RATE, **fields: Any) -> Row:
-    """A row of one of the networks."""
+    """Return a row of one of the networks."""
     title, preset, changes = NETWORKS[network]
     plugins = (VIEWPOINTS,) if fields.get("data", "").startswith("viewpoints") else ()
     words = "" if "first_seed" not in fields else f", learning rate {rate:g}"
@@ -81,7 +81,7 @@ def row_of(name: str, network: str, recipe: Mapping[str, Any], rate: float = LEA
 
 
 def heads() -> Iterator[Row]:
-    """Each head on the images of each group."""
+    """Yield each head on the images of each group."""
     for prefix, (heading, data, recipe, measures, more) in GROUPS.items():
         for name, (_, head) in HEADS.items():
             measured = {**measures, "latency": None} | ({} if "pooling" in head else {"coupling": 1000})
@@ -99,21 +99,21 @@ PUBLISHED = {
     "hahn2019-smallnet": "self-routing (Hahn and others 2019)",
     "cnn-pooled": "a CNN with the mean of each channel",
 }
-#: Those of smallNORB are not cut and made brighter here: MNIST's digits fill their images.
+#: Without the crops and brightness of the smallNORB presets, because MNIST's digits fill their images.
 ON_MNIST: dict[str, Any] = NOT_TURNED | {"crop": None, "brightness": 0.0, "contrast": 0.0, "max_shift": 2}
 EIGHT_TYPES = {"primary_types": 8, "layer_types": 8, "num_iterations": 2}
-#: A large step at once: with a small one a class whose activation starts near one stays there.
+#: A large learning rate from the start, because a class whose activation starts near 1 otherwise stays there.
 EM_RECIPE: dict[str, Any] = {"learning_rate": 1e-2, "decay_steps": 200, "epochs": 10, "batch_size": 32, "max_shift": 1}
 EM_RECIPE |= {"compete_over": "types"}
 VB_RECIPE = {"learning_rate": LEARNING_RATE, "schedule": "one-cycle", "epochs": 5, "batch_size": 64, "max_shift": 0}
 SIXTEEN = "0.9 % (16 types, 50 epochs, the best on the test images)"
-#: Networks with eight types of capsules: preset, routing, recipe, what its source reports.
+#: Networks with eight types of capsules: preset, routing, recipe, error reported by the source.
 EM = ("hinton2018-paper", "EM routing", EM_RECIPE, SIXTEEN)
 VB = ("vb2020", "variational Bayes routing", VB_RECIPE, "")
 
 
 def published() -> Iterator[Row]:
-    """The published networks on MNIST, for three epochs and for as many as their sources; two with eight types."""
+    """Yield the published networks on MNIST, for three epochs and as long as their sources; two with eight types."""
     heading = "The published networks on MNIST, each with its own loss and optimiser"
     for suffix, length in (("-short", {"epochs": 3, "limit_train": 10_000}), ("", {})):
         for name, title in PUBLISHED.items():
@@ -131,7 +131,7 @@ BEST_EPOCH = "0.26 % (99.74 % accuracy, the best epoch on the test images)"
 
 
 def long() -> Iterator[Row]:
-    """The two networks, trained long."""
+    """Yield the two networks that are trained long."""
     fields: dict[str, Any] = {"group": "Efficient-CapsNet beside a CNN of its size on MNIST, 30 epochs"}
     fields |= {"measures": {"latency": None}}
     for name, other, source in (("efficient-capsnet", "long-cnn", BEST_EPOCH), ("cnn", None, "")):
@@ -144,10 +144,10 @@ ZOO = Table(name="zoo", title="The field's routings side by side", rows=(*heads(
 # ---- the search of the learning rates, on validation images
 
 SEARCHED = (3e-4, 1e-3, 3e-3)
-#: The seed of the runs that choose among them; no run of the tables has it.
+#: Seed of the search, which no run of the tables uses.
 ONCE: dict[str, Any] = {"seeds": 1, "first_seed": 100}
 FEWER, LONGER = {"limit_train": 12_000}, TURNED | {"epochs": 10}
-#: What the names of the rows begin with; heading, data, networks, recipe.
+#: Searches, by the prefix of their rows' names: heading, data, networks, recipe.
 SEARCHES: dict[str, tuple[str, str, Iterable[str], dict[str, Any]]] = {
     "views-": ("viewpoints, familiar azimuths", "viewpoints-azimuth", HEADS, VIEWS),
     "digits-": ("12,000 MNIST digits", "mnist", HEADS, DIGITS | FEWER),
@@ -156,7 +156,7 @@ SEARCHES: dict[str, tuple[str, str, Iterable[str], dict[str, Any]]] = {
 
 
 def searched() -> Iterator[Row]:
-    """Each network with each learning rate, tested on one image."""
+    """Yield each network with each learning rate; only one test image, because tests must not guide the search."""
     for prefix, (heading, data, networks, recipe) in SEARCHES.items():
         for name, rate in itertools.product(networks, SEARCHED):
             row = f"{prefix}{name}-{rate * 1e4:.0f}"

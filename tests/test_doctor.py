@@ -157,8 +157,8 @@ by_component = {
 WRONG: list[tuple[str, str, nn.Module]] = [
     ("softmax-over-inputs", "12 input capsules", layer("Inputs", compete=lambda self, logits: logits.softmax(1))),
     ("softmax-over-nothing", "size one", layer("Nothing", compete=compete_among_few)),
-    ("mixes-images", "the others by", layer("Average", agree=agree_on_average)),
-    ("mixes-images", "the others by", layer("Images", compete=lambda self, logits: logits.softmax(0))),
+    ("mixes-images", "the other images by", layer("Average", agree=agree_on_average)),
+    ("mixes-images", "the other images by", layer("Images", compete=lambda self, logits: logits.softmax(0))),
     ("keeps-state", "after a call", KeepsLogits()),
     ("random-in-evaluation", "two calls", layer("Noise", start=lambda self, votes: torch.randn(votes.shape[:3]))),
     ("random-in-evaluation", "two calls", layer("Dropout", squash=lambda self, s: nn.functional.dropout(s, 0.5))),
@@ -365,8 +365,8 @@ def test_wrong_input_is_a_sentence() -> None:
         (Layer(), (B, I + 1, K), None, "a Layer, called with (4, 13, 8), raises RuntimeError: "),
         (Raises(), SHAPE, None, "raises KeyError: 'weights' (test_doctor.py, line "),
         (nn.Flatten(), SHAPE, None, "must return (B, J, D) first, got (4, 96)"),
-        (Masked(), SHAPE, MASK[:2], "a mask is for poses (B, I, K), (4, 12, 8), got one of (2, 12)"),
-        (nan, SHAPE, None, "gives NaN or infinity for random inputs"),
+        (Masked(), SHAPE, MASK[:2], "mask must have shape (B, I) of poses (4, 12, 8), got (2, 12)"),
+        (nan, SHAPE, None, "returns NaN or infinity for random inputs"),
     ]
     for module, shape, mask, says in cases:
         assert_raises(InputError, diagnose, module, shape, mask=mask, say=says)

@@ -42,6 +42,10 @@ RUNS: dict[str, tuple[str, list[str]]] = {
         "--epochs 1 --images 64",
         [r"images \(1, 28, 28\) → feature map \(64, 4, 4\)", "ACCURACY"],
     ),
+    "train_in_one_file": (
+        "--epochs 2 --images 64 --out new",
+        [r"epoch 2: loss 0\.\d{4}, validation error [\d.]+ %", "ACCURACY"],
+    ),
     "stacked_capsules": (
         "--primary squash --epochs 1 --images 64 --hidden 8 8 8",
         [r"mean lengths at the start: 0\.[01]\d*( 0\.\d+){3} 0\.000", "epoch 1: loss", "ACCURACY"],
@@ -66,7 +70,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "viewpoints": ("--data-dir . --out sheet.png", [r"^wrote sheet\.png: 50 of 16,200 images\n$"]),
     "sklearn_estimator": (
         "--epochs 1 --images 200",
-        [r"accuracy of three folds:( [01]\.\d{4}){3}\n", r"probabilities made of them: [\d. ]+\n"],
+        [r"accuracy of three folds:( [01]\.\d{4}){3}\n", r"calibrated probabilities: [\d. ]+\n"],
     ),
 }
 

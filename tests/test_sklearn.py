@@ -163,7 +163,7 @@ WRONG: list[tuple[np.ndarray, dict[str, Any], str]] = [
     (
         np.zeros((6, 8, 8)),
         {"options": SMALL | {"task": "labels"}},
-        "a classifier works for the task classes; this network was made for the task labels",
+        "a classifier works for the task classes; this network was trained for the task labels",
     ),
     (np.zeros((6, 8, 8)), {"class_weight": {0: 0, 1: 0, 2: 0}}, "must not be negative, nor zero for all images"),
     (np.zeros((6, 8, 8)), {"device": "cuda:77"}, "this machine has no cuda:77 device that PyTorch can use"),

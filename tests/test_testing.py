@@ -13,7 +13,7 @@ from torchcaps import InputError, squash
 from torchcaps.errors import WrongType
 from torchcaps.nn import DenseVotes, DynamicRouting, LayerSize, Routed, Routing, Votes
 from torchcaps.testing import check_routing
-from torchcaps.testing.properties import _CHECKS
+from torchcaps.testing.routing_checks import CHECKS
 
 
 class Plain(Routing):
@@ -86,7 +86,7 @@ def after(change: Callable[[Routed], Any]) -> dict[str, Any]:
 
 def test_plain_routing_passes() -> None:
     found = check_routing(Plain())
-    assert list(found) == list(_CHECKS)
+    assert list(found) == list(CHECKS)
     assert found["coupling"] == "sums to one over the outputs"
     assert found["shapes"] == "capsules (1, 5, 4) for a batch of one"
     silent = wrong("Silent", **after(lambda routed: routed._replace(coupling=None)))
@@ -200,8 +200,8 @@ WRONG: list[tuple[type[Plain], str, str]] = [
     (wrong("Squeezed", shorten=lambda _, s: squash(s).squeeze(-1)), "sizes of one", r"it raises|of shape \(3, 5\)"),
     (wrong("PosesOnly", **after(lambda routed: routed.poses)), "call", r"must return .*Routed of .*, got a Tensor"),
     (wrong("Bare", forward=lambda self, votes: Plain.forward(self, votes)), "call", "raises TypeError: .*; usual"),
-    (wrong("LeftOut", forward=weighs_the_last_sum), "inactive capsules", "with an input capsule that is not active"),
-    (wrong("NotThere", forward=past_the_votes), "masks", "of a mask's capsules and of these alone"),
+    (wrong("LeftOut", forward=weighs_the_last_sum), "inactive capsules", "with an inactive input capsule"),
+    (wrong("NotThere", forward=past_the_votes), "masks", "with a mask and without the masked capsules"),
     (
         wrong("View", build=lambda _, votes: votes.build() + 0 * votes.poses.view(votes.poses.numel()).sum()),
         "memory layout",
@@ -221,7 +221,7 @@ WRONG: list[tuple[type[Plain], str, str]] = [
     (wrong("NoSquash", shorten=lambda _, s: s), "lengths", r"the longest capsule has the length \d+.*, more than one"),
     (NAIVE_SQUASH, "finite numbers", r"capsules for poses of zero: 60 of 60 numbers are NaN or infinite"),
     (wrong("Asks", build=asks_for_the_weight), "other votes", r"no attribute 'weight' .test_testing.py, line \d+.;"),
-    (wrong("ChangesPoses", build=changes_poses), "untouched inputs", "its call changes the poses that it is given"),
+    (wrong("ChangesPoses", build=changes_poses), "untouched inputs", "its call changes its poses in place"),
     (DRAWN, "determinism", "differ by .*; usual cause: a random start"),
     (PlainTensor, "state", "scales holds a tensor that is neither a parameter nor a buffer"),
     (Unsaved, "state", "capsules before and after saving and loading the state_dict differ by"),
@@ -240,12 +240,12 @@ def failure(check: Callable[..., Any], *args: Any, **options: Any) -> str:
 
 def test_a_wrong_routing_fails() -> None:
     for kind, name, says in WRONG:
-        said = failure(check_routing, kind(), skip=_CHECKS.keys() - {name})
+        said = failure(check_routing, kind(), skip=CHECKS.keys() - {name})
         assert said.startswith(f"{kind.__name__} fails “{name}”: ")
         assert "; usual cause: " in said
         assert "\n" not in said
         assert re.search(says, said), said
-    assert {name for _, name, _ in WRONG} == _CHECKS.keys(), "every check was shown to fail"
+    assert {name for _, name, _ in WRONG} == CHECKS.keys(), "every check was shown to fail"
     assert check_routing(STOPS_GRADIENT(), skip=["gradients"])["gradients"] == "skipped"
     assert failure(check_routing, DRAWN()).startswith("Drawn fails “determinism”: ")
 

@@ -71,7 +71,7 @@ def test_an_image_counts_only_with_all_its_classes_and_each_object_by_itself():
         np.testing.assert_array_equal(result.confusion, confusion)
         assert [score["images"] for score in result.per_class] == [3, 2, 2, 1, 0, 1]  # images with the class in them
         assert (result.per_class[0]["recall"], result.per_class[5]["precision"]) == (2 / 3, 1 / 2)
-    assert ["Objects", "66.67 %  (6 of 9 found, 3 an image)"] in result.tables()[0].rows
+    assert ["Objects", "66.67 %  (6 of 9 found, 3 per image)"] in result.tables()[0].rows
 
 
 def test_hand_worked_scores_of_the_classes_as_json_without_nan():
@@ -159,8 +159,8 @@ def test_what_cannot_be_evaluated(model, make_model, make_images):
     one, two = (ImageSet(make_images(2), torch.tensor(labels)) for labels in ([0, 1], [[0, 1], [2, 3]]))
     for network, images, options, message in (
         (model, one, {"class_names": ["a"]}, "class_names must be 4 names.*got 1"),
-        (model, two, {}, r"\(2,\), one for each image, as the network sees 1 in it, got \(2, 2\)"),
-        (make_model(objects=2), two, {}, "reconstructs each of 2 objects by itself, so its images need parts"),
+        (model, two, {}, r"\(2,\), one for each image, because the network finds 1 in it, got \(2, 2\)"),
+        (make_model(objects=2), two, {}, "reconstructs each of 2 objects separately, so its images need parts"),
     ):
         with pytest.raises(InputError, match=message):
             evaluate(network, images, **options)
@@ -180,8 +180,8 @@ def test_right_and_wrong_have_their_own_colours_and_each_cell_its_number(words):
     assert (wrong.count(), float(wrong[0, 1])) == (1, pytest.approx(20))  # percent of the true class
     assert (right.count(), float(right[0, 0]), float(right[1, 1])) == (2, pytest.approx(80), pytest.approx(100))
     numbers = {text.get_position(): text.get_text() for text in axes.texts}
-    assert numbers == {(0, 0): "8", (1, 0): "2", (1, 1): "5"}  # x is the class given
-    assert {"ant", "$bee$", "cow", "class given", "true class", "network, images\n2 of 15 images wrong"} <= set(
+    assert numbers == {(0, 0): "8", (1, 0): "2", (1, 1): "5"}  # x is the predicted class
+    assert {"ant", "$bee$", "cow", "predicted class", "true class", "network, images\n2 of 15 images wrong"} <= set(
         words(figure)
     )
     assert len(evaluation(np.diag([3, 4])).figures()[""].axes[0].images) == 1  # without errors no scale of them

@@ -70,7 +70,7 @@ def test_the_figure_names_label_class_and_length_and_marks_what_is_wrong(result,
     unknown = drawn_of(dataclasses.replace(result, labels=None))
     assert "label" not in words(unknown)
     assert red_in(unknown) == []
-    assert result.tables()[0].note[0].startswith("2 were given their class; squared error ")
+    assert result.tables()[0].note[0].startswith("2 with the right class; squared error ")
     assert result.to_dict()["num_correct"] == 2
 
 
@@ -81,7 +81,7 @@ def test_pairs_are_drawn_apart_in_two_colours_and_overlaid(words):
     classes, lengths = np.array([[1, 0], [2, 0]]), np.array([[0.8, 0.9, 0.1], [0.6, 0.2, 0.7]])
     result = made(drawn.max(1), drawn, np.array([[0, 1], [2, 1]]), classes, lengths)
     assert result.right.tolist() == [True, False]
-    assert "1 were given exactly their classes" in result.tables()[0].note[0]
+    assert "1 with the right classes" in result.tables()[0].note[0]
     figure = drawn_of(result, "ant", "bee", "cow")
     assert {"object 1", "object 2", "together", "ant + bee", "bee + ant", "0.90 0.80", "0.70 0.60"} <= set(
         words(figure)

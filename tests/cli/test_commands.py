@@ -251,7 +251,7 @@ def test_images_of_several_objects(cli: Cli, digit_file: Path, monkeypatch: pyte
     found = cli.json("evaluate", *of_pairs)
     assert (found["num_images"], found["objects"], np.sum(found["confusion"])) == (30, 2, 60)
     assert cli.json("evaluate", *of_pairs, "--split", "train")["num_images"] == 40
-    assert "were given exactly their classes" in cli("reconstruct", *of_pairs, "--count", "6", "--figure", "a.png").out
+    assert "with the right classes" in cli("reconstruct", *of_pairs, "--count", "6", "--figure", "a.png").out
     for command in ("perturb", "routing"):
         result = cli(command, *of_pairs, "--index", "3", "--figure", "a.png")
         assert re.search(r"Image 3 of the test images of pairs, class \d \+ \d", result.out)

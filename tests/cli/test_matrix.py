@@ -132,7 +132,7 @@ def test_a_command_works_or_says_in_a_sentence_that_it_does_not(name: str, train
     if command in ("evaluate", "predict", "curves", "datasets") or name in ("export folder", "resume"):
         assert result.code == 0, result.err
     if command in ("routing", "perturb", "robustness", "probe", "detect", "explore") and trained.task != "classes":
-        assert f"works for the task classes; this network was made for the task {trained.task}" in result.err
+        assert f"works for the task classes; this network was trained for the task {trained.task}" in result.err
 
 
 def test_words_and_units_are_those_of_the_task(trained: Trained, cli: Cli) -> None:
@@ -189,13 +189,18 @@ def test_the_model_card_has_the_words_of_the_task(trained: Trained, cli: Cli) ->
     assert call(cli, "export folder", trained).code == 0
     card = Path("folder/README.md").read_text()
     words = {
-        "classes": ("in 3 classes;", "| test error | test accuracy |", "type: accuracy", "knows its 3 classes only"),
-        "labels": ("with 3 labels;", "| test error | test labels right |", "type: accuracy", "knows its 3 labels only"),
+        "classes": ("in 3 classes;", "| test error | test accuracy |", "type: accuracy", "one of its 3 classes"),
+        "labels": (
+            "with 3 labels;",
+            "| test error | test labels right |",
+            "type: accuracy",
+            "its 3 labels only",
+        ),
         "regression": (
             "with 1 number;",
             "| test squared error | epoch |",
             "type: mse",
-            "gives 1 number for any image",
+            "predicts 1 number for any image",
         ),
     }
     for each in words[trained.task]:

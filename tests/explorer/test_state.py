@@ -12,7 +12,7 @@ from own_parts import register, two_layers
 from support import assert_raises
 from torchcaps.analysis import perturb_capsule, predict, trace_routing
 from torchcaps.analysis.calibration import Calibration
-from torchcaps.analysis.results import MOST_SHOWN
+from torchcaps.analysis.results import MAX_SHOWN
 from torchcaps.datasets import ImageSet
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError
@@ -151,11 +151,11 @@ def test_a_capsule_decodes_as_perturb_has_it(small: Explorer) -> None:
 
 
 def test_the_longest_of_many_classes_have_maps() -> None:
-    explorer = Explorer(small_network(num_classes=MOST_SHOWN + 3))
+    explorer = Explorer(small_network(num_classes=MAX_SHOWN + 3))
     view = explorer.look(pixels_for(explorer))
-    longest = np.argsort(-view.scores)[:MOST_SHOWN]
+    longest = np.argsort(-view.scores)[:MAX_SHOWN]
     assert view.routing["classes"] == sorted(longest.tolist())
-    assert len(view.routing["maps"][0]) == view.routing["scores"].shape[1] == MOST_SHOWN
+    assert len(view.routing["maps"][0]) == view.routing["scores"].shape[1] == MAX_SHOWN
     np.testing.assert_allclose(view.routing["scores"][-1], view.scores[np.sort(longest)], rtol=1e-5)
 
 

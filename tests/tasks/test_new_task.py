@@ -114,7 +114,7 @@ def test_other_tasks_refuse_its_targets_and_it_refuses_other_analyses(pixels: Da
     for name in ("classes", "labels", "regression"):
         with pytest.raises(InputError, match=r'set task="pixels" \(--task pixels\)'):
             find_task(name).bring(pixels.test.labels)
-    with pytest.raises(InputError, match="routing works for the task classes; this network was made for the task pix"):
+    with pytest.raises(InputError, match="works for the task classes; this network was trained for the task pix"):
         pixels.task.require("routing")
     assert pixels.task.supports("evaluate")
     with pytest.raises(InputError, match="objects must be 1 for the task pixels, got 2"):

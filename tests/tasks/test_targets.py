@@ -78,7 +78,7 @@ WRONG: dict[str, tuple[str, Any, int | None, str]] = {
     "numbers": ("classes", [0.5, 1.25], None, 'set task="regression" (--task regression)'),
     "from 1": ("classes", [1, 2, 3], 3, "must be in 0..2, got 1..3; classes are counted from 0, so subtract 1"),
     "too high": ("classes", [0, 7], 3, "must be in 0..2, got 0..7"),
-    "2⁶³": ("classes", np.array([0, 2**63], np.uint64), None, "2 images can be of 2 classes at most"),
+    "2⁶³": ("classes", np.array([0, 2**63], np.uint64), None, "2 images can have at most 2 classes"),
     "negative": ("classes", [-1, 0], None, "must be 0 or greater, got -1"),
     "NaN": ("classes", [0.0, np.nan], 3, "must be whole numbers from 0"),
     "objects": ("classes", np.array([{}, {}]), 3, "must be a tensor, an array or a list of numbers"),
@@ -92,7 +92,7 @@ WRONG: dict[str, tuple[str, Any, int | None, str]] = {
     "columns": ("labels", [[0, 1]], 3, "must have 3 columns, one for each output, got 2"),
     "texts for numbers": ("regression", ["a"], 1, "must be finite numbers, (N,) or (N, T), got <U1"),
     "inf": ("regression", [np.inf], 1, "must be finite numbers"),
-    "beyond float32": ("regression", [1e39], 1, "must be numbers that float32 can hold, got 1e+39"),
+    "beyond float32": ("regression", [1e39], 1, "must be numbers within the range of float32, got 1e+39"),
 }
 
 
@@ -122,7 +122,7 @@ def test_rows_of_zeros_and_ones_are_the_classes_of_several_objects() -> None:
     for form in (rows, rows.astype(bool), rows.astype(int).tolist()):
         assert objects.bring(form, 3).tolist() == pairs
     for wrong in (np.eye(3), rows / 2, np.ones((3, 3))):
-        assert_raises(InputError, objects.bring, wrong, 3, say="labels in rows must have 2 ones for each image")
+        assert_raises(InputError, objects.bring, wrong, 3, say="labels in rows must be zeros and 2 ones for each image")
 
 
 def test_each_form_is_of_one_task() -> None:

@@ -141,6 +141,7 @@ def test_classes_that_are_never_predicted_are_named() -> None:
     labels, names = np.array([0] * 9 + [1] * 2), ("good", "hole", "none")
     said = Evaluation(labels, np.eye(3)[labels * 0], 1.0, names).warning
     assert said == (
-        "of 11 test images none was given hole; try --class-weights balanced, more steps, or more images of them"
+        "never predicted for 11 test images: hole; try --class-weights balanced, more steps, or more images of these "
+        "classes"
     )
     assert Evaluation(labels, np.eye(3)[labels], 1.0, names).warning is None

@@ -1,12 +1,11 @@
-"""Judging a network and showing what it does: figures in numbers (arrays) and in pictures (matplotlib).
+"""Evaluate networks and show how they work: numbers as arrays, figures by matplotlib.
 
-Every function that computes returns arrays, every ``figure_...`` draws them; nothing here touches matplotlib's global
+Functions that compute return arrays, and every ``figure_...`` draws them. Nothing here touches matplotlib's global
 state. Everything loads on first use.
 
-What holds for all of them: a network is in evaluation mode meanwhile, and afterwards as it was. Images are uint8 of
-0..255 or floating-point of 0..1; of another dtype they are a TypeError. Images and labels that the network was not
-built for, options out of their range, and a network without the capsules, the decoder or the one object an image that
-are needed, are an InputError.
+All functions run the network in evaluation mode and restore its mode afterwards. Images are uint8 of 0..255 or
+floating-point of 0..1; another dtype raises TypeError. InputError is raised for images and labels that do not fit the
+network, for options out of their range, and for a network without the capsules or the decoder that an analysis needs.
 """
 
 from torchcaps._lazy import attach

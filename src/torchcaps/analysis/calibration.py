@@ -1,4 +1,4 @@
-"""What a network says about images, and which of it is unsure: what is beyond the usual. Nothing here imports torch."""
+"""Predictions of a network, and the thresholds that flag an answer as unsure. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -14,79 +14,79 @@ from torchcaps.analysis.results import Scored
 from torchcaps.errors import WrongType
 from torchcaps.ranges import INDEX, Range
 
-USUAL = 0.99
-"""The share of validation images that a calibration calls usual."""
+CALIBRATED_SHARE = 0.99
+"""Share of the validation images that pass each threshold of a calibration."""
 FINITE = Range(-1e38, 1e38)
-NEAR = 0.9
-"""Another class is nearly as likely if its score is at least this share of the score of the class that was given."""
-Drawn = Float[np.ndarray, "N C H W"] | Float[np.ndarray, "N P C H W"]
-"""Reconstructions, pixels 0..1; with several objects in an image, each by itself."""
+MIN_RUNNER_UP_RATIO = 0.9
+"""An answer is unsure if the score of the runner-up is at least this share of the score of the predicted class."""
+Decoded = Float[np.ndarray, "N C H W"] | Float[np.ndarray, "N P C H W"]
+"""Decoded images, pixels 0..1; with several objects in an image, one for each object."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What is usual for a network: the bounds that 99 % of its validation images keep to.
+    """Thresholds below or above which an answer is flagged as unsure (99 % of validation images pass).
 
-    `torchcaps.analysis.calibrate` measures it. The values here stand for a network of which nothing was measured: half
-    of the longest length that there can be, and no bound of the error.
+    `torchcaps.analysis.calibrate` measures them. The defaults are for a network without a calibration: half of the
+    largest possible length, and no threshold of the error.
     """
 
     score: float = 0.5
-    """The score of the class that was given; of several objects, of the last of them. 99 % have a higher one."""
+    """Smallest score of the predicted class; with several objects, of the class with the lowest score among them."""
     error: float | None = None
-    """Σ(x - r)² over the pixels, 0..1, of an image x and its reconstruction r. 99 % have a smaller one."""
+    """Largest Σ(x - r)² over the pixels, 0..1, of an image x and its reconstruction r; None: no threshold."""
     images: int = 0
-    """How many images were measured; 0 where none was."""
+    """Number of measured images; 0 without a calibration."""
 
     def __post_init__(self) -> None:
-        for name, within in (("score", FINITE), ("error", FINITE), ("images", INDEX)):
+        for name, allowed in (("score", FINITE), ("error", FINITE), ("images", INDEX)):
             if name != "error" or self.error is not None:
-                within.check(f'"{name}" of a calibration', getattr(self, name))
+                allowed.check(f'"{name}" of a calibration', getattr(self, name))
 
     def caveats(self, score: float, error: float | None, runner_up: float | None = None) -> tuple[str, ...]:
-        """Why an answer is unsure, each reason in words; empty where it is not.
+        """Return the reasons why an answer is unsure, in words; empty if it is sure.
 
         Args:
-            score: Of the class that was given; of several objects, of the last of them.
-            error: Of the reconstruction; None for a network without decoder.
-            runner_up: The highest score of the other classes, None where there is none.
+            score: Score of the predicted class; with several objects, the lowest score among the predicted classes.
+            error: Squared error of the reconstruction; None for a network without a decoder.
+            runner_up: Highest score among the other classes; None if there is no other class.
         """
-        usual = usual_words(self)
+        measured = measured_words(self)
         reasons = []
         if score < self.score:
-            reasons.append(f"its score {score:.2f} is below {self.score:.2f}{usual}")
-        if runner_up is not None and runner_up >= NEAR * score:
-            reasons.append(f"another class has nearly the same score, {runner_up:.2f} beside {score:.2f}")
+            low = f"low ({measured} it is above {self.score:.2f})" if measured else f"below {self.score:.2f}"
+            reasons.append(f"its score {score:.2f} is {low}")
+        if runner_up is not None and runner_up >= MIN_RUNNER_UP_RATIO * score:
+            reasons.append(f"the runner-up has nearly the same score ({runner_up:.2f} beside {score:.2f})")
         if error is not None and self.error is not None and error > self.error:
-            unlike = "the image is unlike the training images: " if self.images else ""
-            error_words = f"the squared error of its reconstruction is {error:.1f}, more than {self.error:.1f}{usual}"
-            reasons.append(f"{unlike}{error_words}")
+            more = f"but {measured} it is below {self.error:.1f}" if measured else f"more than {self.error:.1f}"
+            reasons.append(f"its reconstruction differs too much from it (squared error {error:.1f}, {more})")
         return tuple(reasons)
 
 
-def usual_words(calibration: Calibration) -> str:
-    """Where the bounds come from, as a sentence goes on; nothing where none was measured."""
-    return f", the bound of {100 * USUAL:.0f} % of the validation images" if calibration.images else ""
+def measured_words(calibration: Calibration) -> str:
+    """Return ``for 99 % of the validation images``, or nothing without a calibration."""
+    return f"for {100 * CALIBRATED_SHARE:.0f} % of the validation images" if calibration.images else ""
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction(Scored):
-    """What a network says about images, by torch or from an ONNX file.
+    """Predictions for images, computed by torch or from an ONNX file.
 
     Args:
-        classes: The class of the highest score; with several objects in an image those of the P highest, the highest
-            first.
+        classes: Class with the highest score; with P objects in an image, the P classes with the highest scores, the
+            highest first.
         scores: All class scores, 0..1: the lengths ‖v_j‖ of capsules, their activations, or a CNN's probabilities; or
             the values of a regression.
-        reconstruction: The image decoded from the capsule of the highest score, pixels 0..1; with several objects each
-            decoded from its own, as ``classes`` has them (or the targets, where they chose); None without a decoder.
-        caveats: Why the answer to each image is unsure, see :meth:`Calibration.caveats`.
-        score_name: What the scores are.
+        reconstruction: Image decoded from the capsule with the highest score, pixels 0..1; with several objects, one
+            for each class of ``classes`` (or for each target, if targets were given); None without a decoder.
+        caveats: Reasons why the answer to each image is unsure, see :meth:`Calibration.caveats`.
+        score_name: Kind of the scores.
     """
 
     classes: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"]
     scores: Float[np.ndarray, "N J"]
-    reconstruction: Drawn | None
+    reconstruction: Decoded | None
     caveats: Sequence[tuple[str, ...]]
     score_name: Literal["length", "activation", "probability", "value"] = "length"
 
@@ -96,33 +96,34 @@ class Prediction(Scored):
         images: Float[np.ndarray, "N C H W"],
         classes: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"],
         scores: Float[np.ndarray, "N J"],
-        reconstruction: Drawn | None,
+        reconstruction: Decoded | None,
         calibration: Calibration | None,
         **more: Any,
     ) -> Self:
-        """The prediction for images of pixels 0..1, with its caveats by what is usual for the network."""
-        usual = Calibration() if calibration is None else calibration
-        off = [None] * len(images) if reconstruction is None else squared_errors(images, reconstruction).tolist()
+        """Return the prediction for images of pixels 0..1, with caveats by the calibration of the network."""
+        thresholds = Calibration() if calibration is None else calibration
+        errors = [None] * len(images) if reconstruction is None else squared_errors(images, reconstruction).tolist()
         chosen = classes.reshape(len(classes), -1)
-        last = np.take_along_axis(scores, chosen[:, -1:], 1)[:, 0].tolist()
+        lowest = np.take_along_axis(scores, chosen[:, -1:], 1)[:, 0].tolist()
         others = scores.astype(np.float64)
         np.put_along_axis(others, chosen, -np.inf, 1)
         runners_up = (None if math.isinf(score) else score for score in others.max(1).tolist())
-        caveats = [usual.caveats(*each) for each in zip(last, off, runners_up, strict=True)]
+        caveats = [thresholds.caveats(*each) for each in zip(lowest, errors, runners_up, strict=True)]
         return cls(classes, scores, reconstruction, caveats, **more)
 
 
-def squared_errors(images: Float[np.ndarray, "N C H W"], reconstructions: Drawn) -> Float[np.ndarray, "N"]:
-    """Σ(x - r)² over the pixels, 0..1, of each image and its reconstruction.
+def squared_errors(images: Float[np.ndarray, "N C H W"], reconstructions: Decoded) -> Float[np.ndarray, "N"]:
+    """Return Σ(x - r)² over the pixels, 0..1, of each image and its reconstruction.
 
-    It is not divided by Σx²: then much ink would excuse much error, and a letter of broad strokes pass for a digit.
+    It is not divided by Σx², because much ink would then excuse a large error: a letter in broad strokes would pass
+    as a digit.
     """
     for name, each in (("images", images), ("reconstructions", reconstructions)):
         if not isinstance(each, np.ndarray):
             raise WrongType(f"squared_errors: {name} must be an array, got {type(each).__name__}")
-    return ((images - full(reconstructions)) ** 2).sum((1, 2, 3))
+    return ((images - add_objects(reconstructions)) ** 2).sum((1, 2, 3))
 
 
-def full(reconstructions: Drawn) -> Float[np.ndarray, "N C H W"]:
-    """Reconstructions of whole images: the objects of each laid over each other, added and cut off at 1."""
+def add_objects(reconstructions: Decoded) -> Float[np.ndarray, "N C H W"]:
+    """Return reconstructions of whole images: the sum of the objects of each image, at most 1."""
     return reconstructions if reconstructions.ndim == 4 else reconstructions.sum(1).clip(max=1)

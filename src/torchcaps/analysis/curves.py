@@ -1,4 +1,4 @@
-"""Learning curves, from the metrics.csv of one run or of several."""
+"""Learning curves of one or several runs, from their metrics.csv."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ _STYLES: dict[str, dict[str, Any]] = {
     "validation": {"marker": "o", "markersize": 3.5, "linewidth": 1.8},
     "train": {"marker": ".", "markersize": 3.0, "linewidth": 1.0, "linestyle": "--"},
 }
-_DRAWN = ("epoch", *(f"{part}_{what}" for part in _STYLES for what in ("loss", "accuracy")))
+_COLUMNS = ("epoch", *(f"{part}_{what}" for part in _STYLES for what in ("loss", "accuracy")))
 _TICKS = (1, 2, 5)  # times powers of ten
 
 Metrics = dict[str, Float[np.ndarray, "epochs"]]
-"""The columns of a metrics.csv; NaN where a cell is empty."""
+"""Columns of a metrics.csv by name; NaN for an empty cell."""
 
 
 def read_metrics(path: str | Path) -> Metrics:
-    """Read a run's metrics.csv: a header, and one row of numbers an epoch.
+    """Read a run's metrics.csv: a header, and one row of numbers per epoch.
 
-    A last line without its line end is one that is still being written, and is left out.
+    A last line without a line end is left out, because the run is still writing it.
 
     Args:
-        path: The file, or the run's folder.
+        path: The file, or the folder of the run.
 
     Returns:
-        Each column by its name; NaN where a cell is empty.
+        Columns by name; NaN for an empty cell.
 
     Raises:
-        InputError: The file is missing or damaged, or has no row, or lacks a column that is drawn.
+        InputError: The file is missing or damaged, has no row, or lacks a column that is drawn.
     """
     path = as_path("read_metrics: path", path)
     if path.is_dir():
@@ -55,7 +55,7 @@ def read_metrics(path: str | Path) -> Metrics:
         rows = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines(), strict=True))
         if not rows:
             raise InputError("it has no rows yet; a run writes one after each epoch")
-        names = dict.fromkeys((*rows[0], *_DRAWN))
+        names = dict.fromkeys((*rows[0], *_COLUMNS))
         return {name: np.array([float("nan" if row[name] == "" else row[name]) for row in rows]) for name in names}
 
 
@@ -64,7 +64,7 @@ class Curves(Comparison):
     """Learning curves of one or several runs of one task: the :data:`Metrics` of each.
 
     Args:
-        task: The task, whose metric is drawn.
+        task: Task of the runs; its metric is drawn.
     """
 
     task: TaskName = "classes"
@@ -76,7 +76,7 @@ class Curves(Comparison):
         }
 
     def figures(self) -> dict[str, Figure]:
-        """Loss and error epoch by epoch: validation bold, training thin and dashed."""
+        """Draw loss and error of each epoch: validation as bold lines, training as thin dashed lines."""
         figure, metric = new_figure(9.0, 3.6, self.title), find_task(self.task).metric
         loss_axes, error_axes = figure.subplots(1, 2)
         for (name, metrics), colour in zip(self.networks.items(), itertools.cycle(COLOURS)):
@@ -98,7 +98,7 @@ class Curves(Comparison):
 
 
 def _use_powers(axes: Axes) -> None:
-    """A logarithmic scale where the curves span more than a factor of ten; zeros, if there are any, at its foot."""
+    """Use a logarithmic scale if the curves span more than a factor of ten; zeros are drawn at the bottom."""
     from matplotlib.ticker import NullLocator, SymmetricalLogLocator
 
     values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])

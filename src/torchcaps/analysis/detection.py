@@ -38,7 +38,7 @@ _MIN_LIMIT = 1e-6  # a CNN's probabilities round to 1, so distances to 0
 
 @dataclass(frozen=True)
 class Detector(Result):
-    """How distances are measured, and the threshold of each class.
+    """Kind of distance, and the threshold of each class.
 
     Args:
         measure: ``"reconstruction"``: ‖x - x̂‖, x̂ decoded from the capsule of the highest score; ``"score"``: 1 less

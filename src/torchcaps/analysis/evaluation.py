@@ -1,10 +1,10 @@
-"""How good a network is on a set of images: accuracy, loss, confusion matrix, a table of the classes.
+"""Evaluate a network on a set of images: accuracy, loss, confusion matrix, a table of the classes.
 
-With P objects in an image, P classes are read off: those of the highest scores. An image is right only if they are
-exactly its P classes. The confusion matrix, and with it the table of the classes, counts objects: an object whose class
-is among them was given its class; one that was missed was given the class that came in its place (of several missed in
-one image, the first label goes with the highest of those scores, and so on). So a row sums to the images with that
-class in them, a column to the images that were given it.
+With P objects in an image, the network predicts the P classes with the highest scores. An image is correct only if
+these are exactly its P classes. The confusion matrix and the table of the classes count objects. An object whose class
+is predicted counts as correct. A missed object is paired with a wrongly predicted class: the first missed label with
+the wrong class of the highest score, and so on. So a row sums to the images that contain the class, and a column to the
+images for which it is predicted.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from torchcaps.analysis.figures import SMALL, TEXT, TINY, new_figure, shorten
+from torchcaps.analysis.figures import SMALL, TEXT, TINY, find_axes, shorten
 from torchcaps.analysis.inference import BATCH, as_pixels, check_labels, class_labels, classes_of, inference, to_pixels
-from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Scored, Styled, Table, percent
+from torchcaps.analysis.results import MAX_CLASSES, MAX_SHOWN, Scored, Styled, Table, percent
 from torchcaps.analysis.targets import TargetEvaluation
 from torchcaps.checks import check, checked
 from torchcaps.datasets import BatchLoader, ImageSet
@@ -33,27 +33,28 @@ from torchcaps.ops.labels import is_correct, match_labels
 from torchcaps.tasks import TaskName
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Precision = Literal["32", "bf16"]
 """float32, or bfloat16 where autocast takes it."""
 
 BINS = 15
-"""Of scores, 0..1, for the calibration error."""
-# Inches: a cell with a number in it, without, the least one that a name fits beside, and all cells together at most.
-_NUMBERED, _PLAIN, _NAMED, _MOST = 0.42, 0.15, 0.1, 18.0
+"""Number of bins of the scores, 0..1, for the calibration error."""
+# Side of a cell, inches: with a number, without one, smallest with a name beside it; and of the whole matrix.
+_NUMBERED_CELL, _PLAIN_CELL, _MIN_NAMED_CELL, _MAX_MATRIX = 0.42, 0.15, 0.1, 18.0
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluation(Scored):
-    """How good a network is on a set of images.
+    """Results of a network on a set of images with classes.
 
     Args:
-        labels: The class of each image, or those of its P objects.
-        scores: The class scores of each image: lengths ‖v_j‖ or activations of capsules, or a CNN's probabilities.
-        loss: Mean loss of an image, by the network's own loss.
-        class_names: The name of each class.
-        title: Of which network, on which images.
+        labels: Class of each image, or classes of its P objects.
+        scores: Class scores of each image: lengths ‖v_j‖ or activations of capsules, or a CNN's probabilities.
+        loss: Mean loss per image, by the network's own loss.
+        class_names: Name of each class.
+        title: Network and images.
     """
 
     labels: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"]
@@ -66,39 +67,39 @@ class Evaluation(Scored):
 
     @property
     def warning(self) -> str | None:
-        """A sentence with the classes that no image of one object was given, although some images are of them."""
-        given, there = self.confusion.sum(0), self.confusion.sum(1)
-        never = [name for j, name in enumerate(self.class_names) if there[j] and not given[j]]
+        """Name the classes that are never predicted although some images have them; None if there are none."""
+        predicted, present = self.confusion.sum(0), self.confusion.sum(1)
+        never = [name for j, name in enumerate(self.class_names) if present[j] and not predicted[j]]
         if not never or self.objects > 1:
             return None
-        advice = "try --class-weights balanced, more steps, or more images of them"
-        return f"of {self.num_images:,} test images none was given {', '.join(never)}; {advice}"
+        advice = "try --class-weights balanced, more steps, or more images of these classes"
+        return f"never predicted for {self.num_images:,} test images: {', '.join(never)}; {advice}"
 
     @property
     def num_images(self) -> int:
-        """How many images were looked at."""
+        """Number of images."""
         return len(self.labels)
 
     @property
     def objects(self) -> int:
-        """P, the objects in an image."""
+        """Number of objects in an image (P)."""
         return 1 if self.labels.ndim == 1 else self.labels.shape[1]
 
     @cached_property
     def predictions(self) -> Int[np.ndarray, "N"] | Int[np.ndarray, "N P"]:
-        """The class of each image, or, with several objects, those of the highest scores."""
+        """Predicted class of each image, or with P objects the P classes with the highest scores."""
         return classes_of(torch.from_numpy(self.scores), self.objects).numpy()
 
     @cached_property
     def right(self) -> Bool[np.ndarray, "N"]:
-        """Whether each image was given its class, or exactly the classes of all its objects."""
+        """True for images whose class is predicted, or exactly the classes of all their objects."""
         return is_correct(torch.from_numpy(self.scores), torch.from_numpy(self.labels)).numpy()
 
     @cached_property
     def confusion(self) -> Int[np.ndarray, "J J"]:
-        """How many objects of class (row) were given class (column); see the module's description.
+        """Number of objects of one class (row) that were predicted as another (column); see the top of this file.
 
-        With one object in an image, these are images.
+        With one object in an image, it counts images.
         """
         true, given = (torch.from_numpy(each) for each in (self.labels, self.predictions))
         if self.objects > 1:
@@ -108,33 +109,33 @@ class Evaluation(Scored):
 
     @property
     def num_correct(self) -> int:
-        """How many images are right."""
+        """Number of correctly classified images."""
         return int(self.right.sum())
 
     @property
     def accuracy(self) -> float:
-        """Share of the correctly classified images, 0..1."""
+        """Share of correctly classified images, 0..1."""
         return self.num_correct / self.num_images
 
     @property
     def error(self) -> float:
-        """Share of the wrongly classified images, 0..1."""
+        """Share of wrongly classified images, 0..1."""
         return (self.num_images - self.num_correct) / self.num_images
 
     @property
     def balanced_accuracy(self) -> float:
-        """The mean of the recalls of the classes that there are, 0..1: as if there were as many images of each."""
+        """Mean recall over the classes that have images, 0..1: each class counts the same."""
         images = self.confusion.sum(1)
         return float((self.confusion.diagonal() / images.clip(1))[images > 0].mean())
 
     @property
     def calibration_error(self) -> float | None:
-        """How far scores are from the share that is right, 0..1; None where an image has several objects.
+        """Expected calibration error, 0..1; None if an image has several objects.
 
-            Σ_b |right_b − Σ scores_b| / N
+            Σ_b |correct_b − Σ scores_b| / N
 
-        over 15 bins b of the highest score, which is taken as the probability of its class. Lengths are not trained to
-        be probabilities.
+        over 15 bins b of the highest score, where correct_b is the number of correct images in the bin. The highest
+        score is taken as the probability of its class, although lengths are not trained to be probabilities.
 
         Source: Guo, Pleiss, Sun, Weinberger 2017 (arXiv:1706.04599), equation 3.
         """
@@ -146,15 +147,16 @@ class Evaluation(Scored):
 
     @property
     def object_accuracy(self) -> float:
-        """Share of the objects that were given their class, 0..1; with one in an image, that of the images."""
+        """Share of objects whose class is predicted, 0..1; equal to the accuracy with one object in an image."""
         return int(self.confusion.trace()) / int(self.confusion.sum())
 
     @property
     def per_class(self) -> list[dict[str, Any]]:
-        """Of each class: its ``name``, ``images`` with it, ``precision``, ``recall`` and ``f1``, None where undefined.
+        """Return ``name``, ``images``, ``precision``, ``recall`` and ``f1`` of each class; None for an undefined value.
 
-        Precision is the share of the images given the class that have it, recall the share of the images with the class
-        that were given it, F1 their harmonic mean, 2·TP / (2·TP + FP + FN).
+        Precision is TP / (TP + FP), recall is TP / (TP + FN), and F1 is their harmonic mean, 2·TP / (2·TP + FP + FN).
+        TP counts images with the class for which it is predicted, FP images without it for which it is predicted, and
+        FN images with it for which it is not predicted.
         """
 
         def share(part: int, whole: int) -> float | None:
@@ -185,20 +187,19 @@ class Evaluation(Scored):
         right, images, scores = self.num_correct, self.num_images, self.per_class
         rows = [
             ["Accuracy", f"{percent(self.accuracy)}  ({right:,} of {images:,} images right)"],
-            ["Balanced", f"{percent(self.balanced_accuracy)}  (the mean of the recalls)"],
+            ["Balanced", f"{percent(self.balanced_accuracy)}  (mean recall)"],
             ["Error", f"{percent(self.error)}  ({images - right:,} wrong)"],
             ["Loss", f"{self.loss:.4f}"],
         ]
         if self.calibration_error is not None:
-            off = percent(self.calibration_error)
-            rows.append(["ECE", f"{off}  (calibration error: scores against the share that is right)"])
+            rows.append(["ECE", f"{percent(self.calibration_error)}  (expected calibration error of the scores)"])
         if self.objects > 1:
             found, objects = int(self.confusion.trace()), int(self.confusion.sum())
-            words = f"{found:,} of {objects:,} found, {self.objects} an image"
+            words = f"{found:,} of {objects:,} found, {self.objects} per image"
             rows.insert(3, ["Objects", f"{percent(self.object_accuracy)}  ({words})"])
         title, confusion = "", self._confusion
-        if len(scores) > MOST_CLASSES:
-            scores = sorted(scores, key=lambda score: 1.0 if score["f1"] is None else score["f1"])[:MOST_SHOWN]
+        if len(scores) > MAX_CLASSES:
+            scores = sorted(scores, key=lambda score: 1.0 if score["f1"] is None else score["f1"])[:MAX_SHOWN]
             title = f"The {len(scores)} worst of {len(self.class_names)} classes (--json has all)"
             confusion = self._most_confused
         per_class = [
@@ -208,35 +209,38 @@ class Evaluation(Scored):
         columns = ("class", "images", "precision", "recall", "F1")
         return [Table(rows, title=self.title), Table(per_class, columns, title), *confusion()]
 
-    def figures(self) -> dict[str, Figure]:
-        """The confusion matrix: true classes down, given ones across.
+    def figures(self, *, ax: Axes | None = None) -> dict[str, Figure]:
+        """Draw the confusion matrix: true classes down, predicted classes across.
 
-        What is right (blue, the diagonal) and what is wrong (red) have each their own scale, in percent of the images
-        of the true class, so that few errors are seen beside many right ones. Up to 20 classes have the number of
-        images in each cell, up to 180 their names at the sides; of more, the axes count the classes.
+        Correct images (blue, the diagonal) and wrong ones (red) have separate colour scales, in percent of the images
+        of the true class, so that a few errors are visible beside many correct images. With up to 20 classes, each cell
+        shows its number of images. With up to 180 classes, their names stand at the sides.
+
+        Args:
+            ax: Axes to draw into; None: a new figure.
         """
         import matplotlib
         from matplotlib.colors import ListedColormap
 
         confusion, classes = self.confusion, len(self.confusion)
         share = 100 * confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
-        few, right = classes <= MOST_CLASSES, np.eye(classes, dtype=bool)
-        cell = min(_NUMBERED if few else _PLAIN, _MOST / classes)
+        few, right = classes <= MAX_CLASSES, np.eye(classes, dtype=bool)
+        cell = min(_NUMBERED_CELL if few else _PLAIN_CELL, _MAX_MATRIX / classes)
         size = 1.8 + classes * cell
         wrong = self.num_images - self.num_correct
         title = f"{self.title}\n" * bool(self.title) + f"{wrong:,} of {self.num_images:,} images wrong"
-        figure = new_figure(size + 1.8, size, title)
-        axes = figure.subplots()
+        figure, axes = find_axes(ax, size + 1.8, size, title)
         scales = (
             ("wrong", ~right & (confusion > 0), "Reds", float(np.where(right, 0, share).max())),
-            ("right", right & (confusion.sum(1) > 0), "Blues", 100.0),  # the last bar is the nearest one
+            ("correct", right & (confusion.sum(1) > 0), "Blues", 100.0),  # the bar that is drawn last stands nearest
         )
         for name, cells, colours, highest in scales:
             if not cells.any():
                 continue
-            # without the ends of the colour map: even few stand out from white, and many from black
+            # the ends of the colour map are cut, so that small values differ from white and large ones from black
             middle = ListedColormap(matplotlib.colormaps[colours](np.linspace(0.15, 0.9, 256)))
-            masked = np.ma.masked_where(~cells, share)  # smoothing would mix a cell with the black of masked ones
+            masked = np.ma.masked_where(~cells, share)
+            # nearest, because smoothing would mix a cell with the black of masked cells
             shown = axes.imshow(masked, cmap=middle, vmin=0, vmax=highest, interpolation="nearest")
             bar = figure.colorbar(shown, ax=axes, shrink=0.8, aspect=30, pad=0.02)
             bar.set_label(f"{name}, % of the true class", fontsize=SMALL)
@@ -247,10 +251,10 @@ class Evaluation(Scored):
                 axes.text(
                     given, true, str(confusion[true, given]), ha="center", va="center", fontsize=SMALL, color=colour
                 )
-        if cell >= _NAMED:
+        if cell >= _MIN_NAMED_CELL:
             names = [shorten(name, 1.1, SMALL) for name in map(visible, self.class_names)]
             upright = few and max(map(len, names)) <= 2
-            style: dict[str, Any] = {"fontsize": SMALL if few else TINY, "parse_math": False}  # names are no formulas
+            style: dict[str, Any] = {"fontsize": SMALL if few else TINY, "parse_math": False}
             axes.set_xticks(range(classes), names, rotation=0 if upright else 90, **style)
             axes.set_yticks(range(classes), names, **style)
             axes.set_xticks(np.arange(classes + 1) - 0.5, minor=True)
@@ -258,13 +262,13 @@ class Evaluation(Scored):
             axes.grid(which="minor", color="0.9", linewidth=0.6)
         axes.tick_params(which="both", length=0)
         axes.spines[:].set_color("0.8")
-        axes.set_xlabel("class given", fontsize=TEXT)
+        axes.set_xlabel("predicted class", fontsize=TEXT)
         axes.set_ylabel("true class", fontsize=TEXT)
         return {"": figure}
 
     def _confusion(self) -> list[Table]:
         names = list(self.class_names)
-        short = max(map(len, names)) <= 3  # else the columns are headed by the numbers of the classes
+        short = max(map(len, names)) <= 3  # else numbers of the classes head the columns
         rows: list[list[str | Styled]] = []
         for i, name in enumerate(names if short else [f"{i} {name}" for i, name in enumerate(names)]):
             styles = ["bold green" if i == j else "bold red" for j in range(len(names))]
@@ -276,7 +280,7 @@ class Evaluation(Scored):
 
     def _most_confused(self) -> list[Table]:
         wrong = self.confusion - np.diag(self.confusion.diagonal())
-        most = wrong.argsort(axis=None, kind="stable")[::-1][:MOST_SHOWN].tolist()
+        most = wrong.argsort(axis=None, kind="stable")[::-1][:MAX_SHOWN].tolist()
         places, names = [divmod(place, len(wrong)) for place in most], self.class_names
         rows = [[names[i], names[j], f"{int(wrong[i, j]):,}"] for i, j in places if wrong[i, j]]
         columns = ("true", "predicted", "images" if self.objects == 1 else "objects")
@@ -290,7 +294,7 @@ class Evaluation(Scored):
 
 
 class Collector(ABC):
-    """Collects what an evaluation needs of each batch. A task whose scores do not fit into memory has another one."""
+    """Base class of collectors: gather the batches of an evaluation. A task may keep sums instead of all scores."""
 
     def __init__(self, model: Network, class_names: tuple[str, ...]) -> None:
         self.model, self.class_names = model, class_names
@@ -308,7 +312,7 @@ class Collector(ABC):
 
 
 class ClassCollector(Collector):
-    """Collects the scores and labels of the task ``classes``."""
+    """Collector of the task ``classes``."""
 
     def result(self, loss: float) -> Evaluation:
         labels, scores = torch.cat(self._targets), torch.cat(self._scores)
@@ -316,7 +320,7 @@ class ClassCollector(Collector):
 
 
 class TargetCollector(Collector):
-    """Collects the scores and targets of the tasks ``labels`` and ``regression``."""
+    """Collector of the tasks ``labels`` and ``regression``."""
 
     def result(self, loss: float) -> TargetEvaluation:
         targets, scores, task = torch.cat(self._targets), torch.cat(self._scores), self.model.task
@@ -342,18 +346,18 @@ def evaluate(
     class_names: Sequence[str] | None = None,
     precision: Precision = "32",
 ) -> AnyEvaluation:
-    """Judge a network on a set of images, each counted once. No random number is drawn.
+    """Evaluate a network on a set of images. Nothing is random.
 
     Returns an :class:`Evaluation`, or a :class:`TargetEvaluation` for the tasks ``labels`` and ``regression``.
 
-    For the loss, the decoder is masked by the labels only where the network's source does so at inference too
-    (``decoder_mask="label"``), otherwise by the highest score; scores do not depend on it.
+    For the loss, the decoder is masked by the labels only if the network's source does so at inference too
+    (``decoder_mask="label"``), otherwise by the highest score. Scores do not depend on the mask.
 
     Args:
         model: The network.
-        image_set: Images and their classes; where the network reconstructs several objects, their parts too.
-        batch_size: Images at a time; it changes only the speed and the memory needed.
-        class_names: The name of each class; its number if None.
+        image_set: Images and their targets; with parts if the network reconstructs several objects.
+        batch_size: Images in a batch; changes only speed and memory.
+        class_names: Name of each class; None: its number.
         precision: ``"32"``, or ``"bf16"``: the network under bfloat16 autocast, its loss in float32.
 
     Examples:
@@ -361,7 +365,7 @@ def evaluate(
         >>> from torchcaps.analysis import evaluate
         >>> from torchcaps.datasets import load_dataset
         >>> evaluation = evaluate(create_model("compact"), load_dataset("digits").test)
-        >>> evaluation.accuracy < 0.5, evaluation.confusion.shape  # nothing is learned yet
+        >>> evaluation.accuracy < 0.5, evaluation.confusion.shape  # the network is untrained
         (True, (10, 10))
     """
     check("precision", precision, Precision)
@@ -370,18 +374,18 @@ def evaluate(
     losses, collected = list[Tensor](), COLLECTORS[model.task](model, names)
     with inference(model):
         for batch in BatchLoader(image_set, batch_size, shuffle=False, device=device).batches(0):
-            images, wanted = as_pixels(model, batch.images), batch.labels.to(device)
+            images, targets = as_pixels(model, batch.images), batch.labels.to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-                output = model(images, model.decoder_targets(wanted))
+                output = model(images, model.decoder_targets(targets))
             drawn = images
             if model.objects > 1 and model.decoder is not None:
                 if batch.parts is None:
                     raise InputError(
-                        f"the network reconstructs each of {model.objects} objects by itself, so its images need "
-                        "parts, each object alone on the same canvas, but these have none"
+                        f"the network reconstructs each of {model.objects} objects separately, so its images need "
+                        "parts (each object alone on the same canvas), but these images have none"
                     )
                 drawn = to_pixels(model, batch.parts)
-            losses.append(model.loss(output, drawn, wanted).total * len(wanted))
-            collected.add(output, wanted)
+            losses.append(model.loss(output, drawn, targets).total * len(targets))
+            collected.add(output, targets)
     loss = float(torch.stack(losses).cpu().double().sum()) / len(image_set)
     return collected.result(loss)

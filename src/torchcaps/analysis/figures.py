@@ -1,7 +1,7 @@
-"""How figures look and how they are saved: sizes, colours, images and words in rows and columns.
+"""Style and layout of figures, and saving them: sizes, colours, images and text in rows and columns.
 
-Figures are made with matplotlib's objects, never with pyplot, so that neither its backend nor its global state is
-touched; matplotlib is imported by the functions that draw.
+Figures are made with matplotlib's objects, never with pyplot, so neither its backend nor its global state is changed.
+Only the functions that draw import matplotlib.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import io
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Float
@@ -29,14 +29,14 @@ TILE, GAP, MARGIN, LINE = 0.72, 0.07, 0.2, 0.17
 
 MUTED, EDGE = "0.45", "0.35"
 WRONG = "#c1272d"
-# Okabe and Ito's colours: told apart by colour-blind readers too.
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
 
 FORMATS = ("png", "pdf", "svg")
 DPI = 160
 BAND = 10  # images in a row
 MAX_IMAGES, MAX_PIXELS = 5_000, 65_535
-"""Most images in a figure, because more take hundreds of megabytes; largest side in pixels that viewers open."""
+"""Images in a figure (more take hundreds of megabytes), and pixels along a side (viewers do not open larger files)."""
 
 _CHARACTER = 0.58  # mean width of a character of the default font, in font sizes
 
@@ -57,7 +57,7 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     if not hasattr(figure, "savefig"):
         raise WrongType(f"figure must be a figure of matplotlib, got {type(figure).__name__}")
     path = figure_file(path)
-    # drawn in memory first: where the disk is full, matplotlib's PDF writer fails on its own half-written stream
+    # drawn in memory first, because matplotlib's PDF writer raises an unclear error on a full disk
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:].lower(), dpi=DPI)
     try:
@@ -70,7 +70,7 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
 
 def figure_file(path: str | Path) -> Path:
     """Return the path of a figure, with .png if it has no suffix; errors as for :func:`save_figure`."""
-    is_folder = str(path).endswith("/")  # which a Path does not keep
+    is_folder = str(path).endswith("/")  # a Path drops the slash
     path = as_path("path", path)
     check_path(str(path))
     if is_folder or path.name in ("", "..") or path.is_dir():
@@ -103,13 +103,27 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
 
     lines = [visible(line) for line in (title or "").split("\n")]
     figure = Figure(figsize=(max(width, text_width(lines, TITLE) + 2 * MARGIN), height), layout="constrained")
-    if title:  # the name of a run is no formula, even with a $
+    if title:  # parse_math=False, because the name of a run may contain a $
         figure.suptitle("\n".join(lines), fontsize=TITLE, parse_math=False)
     return figure
 
 
-def draw_legend(figure: Figure, *, columns: int) -> None:
-    """Draw one legend below all axes; equal labels appear once."""
+def find_axes(ax: Axes | None, width: float, height: float, title: str = "") -> tuple[Figure, Axes]:
+    """Return the axes of the caller, or of a new figure of a size in inches, with a title; and their figure."""
+    if ax is None:
+        figure = new_figure(width, height, title)
+        return figure, figure.subplots()
+    if title:
+        ax.set_title("\n".join(map(visible, title.split("\n"))), fontsize=TITLE, parse_math=False)
+    return cast("Figure", ax.figure), ax
+
+
+def draw_legend(figure: Figure, *, columns: int, ax: Axes | None = None) -> None:
+    """Draw one legend below all axes of a figure, or inside the caller's axes; equal labels appear once."""
+    if ax is not None:
+        for text in ax.legend(fontsize=SMALL, frameon=False).get_texts():
+            text.set_parse_math(False)
+        return
     labelled = [zip(*axes.get_legend_handles_labels()[::-1], strict=True) for axes in figure.axes]
     entries = dict(itertools.chain(*labelled))
     style: Any = {"fontsize": SMALL, "frameon": False, "loc": "outside lower center", "ncols": columns}
@@ -202,7 +216,7 @@ def tiles(
                 _write_lines(axes, cell, x + GAP, y, "left")
             else:  # beside the middle of the images
                 _write_lines(axes, cell, x + width, y + max(height - GAP - LINE * len(_lines(cell)), 0) / 2, "right")
-    axes.set(**limits)  # images have moved them
+    axes.set(**limits)  # imshow changed them
     return figure
 
 
@@ -231,7 +245,7 @@ def canvas(width: float, height: float, title: str = "", subtitle: str = "") -> 
 
 def write(axes: Axes, text: str, x: float, y: float, **style: Any) -> None:
     """Write ``text`` at (x, y), its upper left corner, or as ``ha`` and ``va`` align it."""
-    # names of classes are no formulas, even with a dollar sign in them
+    # parse_math=False, because names of classes may contain a $
     options: Any = {"size": TEXT, "ha": "left", "va": "top", "parse_math": False} | style
     if text:
         axes.text(x, y, visible(text), **options)

@@ -1,4 +1,4 @@
-"""One answer for several image files of one thing, such as frames of a video. Nothing here imports torch."""
+"""Combine the answers to several image files of one object, such as frames of a video. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from torchcaps.tasks import task_of
 
 @dataclass(frozen=True, eq=False)
 class GroupAnswers(PhotoAnswers):
-    """One answer for each group of image files: the mean of their scores decides.
+    """One answer for each group of image files, by the mean of their scores.
 
-    The arguments are those of `PhotoAnswers` for groups: ``files`` holds their names, and ``prepared`` the changes of
-    any file of a group.
+    Takes the arguments of `PhotoAnswers`, for groups: ``files`` are the names of the groups, and ``prepared`` lists
+    all changes to files of a group.
 
     Args:
-        members: The files of each group.
+        members: Files of each group.
     """
 
     members: Sequence[Sequence[Path]] = ()
@@ -41,7 +41,7 @@ class GroupAnswers(PhotoAnswers):
         return found
 
     def to_csv(self) -> str:
-        """Return a line for each group: its name, the number of its files, and then as for single files."""
+        """Return a line for each group: its name, the number of its files, then the columns for single files."""
         head, *rows = csv.reader(io.StringIO(super().to_csv()))
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -62,12 +62,12 @@ def group_files(files: Sequence[Path], pattern: str) -> dict[str, list[int]]:
     """Return the positions of the files of each group, by its name, in the order of the files.
 
     Args:
-        files: The files.
-        pattern: A regular expression. The part of a path that it matches, or that its first group matches, is the name
-            of the path's group.
+        files: Paths of the files.
+        pattern: Regular expression. The part of a path that it matches is the name of the group, or the part that its
+            first parentheses match.
 
     Raises:
-        InputError: The pattern is no regular expression, or does not match a path.
+        InputError: The pattern is not a regular expression, or does not match a path.
     """
     try:
         compiled = re.compile(pattern)
@@ -88,20 +88,20 @@ def average_answers(
     """Return one answer for each group of files, by the mean of their scores.
 
     Args:
-        answers: The answers to single files.
-        groups: See `group_files`.
-        calibration: Bounds of the network's scores, to which the mean is compared.
+        answers: Answers to single files.
+        groups: Positions of the files of each group, from `group_files`.
+        calibration: Thresholds of the network, applied to the mean scores.
     """
-    said, members = answers.prediction, list(groups.values())
-    scores = np.stack([said.scores[each].mean(0) for each in members])
+    single, members = answers.prediction, list(groups.values())
+    scores = np.stack([single.scores[each].mean(0) for each in members])
     order = (-scores).argsort(axis=1, kind="stable")
-    classes = order[:, 0] if said.classes.ndim == 1 else order[:, : said.classes.shape[1]]
+    classes = order[:, 0] if single.classes.ndim == 1 else order[:, : single.classes.shape[1]]
     if task_of(answers).supports("calibrate"):
-        given: Any = scores  # only reconstructions are compared with images
-        prediction = Prediction.of(given, classes, scores, None, calibration, score_name=said.score_name)
+        images: Any = scores  # any array of this length, because there is no reconstruction to compare with images
+        prediction = Prediction.of(images, classes, scores, None, calibration, score_name=single.score_name)
     else:
         prediction = dataclasses.replace(
-            said, classes=classes, scores=scores, reconstruction=None, caveats=[()] * len(groups)
+            single, classes=classes, scores=scores, reconstruction=None, caveats=[()] * len(groups)
         )
     prepared = []
     for each in members:

@@ -1,4 +1,4 @@
-"""What judging a network needs: evaluation mode that is undone again, images as the network takes them, names."""
+"""Helpers of the analyses: evaluation mode, checked images in batches, names of classes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from torchcaps.ranges import COUNT
 from torchcaps.tasks import task_of
 
 BATCH = 256
-"""Images at a time, where nobody says otherwise."""
+"""Default number of images in a batch."""
 Labels = Int[Tensor, "N"] | Int[Tensor, "N P"] | Float[Tensor, "N J"]
-"""The class of each image, or the classes of its P objects; rows of labels or numbers."""
+"""Class of each image, or classes of its P objects; or rows of labels or numbers."""
 
 
 @contextmanager
 def inference(model: nn.Module, *, gradients: bool = False) -> Iterator[None]:
-    """Evaluation mode without gradients, or only with those of images; afterwards the model is as it was."""
+    """Set evaluation mode and switch off gradients, except of images if asked; restore the model afterwards."""
     training = [module for module in model.modules() if module.training]
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad and gradients]
     model.eval()
@@ -43,13 +43,13 @@ def inference(model: nn.Module, *, gradients: bool = False) -> Iterator[None]:
 
 
 def as_pixels(model: Network, images: Shaped[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
-    """Images, uint8 of 0..255 or floating-point of 0..1, as pixels 0..1 of the network's dtype, on its device."""
+    """Convert images, uint8 of 0..255 or floating-point of 0..1, to pixels 0..1 of the network's dtype and device."""
     check_images(images, model.in_shape)
     return to_pixels(model, images)
 
 
 def to_pixels(model: Network, images: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """:func:`as_pixels` for images of any shape, such as the objects of images."""
+    """Convert as :func:`as_pixels` does, for images of any shape, such as the objects of images."""
     weight = next(model.parameters())
     if images.dtype == torch.uint8:
         return images.to(weight.device).to(weight.dtype).div_(255)
@@ -57,7 +57,7 @@ def to_pixels(model: Network, images: Shaped[Tensor, "..."]) -> Float[Tensor, ".
 
 
 def check_images(images: Tensor, in_shape: tuple[int, int, int]) -> None:
-    """Raise TypeError or InputError unless images are pixels of the shape that a network takes."""
+    """Raise TypeError or InputError unless images are pixels of the network's input shape."""
     if not isinstance(images, Tensor) or not (images.dtype == torch.uint8 or images.is_floating_point()):
         got = images.dtype if isinstance(images, Tensor) else type(images).__name__
         raise TypeError(f"images must be uint8 of 0..255 or floating-point of 0..1, got {got}")
@@ -68,14 +68,14 @@ def check_images(images: Tensor, in_shape: tuple[int, int, int]) -> None:
 
 
 def check_labels(model: Network, labels: Labels, num_images: int) -> None:
-    """Raise TypeError or InputError unless labels are in the form of a network's task, and as many as the images."""
+    """Raise TypeError or InputError unless there is a label for each image, in the form of the network's task."""
     task_of(model).check_labels(labels, model.num_classes, num_images)
 
 
 def in_batches(
     model: Network, images: Shaped[Tensor, "N C H W"], labels: Labels | None, batch_size: int = BATCH
 ) -> Iterator[tuple[Float[Tensor, "B C H W"], Labels | None]]:
-    """Images as :func:`as_pixels` gives them and their labels, ``batch_size`` at a time, all of them checked first."""
+    """Check all images and labels, then yield batches of pixels (see :func:`as_pixels`) and labels."""
     check_images(images, model.in_shape)
     if len(images) == 0:
         raise InputError("there must be at least one image, got none")
@@ -94,7 +94,7 @@ def over_batches(
     labels: Labels | None = None,
     batch_size: int = BATCH,
 ) -> list[Tensor]:
-    """The rows, one an image, of all tensors that a function returns of :func:`in_batches`; under :func:`inference`."""
+    """Call a function on all batches under :func:`inference`, and join each of the tensors that it returns."""
     with inference(model):
         batches = in_batches(model, images, labels, batch_size)
         parts = [[tensor.cpu() for tensor in function(*batch)] for batch in batches]
@@ -102,12 +102,12 @@ def over_batches(
 
 
 def classes_of(scores: Float[Tensor, "B J"], objects: int) -> Int[Tensor, "B"] | Int[Tensor, "B P"]:
-    """The class of the highest score, or, for several objects, the classes of the highest ones, the highest first."""
+    """Return the class with the highest score, or for P objects the P classes with the highest scores, in order."""
     return scores.argmax(-1) if objects == 1 else top_classes(scores, objects)
 
 
 def class_labels(class_names: Sequence[str] | None, num_classes: int) -> list[str]:
-    """The names of the classes, or their numbers if there are none; InputError unless each class has a name."""
+    """Return the names of the classes, or their numbers for None; InputError unless each class has a name."""
     names = [str(j) for j in range(num_classes)] if class_names is None else [str(name) for name in class_names]
     if len(names) != num_classes:
         raise InputError(f"class_names must be {num_classes} names, one for each class, got {len(names)}")
@@ -115,12 +115,12 @@ def class_labels(class_names: Sequence[str] | None, num_classes: int) -> list[st
 
 
 def join_names(names: Sequence[str], classes: Int[Tensor, "*P"] | Int[np.ndarray, "*P"]) -> str:
-    """The name of an image's class, or of the classes of all its objects, as a person reads them: ``3 + 7``."""
+    """Join the names of the classes of an image: ``3 + 7``."""
     return " + ".join(names[int(j)] for j in classes.reshape(-1))
 
 
 def require_one_object(model: Network, purpose: str, analysis: str) -> None:
-    """Raise InputError if a network sees several objects in an image, or its task does not support an analysis.
+    """Raise InputError if a network finds several objects in an image, or its task does not support an analysis.
 
     ``purpose`` is the subject of the sentence.
     """
@@ -130,17 +130,17 @@ def require_one_object(model: Network, purpose: str, analysis: str) -> None:
 
 
 def require_capsules(model: Network, purpose: str, analysis: str, *, decoder: bool = False) -> CapsNet:
-    """Return the model, if its task supports an analysis and it has capsules, and a decoder where one is needed.
+    """Return the model if its task supports an analysis and it has capsules (and a decoder, if ``decoder``).
 
     Raises:
-        InputError: It has not; the subject of the sentence is ``purpose``.
+        InputError: It does not; ``purpose`` is the subject of the sentence.
     """
     task_of(model).require(analysis, purpose)
     if isinstance(model, CapsNet) and not (decoder and model.decoder is None):
         return model
     what = "this network" if isinstance(model, CapsNet) else f"a {type(model).__name__}"
     needed = "a decoder" if decoder else "capsules"
-    raise InputError(f"{purpose} needs {needed}, which {what} does not have; the preset sabour2017, for one, has")
+    raise InputError(f"{purpose} needs {needed}, which {what} does not have; the preset sabour2017 has both")
 
 
 require_decoder = partial(require_capsules, decoder=True)

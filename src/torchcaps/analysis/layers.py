@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Inches: a row of the drawing, the longest side of a map, a cell of a grid, the shortest arrow.
-WIDEST, LONGEST, CELL, ARROW = 14.5, 1.15, 0.1, 0.45
+# Inches: longest row of the drawing, longest side of a map, side of a cell, shortest arrow.
+MAX_ROW, MAX_MAP, CELL, MIN_ARROW = 14.5, 1.15, 0.1, 0.45
 MAX_CELLS, MAX_VECTORS, MAX_SHEETS = 24, 10, 5
-"""Most cells along a side of a grid, capsules in a column, and types of capsules behind each other that are drawn."""
+"""Drawn at most: cells along a side of a grid, capsules in a column, and capsule types behind each other."""
 BLUE, ORANGE, GREY = "#cfe3f1", "#f9dcc4", "0.88"  # maps, capsules, numbers
 
 
@@ -82,14 +82,15 @@ def list_layers(model: Network) -> list[Layer]:
         shape = (*(out.grid or (out.poses.shape[1],)), out.poses.shape[2])
         layers.append(Layer(name, _words(part), shape, _learned(part)))
     score, plural = ("length", "lengths") if model.flow[-1].activations is None else ("activation", "activations")
-    others = _learned(model) - _learned(*filter(None, [model.backbone, *parts, model.decoder]))  # of the loss, say
+    # such as parameters of the loss
+    others = _learned(model) - _learned(*filter(None, [model.backbone, *parts, model.decoder]))
     layers.append(Layer(plural, (score,), (model.num_classes,), others))
     if model.decoder is None:
         return layers
     poses = model.flow[-1].poses
     *hidden, last = _called(model.decoder, poses)
-    given = Layer("decoder's input", ("class capsules", "all but one 0"), (poses[0].numel(),), 0)
-    drawn = [given, *hidden, replace(last, name="reconstruction", shape=model.in_shape)]
+    inputs = Layer("decoder's input", ("class capsules", "all but one 0"), (poses[0].numel(),), 0)
+    drawn = [inputs, *hidden, replace(last, name="reconstruction", shape=model.in_shape)]
     return [*layers, *(replace(each, in_decoder=True) for each in drawn)]
 
 
@@ -135,7 +136,8 @@ def _words(part: nn.Module) -> tuple[str, ...]:
         windows = _window("windows", part.layer_kernel, stride=(part.layer_stride,) * 2)
     (_, transform), (_, routing) = part_of(type(part.transform)), part_of(type(part.routing))
     number = part.routing.num_iterations
-    weights = [_by(each.shape) for each in part.transform.parameters()][:1]
+    first = [*part.transform.parameters()][:1]
+    weights = [_by(getattr(part.transform, "matrices", each).shape) for each in first]
     iterations = f"{number} iteration{'s' * (number > 1)}"
     return *windows, " ".join([transform, *weights]), f"{routing} routing, {iterations}"
 
@@ -166,9 +168,9 @@ def figure_architecture(model: Network, *, title: str | None = None) -> Figure:
     largest = max(max(layer.shape[-2:]) for layer in layers if len(layer.shape) == 3)
     rows: list[list[_Block]] = []
     for block in (_Block(layer, largest) for layer in layers):
-        # beside each other as far as a row is wide; the decoder's begin one
+        # a full row is followed by a new one; the decoder begins its own
         begins = not rows or rows[-1][-1].layer.in_decoder != block.layer.in_decoder
-        if begins or sum(each.width for each in rows[-1]) + block.width > WIDEST:
+        if begins or sum(each.width for each in rows[-1]) + block.width > MAX_ROW:
             rows.append([])
         rows[-1].append(block)
     learned = f"{sum(layer.parameters for layer in layers):,} parameters"
@@ -187,9 +189,11 @@ def figure_architecture(model: Network, *, title: str | None = None) -> Figure:
 
 
 class _Block:
-    """A layer in the drawing: an arrow with words, what comes out, and under it its name and size. In inches.
+    """Drawing of one layer, in inches: an arrow with the operation, the output, and below it its name and size.
 
-    The longest side of any map of the network has ``largest`` pixels.
+    Args:
+        layer: The layer.
+        largest: Longest side of any map of the network, pixels.
     """
 
     def __init__(self, layer: Layer, largest: int) -> None:
@@ -198,24 +202,24 @@ class _Block:
         note = f"{math.prod(places):,} of {last} components" if len(places) in (1, 3) else ""
         self.words = (layer.name, _by(shape), note)
         self.learned = f"{layer.parameters:,} parameters" if layer.parameters else ""
-        self.depth = 0.0  # how far what is behind the front reaches to the right
+        self.depth = 0.0  # extent of the sides behind the front, to the right
         if len(shape) == 1:
             self.wide, self.high = 0.16, 0.3 + 0.09 * math.log2(shape[0])
         elif len(shape) == 2:
             self.wide, self.high = min(shape[1], MAX_CELLS) * CELL, min(shape[0], MAX_VECTORS) * CELL
         else:
-            scale = LONGEST / math.sqrt(largest) / math.sqrt(max(shape[1:3]))  # areas as the sides of the maps
+            scale = MAX_MAP / math.sqrt(largest) / math.sqrt(max(shape[1:3]))  # areas as the sides of the maps
             self.wide, self.high = max(shape[2] * scale, CELL), max(shape[1] * scale, CELL)
             sheets = CELL * (min(shape[0], MAX_SHEETS) - 1)
             self.depth = sheets if len(shape) == 4 else 0.05 + 0.06 * math.log2(shape[0])
-        self.arrow = max(ARROW, text_width([*layer.steps, self.learned], SMALL)) + 2 * GAP if layer.steps else 0.0
+        self.arrow = max(MIN_ARROW, text_width([*layer.steps, self.learned], SMALL)) + 2 * GAP if layer.steps else 0.0
         self.output = max(self.wide + self.depth, text_width(self.words, SMALL))
         self.width = self.arrow + self.output + GAP
         half = (self.high + 0.6 * self.depth) / 2
         self.above, self.below = max(half, len(layer.steps) * LINE + GAP), half + GAP + 3 * LINE
 
     def draw(self, axes: Axes, x: float, middle: float) -> None:
-        """Draw all of it from ``x`` on, around the line ``middle``."""
+        """Draw the layer with its left edge at ``x``, centred on the height ``middle``."""
         if self.layer.steps:
             head = {"arrowstyle": "->", "color": EDGE, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0}
             axes.annotate("", (x + self.arrow - GAP, middle), (x, middle), arrowprops=head)
@@ -230,7 +234,7 @@ class _Block:
             write(axes, line, centre, under + n * LINE, size=SMALL, ha="center", **style)
 
     def _draw_output(self, axes: Axes, x: float, y: float) -> None:
-        """Numbers as a bar, capsules as rows of components, maps as a block, types of capsules behind each other."""
+        """Draw numbers as a bar, capsules as rows of components, maps as a block, capsule types behind each other."""
         shape, wide, high, depth = self.layer.shape, self.wide, self.high, self.depth
         right, up = x + wide, y - 0.6 * depth
         if len(shape) == 3:
@@ -252,7 +256,7 @@ def _polygon(axes: Axes, colour: str, *corners: tuple[float, float]) -> None:
 def _box(
     axes: Axes, colour: str, left: float, top: float, wide: float, high: float, rows: int = 1, columns: int = 1
 ) -> None:
-    """A rectangle of cells, of one row or column where there are too many."""
+    """Draw a rectangle of cells; a side with more than 24 cells is drawn as one."""
     from matplotlib.colors import ListedColormap
 
     rows, columns = (number if number <= MAX_CELLS else 1 for number in (rows, columns))

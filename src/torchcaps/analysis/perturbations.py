@@ -1,4 +1,4 @@
-"""Show what the components of a capsule encode: change each a little and decode the capsule again."""
+"""Perturb the components of a capsule one at a time and decode it, to see what each component encodes."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def perturb_capsule(
         pixels = as_pixels(network, image[None])
         output = network(pixels)
         chosen = int(output.scores.argmax()) if target is None else target
-        # row (m, n) has offset n added to the m-th of the components; the last row is the capsule as it is
+        # row (m, n) has offset n added to the m-th of the components; the last row is the unchanged capsule
         changes = np.append(np.kron(np.eye(dim)[list(changed)], offsets[:, None]), np.zeros((1, dim)), 0)
         decoded = []
         for some in torch.from_numpy(changes).split(BATCH):

@@ -1,4 +1,4 @@
-"""What a network says of image files, and photos beside what it sees of them. Nothing here imports torch."""
+"""Answers to image files as text, JSON, CSV and figures. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from torchcaps.analysis.calibration import Prediction, full
+from torchcaps.analysis.calibration import Prediction, add_objects
 from torchcaps.analysis.figures import MUTED, WRONG, Caption, Cell, tiles
-from torchcaps.analysis.results import MOST_CLASSES, MOST_SHOWN, Result, Styled, Table
+from torchcaps.analysis.results import MAX_CLASSES, MAX_SHOWN, Result, Styled, Table
 from torchcaps.datasets.images import Photo
 from torchcaps.datasets.preparation import NOTHING, Prepared
 from torchcaps.errors import visible
@@ -25,23 +25,23 @@ from torchcaps.tasks import TaskName, task_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PREVIEW = 400
-"""Pixels a side, at most, in which a photo is drawn."""
-_SIDE = 1.6  # of a picture, inches
-_LINE = 50  # characters
+MAX_PREVIEW = 400
+"""Longer side of a photo in a figure, pixels."""
+_SIDE = 1.6  # longer side of a photo in a figure, inches
+_MAX_LINE = 50  # characters
 
 
 @dataclass(frozen=True, eq=False)
 class PhotoAnswers(Result):
-    """What a network says of image files.
+    """Answers of a network to image files.
 
     Args:
-        files: The files.
-        prepared: What the network was given of each.
-        prediction: What it says.
-        class_names: The name of each class.
-        photos: The files' own pixels, for the figure; none without one.
-        task: The network's task.
+        files: Paths of the files.
+        prepared: Image that the network received of each file, and the changes that were made.
+        prediction: Predictions for these images.
+        class_names: Name of each class.
+        photos: Original pixels of the files; needed only for the figure.
+        task: Task of the network.
     """
 
     files: Sequence[Path]
@@ -53,23 +53,23 @@ class PhotoAnswers(Result):
 
     @property
     def objects(self) -> int:
-        """Objects in an image: P."""
+        """Number of objects in an image (P)."""
         return 1 if self.prediction.classes.ndim == 1 else self.prediction.classes.shape[1]
 
     def given(self, n: int) -> list[str]:
-        """The names of the classes that image n was given, the most certain first; its labels; or numbers and names."""
+        """Return the answer for image n: names of classes, the highest score first; labels; or numbers with names."""
         classes = self.prediction.classes[n].reshape(-1).tolist()
         return task_of(self).answer(self.class_names, self.prediction.scores[n].tolist(), classes)
 
     def caveats(self, n: int) -> tuple[str, ...]:
-        """Why the answer to image n is unsure."""
+        """Return the reasons why the answer to image n is unsure."""
         nothing = (NOTHING,) if NOTHING in self.prepared[n].changes else ()
         return (*nothing, *self.prediction.caveats[n])
 
     def highest(self, n: int) -> list[tuple[str, float]]:
-        """Each class and its score for image n; of more than 20, the ten highest."""
+        """Return the classes and their scores for image n; the ten highest if there are more than 20 classes."""
         scores = list(zip(self.class_names, self.prediction.scores[n].tolist(), strict=True))
-        return scores if len(scores) <= MOST_CLASSES else sorted(scores, key=lambda each: -each[1])[:MOST_SHOWN]
+        return scores if len(scores) <= MAX_CLASSES else sorted(scores, key=lambda each: -each[1])[:MAX_SHOWN]
 
     def to_dict(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
@@ -81,7 +81,7 @@ class PhotoAnswers(Result):
         return found
 
     def to_csv(self) -> str:
-        """A line for each file: its path, its classes or labels, why they are unsure, and all scores or numbers."""
+        """Return a line for each file: path, classes or labels, reasons to be unsure, and all scores or numbers."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["image", task_of(self).answer_key, "unsure", *self.class_names])
@@ -107,26 +107,26 @@ class PhotoAnswers(Result):
         return found
 
     def figures(self) -> dict[str, Figure]:
-        """Photos with the place of their ink, each beside what the network sees, what it draws, and its scores."""
-        headings = ["photo", "what the network sees", "reconstruction"]
-        drawn, in_lines = self.prediction.reconstruction, partial(wrap, width=_LINE)
+        """Draw each photo with a frame around its ink, the network's input, the reconstruction and the scores."""
+        headings = ["photo", "network input", "reconstruction"]
+        drawn, in_lines = self.prediction.reconstruction, partial(wrap, width=_MAX_LINE)
         if drawn is None:
             headings.pop()
         headings.append(self.prediction.score_name)
         rows: list[list[Cell]] = [[Caption(heading, MUTED) for heading in headings]]
         for n, (file, photo) in enumerate(zip(self.files, self.photos, strict=True)):
-            photo = photo.shrunk(PREVIEW)
+            photo = photo.shrunk(MAX_PREVIEW)
             words = [Caption(f"{file.name}: {' + '.join(self.given(n))}", bold=True)]
             words += [Caption(line, MUTED) for change in photo.prepared.changes for line in in_lines(change)]
             words += [Caption(line, WRONG) for reason in self.caveats(n) for line in in_lines(f"unsure: {reason}")]
             scores = [Caption(f"{name}  {score:.2f}", None, name in self.given(n)) for name, score in self.highest(n)]
             pictures: list[Cell] = [_outlined(photo), photo.prepared.image / 255]
-            rows.append([*pictures, *([] if drawn is None else full(drawn[n : n + 1])), scores, words])
+            rows.append([*pictures, *([] if drawn is None else add_objects(drawn[n : n + 1])), scores, words])
         return {"": tiles(rows, side=_SIDE)}
 
 
 def _outlined(photo: Photo) -> Float[np.ndarray, "C H W"]:
-    """A photo, pixels 0..1, with a red line round the box of its ink."""
+    """Return a photo, pixels 0..1, with a red frame around its ink."""
     box, pixels = photo.prepared.box, photo.pixels / 255
     if box is None:
         return pixels

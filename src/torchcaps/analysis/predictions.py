@@ -1,4 +1,4 @@
-"""What a network says about single images, from files too."""
+"""Predict single images, also from files, and calibrate the thresholds of unsure answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
-from torchcaps.analysis.calibration import USUAL, Calibration, Prediction, squared_errors
+from torchcaps.analysis.calibration import CALIBRATED_SHARE, Calibration, Prediction, squared_errors
 from torchcaps.analysis.inference import Labels, classes_of, over_batches
 from torchcaps.checks import checked
 from torchcaps.datasets.images import read_image
@@ -21,9 +21,9 @@ from torchcaps.tasks import task_of
 
 
 def load_image(path: str | Path, in_shape: Sequence[int], **options: Any) -> UInt8[Tensor, "C H W"]:
-    """Read an image file and bring it to the shape a network takes: :func:`torchcaps.datasets.read_image` as a tensor.
+    """Read an image file and bring it to the input shape of a network.
 
-    Options and errors are those of :func:`torchcaps.datasets.read_image`.
+    Calls :func:`torchcaps.datasets.read_image` with the same options and errors, and returns a tensor.
     """
     return torch.from_numpy(read_image(path, in_shape, **options))
 
@@ -37,16 +37,16 @@ def predict(
     calibration: Calibration | None = None,
     scale: Scale = "auto",
 ) -> Prediction:
-    """Classify images, and decode each from one capsule where the network has a decoder.
+    """Classify images, and reconstruct each from one capsule if the network has a decoder.
 
     Args:
         model: The network.
-        images: N images of any form that :func:`torchcaps.fit` takes in memory: a tensor, an array, a list, or Pillow
-            images, whose channels may be last; N at least 1.
-        targets: The classes (or labels) whose capsules are decoded instead of those of the highest scores; they do not
-            change the answers.
-        calibration: What is usual for the network; what holds for any if None.
-        scale: How pixels become 0..1, as for :func:`torchcaps.fit`.
+        images: N images (at least 1) in any form that :func:`torchcaps.fit` takes in memory: a tensor, an array, a
+            list, or Pillow images. Channels may be last.
+        targets: Classes (or labels) whose capsules are decoded, instead of the classes with the highest scores. They do
+            not change the answers.
+        calibration: Thresholds of unsure answers; None: the defaults of :class:`Calibration`.
+        scale: Conversion of pixels to 0..1, as for :func:`torchcaps.fit`.
 
     Raises:
         InputError: The images do not fit the network.
@@ -60,40 +60,40 @@ def predict(
         decoded = [] if output.reconstruction is None else [output.reconstruction.float()]
         return [pixels.float(), output.scores.float(), *decoded]
 
-    given, scores, *decoded = over_batches(look, model, images, targets)
+    pixels, scores, *decoded = over_batches(look, model, images, targets)
     classes = classes_of(scores, model.objects).numpy()
     drawn = decoded[0].numpy() if decoded else None
     task = task_of(model)
     name = task.score_name(outputs[0])
-    if not task.supports("calibrate"):  # no answer is unsure by a threshold
+    if not task.supports("calibrate"):  # its answers have no thresholds
         return Prediction(classes, scores.numpy(), drawn, [()] * len(classes), name)
-    return Prediction.of(given.numpy(), classes, scores.numpy(), drawn, calibration, score_name=name)
+    return Prediction.of(pixels.numpy(), classes, scores.numpy(), drawn, calibration, score_name=name)
 
 
 @checked
 def calibrate(model: Network, images: Shaped[Tensor, "N C H W"]) -> Calibration:
-    """Measure what is usual for a network: the bounds that 99 % of images keep to, see `Calibration`.
+    """Measure the thresholds of a network that 99 % of the images pass, see `Calibration`.
 
     Args:
         model: The network.
-        images: Images like those that it was trained on, but that it was not trained on; as for :func:`predict`.
+        images: Validation images: similar to the training images, but not among them; in a form of :func:`predict`.
 
     Raises:
-        InputError: A bound that is no finite number, as of pixels that are NaN.
+        InputError: A threshold is not finite, for example because of NaN in the pixels.
     """
     task_of(model).require("calibrate", "a calibration")
 
     def look(pixels: Tensor, _: object) -> list[Tensor]:
         output = model(pixels)
-        last = output.scores.float().sort(1, descending=True).values[:, model.objects - 1]
+        lowest = output.scores.float().sort(1, descending=True).values[:, model.objects - 1]
         if output.reconstruction is None:
-            return [last]
-        off = squared_errors(pixels.float().cpu().numpy(), output.reconstruction.float().cpu().numpy())
-        return [last, torch.from_numpy(off)]
+            return [lowest]
+        errors = squared_errors(pixels.float().cpu().numpy(), output.reconstruction.float().cpu().numpy())
+        return [lowest, torch.from_numpy(errors)]
 
-    scores, *off = over_batches(look, model, images)
+    scores, *errors = over_batches(look, model, images)
     return Calibration(
-        score=round(float(np.quantile(scores.numpy(), 1 - USUAL)), 4),
-        error=round(float(np.quantile(off[0].numpy(), USUAL)), 4) if off else None,
+        score=round(float(np.quantile(scores.numpy(), 1 - CALIBRATED_SHARE)), 4),
+        error=round(float(np.quantile(errors[0].numpy(), CALIBRATED_SHARE)), 4) if errors else None,
         images=len(images),
     )

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from torchcaps.analysis.figures import COLOURS, draw_legend, new_figure, style_axes
+from torchcaps.analysis.figures import COLOURS, draw_legend, find_axes, style_axes
 from torchcaps.analysis.inference import over_batches, require_one_object
 from torchcaps.analysis.results import Comparison, Result, Styled, Table
 from torchcaps.checks import checked
@@ -29,6 +29,7 @@ from torchcaps.errors import InputError
 from torchcaps.models import Network
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 ANGLES = ("azimuth", "elevation", "rotation")
@@ -77,10 +78,13 @@ class Probing(Comparison):
             found.append(Table(rows, ("R²", "numbers", *probes[0].r2), f"{name}: fitted and evaluated on {where}"))
         return found
 
-    def figures(self) -> dict[str, Figure]:
+    def figures(self, *, ax: Axes | None = None) -> dict[str, Figure]:
         """Draw R² of each factor as bars, a colour per network and set of numbers; R² below 0 is drawn as 0.
 
         If several networks were evaluated on the same images, their pixels are drawn once.
+
+        Args:
+            ax: Axes to draw into; None: a new figure.
         """
         shown: dict[str, Probe] = {}
         for name, probes in self.networks.items():
@@ -90,27 +94,29 @@ class Probing(Comparison):
                     label = f"{name}: {label}"
                 shown[label] = each
         names = list(dict.fromkeys(factor for each in shown.values() for factor in each.r2))
-        figure = new_figure(1.3 * len(names) + 1.5, 3.4, self.title)
-        axes = figure.subplots()
-        style_axes(axes, "What can be read off by a linear map", "", "R² on held-out images")
+        figure, axes = find_axes(ax, 1.3 * len(names) + 1.5, 3.4, self.title)
+        style_axes(axes, "Linear probes", "", "R² on held-out images")
         width = 0.8 / len(shown)
         for n, ((name, each), colour) in enumerate(zip(shown.items(), itertools.cycle(COLOURS), strict=False)):
             places = np.array([names.index(factor) for factor in each.r2]) + (n - (len(shown) - 1) / 2) * width
             axes.bar(places, np.maximum(list(each.r2.values()), 0), width, color=colour, label=name)
         axes.set_xticks(range(len(names)), names)
         axes.set_ylim(0, 1)
-        draw_legend(figure, columns=2)
+        draw_legend(figure, columns=2, ax=ax)
         return {"": figure}
 
 
 @checked
 def with_affine_factors(image_set: ImageSet, *, seed: int = 0) -> ImageSet:
-    """Change images by affine maps that are drawn uniformly and kept as factors; one image becomes one image.
+    """Change each image by a random affine map, and keep the changes as factors.
 
-    Each is scaled by a factor of 0.8..1.2, sheared by ±0.2, turned by ±20 degrees, and moved by up to a 14th of its
-    width and height each way, all drawn from ``seed``, 0 to 2³² - 1: ``"rotation"`` (degrees, counter-clockwise),
-    ``"scale"``, ``"shear"`` (pixels to the right for each pixel down), ``"shift right"`` and ``"shift down"``
-    (pixels). What the writer's own slant and size were, is not counted.
+    Changes are drawn uniformly: ``"scale"`` in 0.8..1.2, ``"shear"`` in ±0.2 pixels to the right per pixel down,
+    ``"rotation"`` in ±20 degrees (counter-clockwise), ``"shift right"`` and ``"shift down"`` up to a 14th of width and
+    height (pixels). The factors do not include the slant and size of the original drawing.
+
+    Args:
+        image_set: Images to change.
+        seed: Random seed, 0 to 2³² − 1.
     """
     numbers = torch.from_numpy(2 * generator(seed).random_sample((len(image_set), 5)) - 1)
     height, width = image_set.in_shape[1:]
@@ -126,27 +132,28 @@ def with_affine_factors(image_set: ImageSet, *, seed: int = 0) -> ImageSet:
 
 @checked
 def probe(model: Network, fitted: ImageSet, held_out: ImageSet, *, seed: int = 0) -> list[Probe]:
-    """Read the factors of images off a network by ridge regressions.
+    """Predict the factors of images from the poses of a network by ridge regressions.
 
-    For each class and factor y ≈ w·x + b, with x the pose of the capsule of the image's class, or what goes into a
-    CNN's last layer, all divided by the root of their components' mean variance: divided each by its own deviation,
-    what hardly varies would blow up. The penalty is chosen among 10⁻² to 10⁵ by leave-one-out on ``fitted``.
-    R² = 1 - Σ ‖y - ŷ‖² / Σ ‖y - ȳ‖², sums over ``held_out`` images of all classes, ȳ their mean. An angle is
-    y = (sin, cos); other factors are numbers. Factors of int64 only name things and are left out.
+    For each class, a regression y ≈ w·x + b is fitted for each factor. x is the pose of the capsule of the true class,
+    or the input of a CNN's last layer, divided by the root of the mean variance of its components. (Dividing each
+    component by its own deviation would magnify components that hardly vary.) Leave-one-out on ``fitted`` selects the
+    penalty from 10⁻² to 10⁵.
+
+    R² = 1 − Σ ‖y − ŷ‖² / Σ ‖y − ȳ‖², with sums over the ``held_out`` images of all classes and their mean ȳ. An angle
+    is y = (sin, cos). Factors of dtype int64 are left out, because they are names.
 
     Args:
-        model: A network of one object an image.
+        model: A network with one object per image.
         fitted: Images with factors to fit on, at least 10 of each class.
-        held_out: Images with the same factors to judge on, of other objects where it can be.
-        seed: Seed of the shuffles, 0 to 2³² - 1.
+        held_out: Images with the same factors to evaluate on, of other objects if possible.
+        seed: Random seed of the shuffled factors, 0 to 2³² − 1.
 
     Returns:
-        The pose of the class capsule, or the features of a CNN and as many of their principal components as a pose of
-        16 numbers has; and the pixels, with which nothing was learned.
+        Probes of the pose, or of the features of a CNN and of their 16 first principal components; and of the pixels.
 
     Raises:
-        InputError: No factors, factors that differ, too few images, or a network of which no pose and no last features
-            are known.
+        InputError: No factors, different factors, too few images, or a network without poses and without a method
+            ``features``.
     """
     require_one_object(model, "a probe", "probe")
     names = [name for name, values in fitted.factors.items() if values.is_floating_point()]
@@ -154,7 +161,7 @@ def probe(model: Network, fitted: ImageSet, held_out: ImageSet, *, seed: int = 0
         raise InputError("the images have no factors that are quantities; make some by with_affine_factors")
     for name in names:
         if name not in held_out.factors:
-            raise InputError(f"the held-out images have no factor {name}, which the others have")
+            raise InputError(f"the held-out images have no factor {name}, but the images to fit on have it")
         if held_out.factors[name].unique().numel() < 2:
             raise InputError(f"the factor {name} is the same in all held-out images, so there is nothing to explain")
     for label in held_out.labels.unique().tolist():

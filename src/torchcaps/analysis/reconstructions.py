@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from torchcaps.analysis.calibration import Drawn, Prediction, squared_errors
+from torchcaps.analysis.calibration import Decoded, Prediction, squared_errors
 from torchcaps.analysis.figures import COLOURS, MUTED, WRONG, Caption, Cell, in_bands, tiles
 from torchcaps.analysis.inference import Labels, as_pixels, check_labels, class_labels, join_names, require_decoder
 from torchcaps.analysis.predictions import predict
@@ -41,7 +41,7 @@ class Reconstructions(Prediction):
     """
 
     images: Float[np.ndarray, "N C H W"]
-    reconstruction: Drawn
+    reconstruction: Decoded
     labels: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"] | None
     decoded: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"]
     class_names: Sequence[str] | None = None
@@ -53,9 +53,9 @@ class Reconstructions(Prediction):
         return {"num_images": len(self.images), "num_correct": right, "squared_error": off}
 
     def tables(self) -> list[Table]:
-        given = "their class" if self.classes.ndim == 1 else "exactly their classes"
-        right = "" if self.right is None else f"{int(self.right.sum()):,} were given {given}; "
-        error = f"squared error {squared_errors(self.images, self.reconstruction).mean():.2f} an image"
+        classes = "class" if self.classes.ndim == 1 else "classes"
+        right = "" if self.right is None else f"{int(self.right.sum()):,} with the right {classes}; "
+        error = f"squared error {squared_errors(self.images, self.reconstruction).mean():.2f} per image"
         return [Table(title=self.title, note=[right + error])]
 
     def figures(self) -> dict[str, Figure]:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from matplotlib.figure import Figure
 
-MOST_CLASSES, MOST_SHOWN = 20, 10
-"""Up to MOST_CLASSES classes are all shown; of more classes, the MOST_SHOWN with the most errors."""
+MAX_CLASSES, MAX_SHOWN = 20, 10
+"""Tables show all of up to MAX_CLASSES classes; of more classes, the MAX_SHOWN with the most errors."""
 
 
 class Styled(NamedTuple):

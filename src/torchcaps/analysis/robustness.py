@@ -1,9 +1,9 @@
-"""How a network's accuracy falls when images are turned, or changed by an adversary who knows its gradient.
+"""Measure the accuracy of a network on rotated images and under adversarial attacks.
 
-Capsule networks and CNNs are attacked alike, through their own loss or through their scores. The two differ: a margin
-loss is exactly zero, and so is its gradient, for an image that is classified with enough margin. An attack that follows
-the loss then stands still, or, where there is a decoder, follows the reconstruction error alone, and the network looks
-more robust than it is; one that follows the scores goes on.
+Attacks follow the gradient of the network's own loss or of its scores. For capsule networks the difference matters,
+because the margin loss and its gradient are exactly zero for an image that is classified with enough margin. An attack
+along the loss then stops, or follows only the reconstruction error, and the network seems more robust than it is. An
+attack along the scores continues.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -32,18 +32,20 @@ from torchcaps.models import ModelOutput, Network
 from torchcaps.ranges import Range, Seed, Share
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Objective = Literal["loss", "scores"]
 Steps = Annotated[int, STEPS]
 Goal = Callable[[Float[Tensor, "B C H W"], Int[Tensor, "B"]], tuple[Float[Tensor, ""], Float[Tensor, "B"] | None]]
-"""What an attack makes grow, of pixels and labels; and, where the best place on the way is kept, how bad each image's
-place is, infinite where it does not count."""
+"""Function of pixels and labels that an attack maximises. It returns the number to increase, and either None or the
+badness of each image: the attack then keeps the step with the smallest badness. Infinite badness: the step is never
+kept, unless no other step counts."""
 Kind = Literal["rotation", "fgsm", "fgsm-scores", "pgd", "pgd-scores"]
 ANGLE = Range(-1e6, 1e6)
-"""Degrees, either way."""
+"""Degrees, in either direction."""
 
-#: The name of each kind of curve, and the unit of its strengths.
+#: Name and unit of each kind of curve.
 KINDS: dict[Kind, tuple[str, str]] = {
     "rotation": ("Rotation", "degrees"),
     "fgsm": ("FGSM", "largest change of a pixel"),
@@ -58,11 +60,11 @@ class RobustnessCurve(Result):
     """Accuracy at each strength of a disturbance.
 
     Args:
-        kind: One of ``KINDS``: ``"rotation"``; ``"fgsm"`` and ``"pgd"`` along the network's own loss; the same with
-            ``"-scores"`` along its scores.
-        strengths: Degrees of a rotation, or the largest change of a pixel of 0..1.
+        kind: ``"rotation"``; ``"fgsm"`` or ``"pgd"``, attacks along the network's own loss; ``"fgsm-scores"`` or
+            ``"pgd-scores"``, attacks along its scores.
+        strengths: Degrees of a rotation, or largest change of a pixel (0..1).
         accuracy: Share of correctly classified images at each strength, 0..1.
-        num_images: How many images were looked at.
+        num_images: Number of images.
     """
 
     kind: Kind
@@ -72,7 +74,7 @@ class RobustnessCurve(Result):
 
 
 class Robustness(Comparison):
-    """The :class:`RobustnessCurve` of each kind, the same kinds of each network."""
+    """Robustness curves of several networks: a list of :class:`RobustnessCurve` each, of the same kinds."""
 
     def to_dict(self) -> list[dict[str, Any]]:
         return [{"curves": [curve.to_dict() for curve in curves]} for curves in self.networks.values()]
@@ -86,41 +88,56 @@ class Robustness(Comparison):
             found.append(Table(rows, (unit, *self.networks), f"{name}: accuracy", left=0))
         return found
 
-    def figures(self) -> dict[str, Figure]:
-        """Accuracy against the strength of each kind of disturbance, one line a network.
+    def figures(self, *, ax: Axes | None = None) -> dict[str, Figure]:
+        """Draw accuracy over strength: a panel for each kind, a line for each network.
 
-        Several curves of one kind, such as those of several seeds, are drawn as their mean within a band of one
-        standard deviation; InputError where they differ in their strengths.
+        Several curves of one kind, for example of several seeds, are drawn as their mean with a band of one standard
+        deviation.
+
+        Args:
+            ax: Axes to draw into, for curves of a single kind; None: a new figure.
+
+        Raises:
+            InputError: Curves of one kind have different strengths, or ``ax`` is given for several kinds.
         """
         kinds = list(dict.fromkeys(curve.kind for curves in self.networks.values() for curve in curves))
+        if ax is not None:
+            if len(kinds) != 1:
+                raise InputError(f"ax takes curves of one kind, got {', '.join(kinds) or 'none'}")
+            self._draw(ax, kinds[0])
+            draw_legend(cast("Figure", ax.figure), columns=3, ax=ax)
+            return {"": cast("Figure", ax.figure)}
         columns = min(len(kinds), 3)
         rows = -(-len(kinds) // columns)
         figure = new_figure(3.6 * columns + 0.4, 3.2 * rows + 0.5, self.title)
         for panel, kind in itertools.zip_longest(figure.subplots(rows, columns, squeeze=False).ravel(), kinds):
             if kind is None:
                 panel.set_axis_off()
-                continue
-            name, unit = KINDS[kind]
-            style_axes(panel, name, unit, "accuracy, %")
-            panel.set_ylim(0, 102)
-            for (network, curves), colour in zip(self.networks.items(), itertools.cycle(COLOURS)):
-                mine = [curve for curve in curves if curve.kind == kind]
-                if len({tuple(curve.strengths) for curve in mine}) > 1:
-                    raise InputError(f"the curves of {network} for {name} must have the same strengths to be averaged")
-                if not mine:
-                    continue
-                strengths, accuracy = mine[0].strengths, 100 * np.array([curve.accuracy for curve in mine])
-                mean = accuracy.mean(0)
-                panel.plot(strengths, mean, color=colour, marker="o", markersize=3, linewidth=1.6, label=network)
-                if len(mine) > 1:
-                    spread = accuracy.std(0, ddof=1)
-                    panel.fill_between(strengths, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
+            else:
+                self._draw(panel, kind)
         draw_legend(figure, columns=3)
         return {"": figure}
 
+    def _draw(self, panel: Axes, kind: Kind) -> None:
+        name, unit = KINDS[kind]
+        style_axes(panel, name, unit, "accuracy, %")
+        panel.set_ylim(0, 102)
+        for (network, curves), colour in zip(self.networks.items(), itertools.cycle(COLOURS)):
+            mine = [curve for curve in curves if curve.kind == kind]
+            if len({tuple(curve.strengths) for curve in mine}) > 1:
+                raise InputError(f"the curves of {network} for {name} must have the same strengths to be averaged")
+            if not mine:
+                continue
+            strengths, accuracy = mine[0].strengths, 100 * np.array([curve.accuracy for curve in mine])
+            mean = accuracy.mean(0)
+            panel.plot(strengths, mean, color=colour, marker="o", markersize=3, linewidth=1.6, label=network)
+            if len(mine) > 1:
+                spread = accuracy.std(0, ddof=1)
+                panel.fill_between(strengths, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
+
 
 def rotate(images: Float[Tensor, "B C H W"], degrees: float) -> Float[Tensor, "B C H W"]:
-    """Turn images counter-clockwise about their centre: bilinear between pixels, zeros from outside."""
+    """Rotate images counter-clockwise about their centre, with bilinear interpolation and zeros from outside."""
     turn = linear_maps(torch.full((len(images),), degrees), torch.ones(len(images), 2))
     maps = inverse_maps(turn, torch.zeros(len(images), 2)).to(images)
     return warp(images, maps, (images.shape[2], images.shape[3]))
@@ -137,39 +154,38 @@ def attack(
     steps: Steps = 1,
     seed: Seed | None = None,
 ) -> Float[Tensor, "N C H W"]:
-    """Images changed along the sign of a gradient, x + η·sign ∇L, never by more than ``epsilon``, and kept in 0..1.
+    """Change images along the sign of a gradient, x + η·sign ∇L, by at most ``epsilon``, and keep pixels in 0..1.
 
-    One step of ε is FGSM. PGD is many from a random start, uniform in ±ε, each of 2.5·ε/steps. The images are where the
-    last step ended, or at the best place on the way where the goal says how bad each is; one that was at none that
-    counts stays where it ended. The loop ends early where no step moves any image: a goal that is flat stays so.
+    FGSM is one step of size ε. PGD takes several steps of size 2.5·ε/steps from a random start, uniform in ±ε. Returns
+    the images after the last step. If the goal returns a badness, returns the best step of each image instead. The loop
+    ends early if a step changes no image, because the next gradient would be the same.
 
     Args:
-        model: A network of one object an image.
+        model: A network with one object per image.
         images: uint8 of 0..255 or floating-point of 0..1.
-        labels: Their classes.
+        labels: Classes of the images.
         epsilon: Largest change of a pixel, 0..1.
-        goal: What grows: the network's own ``"loss"``, or the difference of ``"scores"`` between the best wrong class
-            and the right one (scores of capsules, a CNN's logits), which does not flatten out; or a function, see
-            ``Goal``.
-        steps: How many.
-        seed: Of the start; None begins at the images.
+        goal: Number to increase: the network's own ``"loss"``; ``"scores"``, the score of the best wrong class minus
+            the score of the right one (logits of a CNN), whose gradient does not vanish; or a function, see ``Goal``.
+        steps: Number of steps.
+        seed: Random seed of the start; None: start at the images.
 
     Source: Goodfellow, Shlens, Szegedy 2014 (arXiv:1412.6572); Madry, Makelov, Schmidt, Tsipras, Vladu 2017
     (arXiv:1706.06083).
     """
     require_one_object(model, "an attack", "robustness")
     start = None if seed is None else torch.Generator().manual_seed(seed)
-    wanted = goal_of(model, goal) if isinstance(goal, str) else goal
+    objective = goal_of(model, goal) if isinstance(goal, str) else goal
     size = epsilon if start is None else 2.5 * epsilon / steps
     found = []
     for pixels, classes in in_batches(model, images, labels):
         assert classes is not None
         changed = pixels
         if start is not None:
-            noise = torch.rand(pixels.shape, generator=start).to(pixels)  # drawn on the CPU: alike on every device
+            noise = torch.rand(pixels.shape, generator=start).to(pixels)  # drawn on the CPU, so equal on every device
             changed = (pixels + epsilon * (2 * noise - 1)).clamp_(0, 1)
         with inference(model, gradients=True):
-            found.append(_follow_gradient(wanted, pixels, changed, classes, epsilon, steps, size))
+            found.append(_follow_gradient(objective, pixels, changed, classes, epsilon, steps, size))
     return torch.cat(found)
 
 
@@ -202,18 +218,18 @@ def _follow_gradient(
 
 @checked
 def goal_of(model: Network, goal: Objective) -> Goal:
-    """The network's own loss, or the margin of its scores, see :func:`attack`."""
+    """Return the goal of an attack on the network's loss, or on the margin of its scores, see :func:`attack`."""
 
-    def follow(pixels: Float[Tensor, "B C H W"], labels: Int[Tensor, "B"]) -> tuple[Float[Tensor, ""], None]:
+    def compute(pixels: Float[Tensor, "B C H W"], labels: Int[Tensor, "B"]) -> tuple[Float[Tensor, ""], None]:
         output = model(pixels, model.decoder_targets(labels))
         by_loss = goal == "loss"
         return (model.loss(output, pixels, labels).total if by_loss else score_margin(output, labels).sum()), None
 
-    return follow
+    return compute
 
 
 def score_margin(output: ModelOutput, labels: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
-    """The best wrong class's score less the right one's: scores of capsules, a CNN's logits; above 0 where wrong."""
+    """Return the score of the best wrong class minus the score of the right one (logits of a CNN); above 0 if wrong."""
     scores = output.scores if output.logits is None else output.logits
     right = F.one_hot(labels, scores.shape[1]).bool()
     return scores.masked_fill(right, -math.inf).amax(1) - scores[right]
@@ -229,32 +245,32 @@ def accuracy_curve(
     steps: Steps = PGD_STEPS,
     seed: Seed = 0,
 ) -> RobustnessCurve:
-    """Accuracy on images that are turned, or that an adversary has changed, by each of some strengths.
+    """Measure the accuracy on rotated or attacked images at each strength.
 
     Args:
-        model: A network of one object an image.
+        model: A network with one object per image.
         image_set: Images and their classes.
-        kind: As for :class:`RobustnessCurve`.
-        strengths: Degrees, counter-clockwise, or largest changes of a pixel, 0..1; at least one. At 0 an attack leaves
-            images as they are.
-        steps: Steps of PGD.
-        seed: Seed of PGD's starts.
+        kind: Kind of the curve, as for :class:`RobustnessCurve`.
+        strengths: At least one: degrees, counter-clockwise; or largest changes of a pixel, 0..1, where 0 means no
+            attack. None: −90° to 90° in steps of 15°, or 0 to 0.3 in steps of 0.05.
+        steps: Number of steps of PGD.
+        seed: Random seed of the starts of PGD.
     """
     require_one_object(model, "robustness", "robustness")
-    name, allowed, usual = ("angle", ANGLE, ANGLES) if kind == "rotation" else ("epsilon", Range(0, 1), EPSILONS)
-    strengths, accuracy = usual if strengths is None else strengths, []
+    name, allowed, default = ("angle", ANGLE, ANGLES) if kind == "rotation" else ("epsilon", Range(0, 1), EPSILONS)
+    strengths, accuracy = default if strengths is None else strengths, []
     if not strengths:
         raise InputError(f"there must be at least one {name}, got none")
     for strength in strengths:
         allowed.check(name, strength)
-    how: Any = {"goal": "scores" if kind.endswith("-scores") else "loss"}
-    how |= {"steps": steps, "seed": seed} if kind.startswith("pgd") else {}
+    options: Any = {"goal": "scores" if kind.endswith("-scores") else "loss"}
+    options |= {"steps": steps, "seed": seed} if kind.startswith("pgd") else {}
     for strength in strengths:
         images = image_set.images
         if kind == "rotation":
             images = rotate(as_pixels(model, images), strength)
         elif strength:
-            images = attack(model, images, image_set.labels, strength, **how)
+            images = attack(model, images, image_set.labels, strength, **options)
         (right,) = over_batches(
             lambda pixels, labels: [model(pixels).scores.argmax(-1) == labels], model, images, image_set.labels
         )

@@ -1,4 +1,4 @@
-"""The routing of an image as tables and figures: coupling maps, and how it settles."""
+"""Tables and figures of the routing of an image: coupling maps, entropy and agreement of each iteration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from torchcaps.analysis.figures import COLOURS, MUTED, SMALL, Caption, Cell, new_figure, style_axes, tiles
 from torchcaps.analysis.inference import class_labels
-from torchcaps.analysis.results import MOST_CLASSES, Result, Styled, Table, lower_first
+from torchcaps.analysis.results import MAX_CLASSES, Result, Styled, Table, lower_first
 from torchcaps.analysis.trace import PAIRS, Outputs, RoutingStatistics, RoutingTrace
 from torchcaps.models.output import HIGHEST
 
@@ -24,16 +24,16 @@ PLURALS: dict[Outputs, str] = {"class": "classes", "capsule": "capsules", "type"
 
 @dataclass(frozen=True, eq=False)
 class RoutingReport(Result):
-    """The routing of one image, and of many beside it.
+    """Routing of one image, and statistics of many images.
 
     Args:
-        trace: Of the image.
-        class_names: The name of each class; its number if None.
-        image: What the image is, in words.
-        inputs: The input capsules whose numbers are asked for; for programs all if there are none.
-        statistics: Of many images; None where there is only the one.
-        many: What those are, in words.
-        network: What the network is called, for the titles of figures.
+        trace: Routing of the image.
+        class_names: Name of each class; None: its number.
+        image: Description of the image.
+        inputs: Input capsules to print tables of; empty: no tables, and all capsules in JSON.
+        statistics: Statistics of many images; None: only the one image is shown.
+        many: Description of these images.
+        network: Name of the network, for titles of figures.
     """
 
     trace: RoutingTrace
@@ -46,14 +46,14 @@ class RoutingReport(Result):
 
     @property
     def names(self) -> list[str]:
-        """The names of the outputs: those of the classes (or their numbers), of others their kind and number."""
+        """Names of the outputs: of the classes (or their numbers), or kind and number, such as ``capsule 3``."""
         outputs, number = self.trace.outputs, self.trace.coupling.shape[3]
         return (
             class_labels(self.class_names, number) if outputs == "class" else [f"{outputs} {j}" for j in range(number)]
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Every number of each iteration of the image; float32 with as few digits as tell it from its neighbours."""
+        """Return all numbers of each iteration of the image; float32, as the shortest decimals that restore them."""
         trace = self.trace
         chosen = list(self.inputs) or list(range(trace.coupling.shape[2]))
 
@@ -79,14 +79,14 @@ class RoutingReport(Result):
         most = f"{HIGHEST[trace.score_name]} {'type' if trace.outputs == 'type' else 'capsule'}"
         columns = ("iteration", most, trace.score_name, "entropy of coupling", "mean agreement")
         found = [Table(rows, columns, self.image), *map(self._input, self.inputs)]
-        note = "Entropy: 1 is uniform coupling, 0 is all to one. Agreement: its mean size, by which dynamic routing "
-        notes: list[str | Styled] = [note + "changes its logits."]
+        note = "Entropy: 1 is uniform coupling, 0 is all coupling to one output. Agreement: mean absolute value, which "
+        notes: list[str | Styled] = [note + "dynamic routing adds to its logits."]
         if self.statistics is not None:
             means = zip(self.statistics.entropy.mean(1), self.statistics.mean_agreement.mean(1), strict=True)
             rows = [[str(t), f"{entropy:.3f}", f"{agreement:.4f}"] for t, (entropy, agreement) in enumerate(means, 1)]
             found.append(Table(rows, ("iteration", "entropy of coupling", "mean agreement"), self.many))
             if dead := self.statistics.dead:
-                share = f"{100 * dead:.1f} % of the output capsules are never longer, or more active, than 0.001."
+                share = f"{100 * dead:.1f} % of the output capsules never have a length or activation above 0.001."
                 notes.insert(0, share)
         return [*found, Table(note=notes)]
 
@@ -97,13 +97,13 @@ class RoutingReport(Result):
         return figures
 
     def _coupling(self) -> Figure:
-        """Coupling maps: a row for each iteration, a column for each output, the image beside them.
+        """Draw coupling maps: a row for each iteration, a column for each output, and the image beside them.
 
-        A map is the coupling c on the grid of the input capsules, averaged over their types: white where it is uniform
-        (u), red above, blue below. Shades are equal for equal ±√|c − u|, so that small differences are seen. They are
-        the same in every figure of such a layer: from 0 to 5·u, or to 1; what is above looks like the end. The length
-        (or activation) of the output capsule after that iteration stands under its map. Of more than ten outputs, those
-        of the highest scores are shown.
+        A map is the coupling c on the grid of the input capsules, averaged over their types. It is white where c is
+        uniform (u), red above and blue below. Colours are linear in ±√|c − u|, so that small differences are visible.
+        The scale goes from 0 to 5·u, at most 1, and is the same in every figure of such a layer; larger coupling has
+        the colour of the end. Below each map stands the length (or activation) of the output capsule after the
+        iteration. Of more than ten outputs, the ten with the highest scores are shown.
         """
         trace, names, strongest = self.trace, self.names, self.trace.highest
         iterations, _, classes = trace.scores.shape
@@ -132,7 +132,7 @@ class RoutingReport(Result):
         cax.set_title("coupling", fontsize=SMALL, color=MUTED, loc="left", pad=8)
         bar.outline.set_visible(False)
         cax.tick_params(labelsize=SMALL)
-        cax.set_ylim(-math.sqrt(uniform), most)  # no coupling is below zero, though the scale goes on
+        cax.set_ylim(-math.sqrt(uniform), most)  # coupling is at least 0, but the scale is symmetric
         ticks = sorted({0.0, uniform, 2 * uniform, uniform + reach})
         bar.set_ticks(
             shades(np.array(ticks)).tolist(), labels=[f"{each:.2g}" + " uniform" * (each == uniform) for each in ticks]
@@ -140,11 +140,11 @@ class RoutingReport(Result):
         return figure
 
     def _settling(self, statistics: RoutingStatistics) -> Figure:
-        """Entropy of the coupling and mean agreement at each iteration: mean over the images, and their middle 80 %."""
+        """Draw entropy of the coupling and mean agreement of each iteration: mean and middle 80 % of the images."""
         figure = new_figure(7.2, 3.4, f"Routing in {self.network}: {lower_first(self.many)}")
         panels = (
             ("Entropy of the coupling", "share of its maximum", statistics.entropy),
-            ("Agreement of votes and outputs", "mean size", statistics.mean_agreement),
+            ("Agreement of votes and outputs", "mean absolute value", statistics.mean_agreement),
         )
         for axes, colour, (name, unit, values) in zip(figure.subplots(1, 2), COLOURS, panels, strict=False):
             iterations, mean = np.arange(1, len(values) + 1), values.mean(1)
@@ -155,17 +155,17 @@ class RoutingReport(Result):
             axes.locator_params(axis="x", integer=True)
             axes.legend(fontsize=SMALL, frameon=False, loc="best")
         entropy_axes, agreement_axes = figure.axes
-        # a change of less than a percent is none to speak of, and looks like none
+        # the axis spans at least one percent, so that smaller changes look small
         lowest = min(float(statistics.entropy.min()), 0.99)
         entropy_axes.set_ylim(lowest - 0.1 * (1 - lowest), 1 + 0.1 * (1 - lowest))
         agreement_axes.set_ylim(0, 1.1 * max(float(np.quantile(statistics.mean_agreement, 0.9, axis=1).max()), 1e-9))
         return figure
 
     def _input(self, capsule: int) -> Table:
-        """What one input capsule and each output capsule make of each other, iteration by iteration."""
+        """Return the numbers between an input capsule and each output capsule, iteration by iteration."""
         trace, names, place, fewer = self.trace, self.names, "", ""
         shown: Sequence[int] = range(len(names))
-        if len(names) > MOST_CLASSES:
+        if len(names) > MAX_CLASSES:
             shown = sorted(trace.highest)
             fewer = f" (the {len(shown)} {HIGHEST[trace.score_name]} of {len(names)} {PLURALS[trace.outputs]})"
         rows: list[list[str]] = []

@@ -1,6 +1,6 @@
-"""How good a network is on images with several labels each, or with numbers: a table of the labels, or of the numbers.
+"""Evaluation results for the tasks ``labels`` and ``regression``: a table of the labels or numbers.
 
-Where an image has one class, or several objects, :class:`~torchcaps.analysis.Evaluation` says it.
+:class:`~torchcaps.analysis.Evaluation` holds the results for classes.
 """
 
 from __future__ import annotations
@@ -13,28 +13,29 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from jaxtyping import Float
 
-from torchcaps.analysis.figures import TEXT, draw_legend, new_figure
+from torchcaps.analysis.figures import TEXT, draw_legend, find_axes
 from torchcaps.analysis.results import Result, Table
 from torchcaps.tasks import TaskName, find_task
 from torchcaps.tasks.base import ColumnTask
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)
 class TargetEvaluation(Result):
-    """How good a network is on images with labels or numbers.
+    """Results of a network on a set of images with labels or numbers.
 
     Args:
-        task: What the targets are.
+        task: Task of the network.
         targets: Zeros and ones, or numbers.
-        scores: The network's.
-        loss: Mean loss of an image.
-        accuracy: The task's metric: the share of correct labels, of all labels of all images; for a regression 1 − the
-            mean of the squared errors in variances of the training targets.
-        class_names: The name of each label, or number.
-        title: Of which network, on which images.
+        scores: Scores or numbers that the network predicts.
+        loss: Mean loss per image.
+        accuracy: Metric of the task: the share of correct labels among all labels of all images; for a regression 1 −
+            the mean squared error, in variances of the training targets.
+        class_names: Name of each label or number.
+        title: Network and images.
     """
 
     task: TaskName
@@ -48,7 +49,7 @@ class TargetEvaluation(Result):
 
     @property
     def num_images(self) -> int:
-        """How many images were looked at."""
+        """Number of images."""
         return len(self.targets)
 
     @property
@@ -58,7 +59,7 @@ class TargetEvaluation(Result):
 
     @property
     def columns(self) -> ColumnTask:
-        """The task, which knows the table and the figure of an output."""
+        """The task, which computes the table and draws the figure."""
         return cast(ColumnTask, find_task(self.task))
 
     @property
@@ -68,23 +69,23 @@ class TargetEvaluation(Result):
 
     @property
     def warning(self) -> None:
-        """A sentence about what is wrong with the answers; there is none."""
+        """None, as no warning exists for these tasks."""
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """The table of labels or numbers, a row for each.
+        """Return a row for each label or number.
 
-        A label has ``images`` with it, ``auroc`` and ``average_precision`` over all thresholds, ``precision`` and
-        ``recall`` at a score of 0.5; a number has ``mae`` and ``rmse`` in its own unit, and ``r2`` on these images.
-        What is not defined is None, such as the AUROC of a label that all images have.
+        Labels have ``images`` (with the label), ``auroc``, ``average_precision``, and ``precision`` and ``recall`` at a
+        score of 0.5. Numbers have ``mae`` and ``rmse`` in their unit, and ``r2`` on these images. An undefined value is
+        None, such as the AUROC of a label that all images have.
         """
         columns = zip(self.class_names, self.targets.T, self.scores.T, strict=True)
         return [{"name": name, **self.columns.row(target, score)} for name, target, score in columns]
 
     def mean(self, name: str) -> float | None:
-        """The mean of a column of :attr:`rows` where it is defined."""
-        known = [row[name] for row in self.rows if row[name] is not None]
-        return float(np.mean(known)) if known else None
+        """Return the mean of a column of :attr:`rows` over its defined values."""
+        values = [row[name] for row in self.rows if row[name] is not None]
+        return float(np.mean(values)) if values else None
 
     def to_dict(self) -> dict[str, Any]:
         values = {"task": self.task, "num_images": self.num_images, "loss": self.loss, "accuracy": self.accuracy}
@@ -100,16 +101,19 @@ class TargetEvaluation(Result):
         cells = [[row["name"], *(_shown(row[name], name) for name in names)] for row in self.rows]
         return [Table(rows, title=self.title), Table(cells, (self.columns.output, *(_WORDS[name] for name in names)))]
 
-    def figures(self) -> dict[str, Figure]:
-        """The scores of each number over its targets, or the receiver operating characteristic of each label."""
-        figure = new_figure(4.5, 4.5, self.title)
-        axes = figure.subplots()
+    def figures(self, *, ax: Axes | None = None) -> dict[str, Figure]:
+        """Draw the receiver operating characteristic of each label, or predictions over targets of each number.
+
+        Args:
+            ax: Axes to draw into; None: a new figure.
+        """
+        figure, axes = find_axes(ax, 4.5, 4.5, self.title)
         for name, target, score in zip(self.class_names, self.targets.T, self.scores.T, strict=True):
             self.columns.draw(axes, target, score, name)
         across, up = self.columns.axes
         axes.set_xlabel(across, fontsize=TEXT)
         axes.set_ylabel(up, fontsize=TEXT)
-        draw_legend(figure, columns=2)
+        draw_legend(figure, columns=2, ax=ax)
         return {"": figure}
 
 

@@ -1,6 +1,6 @@
-"""The numbers of routing, iteration by iteration: where the coupling goes, how decided it is, and whether it settles.
+"""Record the numbers of routing in each iteration: coupling, agreement, entropy, output capsules.
 
-B images, I input capsules and J output capsules of a layer, T iterations.
+Shapes have B images, I input capsules and J output capsules of a layer, and T iterations.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from torchcaps.analysis.inference import over_batches, require_capsules
-from torchcaps.analysis.results import MOST_SHOWN, Scored
+from torchcaps.analysis.results import MAX_SHOWN, Scored
 from torchcaps.checks import check, checked
 from torchcaps.errors import InputError
 from torchcaps.machine import MIB
@@ -32,20 +32,16 @@ from torchcaps.ops.labels import top_classes
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.ranges import AtLeastOneIteration, Range
 
-if TYPE_CHECKING:
-    pass
-
-
 Outputs = Literal["class", "capsule", "type"]
-"""What the output capsules of a layer are."""
-DEAD = 1e-3
-"""A capsule whose length or activation is never more says nothing."""
-BATCH = 64
-"""Images that are followed at a time; fewer where their votes would not fit the working memory."""
-ALL = torch.ones(())
-"""Every capsule is there."""
+"""Kind of the output capsules of a layer."""
+MAX_DEAD_SCORE = 1e-3
+"""A capsule is dead if its length or activation never exceeds this."""
+MAX_BATCH = 64
+"""Images in a batch; fewer if their votes would not fit the working memory."""
+ALL_PRESENT = torch.ones(())
+"""Mask without masked capsules, to be broadcast."""
 PAIRS = ("logits", "coupling", "agreement")
-"""The numbers that each input capsule has with each output capsule."""
+"""Numbers of each pair of an input capsule and an output capsule."""
 PER_ROUND = (*PAIRS, "weighted_sum", "capsules")
 STATISTICS = ("entropy", "mean_agreement", "longest")
 TRACED = (*STATISTICS, "images", "scores", *PER_ROUND)
@@ -53,15 +49,14 @@ TRACED = (*STATISTICS, "images", "scores", *PER_ROUND)
 
 @dataclass(frozen=True, eq=False)
 class RoutingStatistics:
-    """How decided the coupling is after each iteration, and how far votes and outputs agree; a column for each image.
+    """Entropy of the coupling and mean agreement of each iteration (row) and image (column).
 
     Args:
-        entropy: Mean entropy of the coupling over the axis on which capsules compete (with "none of the above" where
-            it competes), divided by its maximum: 1 is uniform coupling, 0 all to one.
-        mean_agreement: Mean size of the agreements of iteration t, |⟨û_j|i, v_j⟩| in dynamic routing, which adds them
-            to its logits: so much they change.
-        longest: The largest length, or activation, that each output capsule has on any of the images; on a map, those
-            of all types and positions.
+        entropy: Mean entropy of the coupling over the axis on which capsules compete (including "none of the above"
+            for leaky routing), divided by its maximum: 1 is uniform coupling, 0 is all coupling to one output.
+        mean_agreement: Mean absolute agreement |⟨û_j|i, v_j⟩| of iteration t, which dynamic routing adds to its logits.
+        longest: Largest length or activation of each output capsule on any of the images; on a map, of all types and
+            positions.
     """
 
     entropy: Float[np.ndarray, "T B"]
@@ -70,33 +65,34 @@ class RoutingStatistics:
 
     @property
     def dead(self) -> float:
-        """The share of output capsules that are never longer, or more active, than 1e-3."""
-        return float((self.longest <= DEAD).mean())
+        """Share of output capsules whose length or activation never exceeds 1e-3."""
+        return float((self.longest <= MAX_DEAD_SCORE).mean())
 
 
 @dataclass(frozen=True, eq=False)
 class RoutingTrace(RoutingStatistics, Scored):
-    """Every number of each routing iteration of some images; of iteration t, ``logits[t - 1]`` and so on.
+    """All numbers of each routing iteration; index ``t - 1`` holds iteration t.
 
-    Of a layer on a map, J are the types, and sums and capsules are those of all types and positions; scores are means
-    over the positions. Logits, coupling and agreement of an input capsule are means over the windows that hold it; but
-    where the positions compete for it, its coupling is the sum over them.
+    For a layer on a map, J counts the types. Sums and capsules are given for all types and positions, and scores are
+    means over the positions. Logits, coupling and agreement of an input capsule are means over the windows that contain
+    it. If the positions compete for an input capsule, its coupling is summed over them instead.
 
     Args:
         images: Pixels 0..1.
-        logits: b_ij at the beginning of the iteration.
-        coupling: c_ij, the softmax of the logits.
-        weighted_sum: s_j = Σ_i c_ij û_j|i, and the bias where the network has one.
-        capsules: v_j = squash(s_j).
-        agreement: ⟨û_j|i, v_j⟩; the next iteration begins with ``logits + agreement``.
-        scores: Of the output capsules after each iteration: ‖v_j‖, or their activations where the routing gives them.
+        logits: Logits at the beginning of the iteration (b_ij).
+        coupling: Softmax of the logits (c_ij).
+        weighted_sum: Weighted sum of the votes, plus a bias if the network has one (s_j = Σ_i c_ij û_j|i).
+        capsules: Output capsules (v_j = squash(s_j)).
+        agreement: Agreement of votes and outputs (⟨û_j|i, v_j⟩); the next iteration begins with ``logits + agreement``.
+        scores: Lengths ‖v_j‖ of the output capsules after each iteration, or activations if the routing computes them.
         grid: Types, height and width of the input capsules; I is their product.
-        in_space: Whether they stand on a map; if not, the grid shows them in the order of their index.
-        layer: The capsule layer, from 1.
-        softmax_over: The axis on which capsules compete, ``"outputs"`` (j) or ``"inputs"`` (i); None if they do not.
-        leaky: Whether a "none of the above" competes too.
-        score_name: What the scores are.
-        outputs: What the J are: classes, capsules of another layer, or types of capsules on a map.
+        in_space: True if the input capsules have positions on a map; else the grid shows them in the order of their
+            index.
+        layer: Number of the capsule layer, from 1.
+        softmax_over: Axis on which capsules compete, ``"outputs"`` (j) or ``"inputs"`` (i); None if they do not.
+        leaky: True if "none of the above" competes too.
+        score_name: Kind of the scores.
+        outputs: Kind of the output capsules: classes, capsules of a hidden layer, or capsule types on a map.
     """
 
     images: Float[np.ndarray, "B C H W"]
@@ -116,22 +112,22 @@ class RoutingTrace(RoutingStatistics, Scored):
 
     @property
     def maps(self) -> Float[np.ndarray, "T B J types H W"]:
-        """The coupling on the grid of the input capsules: capsule i = (type·H + y)·W + x.
+        """Coupling on the grid of the input capsules: capsule i = (type·H + y)·W + x.
 
-        Primary capsules of ``grouping="raster"`` are runs of K neighbouring values of one flattened channel and have no
-        single location: the grid then shows the capsules in the order of their index only, not in space.
+        Primary capsules with ``grouping="raster"`` are runs of K neighbouring values of a flattened channel, so they
+        have no single position. The grid then shows the capsules in the order of their index, not in space.
         """
         iterations, images, _, classes = self.coupling.shape
         return self.coupling.swapaxes(2, 3).reshape(iterations, images, classes, *self.grid)
 
     @property
     def inputs(self) -> str:
-        """What the input capsules are, in words."""
+        """Description of the input capsules."""
         return "primary capsules" if self.layer == 1 else f"capsules of layer {self.layer - 1}"
 
     @property
     def uniform(self) -> float:
-        """The coupling of iteration 1 without a prior: 1 / (number of competitors); 1 where nothing competes."""
+        """Uniform coupling, 1 / (number of competitors); 1 without competition."""
         if self.softmax_over is None:
             return 1.0
         competitors = self.coupling.shape[3 if self.softmax_over == "outputs" else 2]
@@ -139,27 +135,27 @@ class RoutingTrace(RoutingStatistics, Scored):
 
     @property
     def highest(self) -> list[int]:
-        """The outputs of the ten highest scores, the highest first, of the first image at the end of routing."""
-        return top_classes(torch.from_numpy(self.scores[-1, 0]), min(MOST_SHOWN, self.scores.shape[2])).tolist()
+        """The ten outputs with the highest scores after the last iteration of the first image, the highest first."""
+        return top_classes(torch.from_numpy(self.scores[-1, 0]), min(MAX_SHOWN, self.scores.shape[2])).tolist()
 
 
 @checked
 def trace_routing(
     model: Network, images: Shaped[Tensor, "B C H W"], *, layer: int | None = None, num_iterations: int | None = None
 ) -> RoutingTrace:
-    """Follow the routing of images from iteration to iteration, in one capsule layer.
+    """Record all numbers of each routing iteration in one capsule layer.
 
-    :func:`torchcaps.routing_rounds` does it for votes of your own.
+    For your own votes, use :func:`torchcaps.routing_rounds`.
 
     Args:
         model: A capsule network.
-        images: uint8 of 0..255 or floating-point of 0..1. All numbers of their routing, 3·T·B·I·J + 2·T·B·J·D, are
-            kept in memory: for large sets there is :func:`routing_statistics`.
-        layer: Which capsule layer, from 1; the last one, of the class capsules, if None.
-        num_iterations: T, 1 to 1,000, of dynamic routing; the network's own if None.
+        images: uint8 of 0..255 or floating-point of 0..1. All 3·T·B·I·J + 2·T·B·J·D numbers are kept in memory, so
+            use :func:`routing_statistics` for large sets.
+        layer: Number of the capsule layer, from 1; None: the last one, with the class capsules.
+        num_iterations: Number of iterations of dynamic routing (T), 1 to 1,000; None: as in the network.
 
     Raises:
-        InputError: A network without capsules, or a layer that is not there or has no coupling or no iteration.
+        InputError: The network has no capsules, or no such layer, or the layer has no coupling or no iterations.
 
     Examples:
         >>> from torchcaps import create_model
@@ -168,33 +164,33 @@ def trace_routing(
         >>> trace = trace_routing(create_model("sabour2017"), load_dataset("digits").test.images[:4])
         >>> trace.agreement[0, 3].shape  # iteration 1 of the fourth image: input capsules, classes
         (1152, 10)
-        >>> trace.maps[-1].mean(2).shape  # last iteration, averaged over capsule types: images, classes, places
+        >>> trace.maps[-1].mean(2).shape  # last iteration, mean over capsule types: images, classes, grid
         (4, 10, 6, 6)
     """
-    return RoutingTrace(**_follow(model, images, layer, num_iterations, TRACED))
+    return RoutingTrace(**_record(model, images, layer, num_iterations, TRACED))
 
 
 def trace_class_capsules(model: Network, image: Shaped[Tensor, "1 C H W"], capsules: Capsules) -> RoutingTrace:
-    """Follow the routing of one image in the last layer, from the capsules that go into that layer.
+    """Record the routing of one image in the last layer, given the input capsules of that layer.
 
-    Errors are those of :func:`trace_routing`, which computes the capsules from the image.
+    Raises the same errors as :func:`trace_routing`, which computes the capsules from the image.
     """
-    return RoutingTrace(**_follow(model, image, None, None, TRACED, capsules))
+    return RoutingTrace(**_record(model, image, None, None, TRACED, capsules))
 
 
 @checked
 def routing_statistics(
     model: Network, images: Shaped[Tensor, "N C H W"], *, layer: int | None = None, num_iterations: int | None = None
 ) -> RoutingStatistics:
-    """Entropy of the coupling, mean agreement and scores in one capsule layer, for any number of images.
+    """Measure entropy of the coupling, mean agreement and lengths in one capsule layer, for any number of images.
 
-    Arguments and errors are those of :func:`trace_routing`.
+    Takes the same arguments and raises the same errors as :func:`trace_routing`.
     """
-    found = _follow(model, images, layer, num_iterations, STATISTICS)
-    return RoutingStatistics(**{name: found[name] for name in STATISTICS})
+    arrays = _record(model, images, layer, num_iterations, STATISTICS)
+    return RoutingStatistics(**{name: arrays[name] for name in STATISTICS})
 
 
-def _follow(
+def _record(
     model: Network,
     images: Shaped[Tensor, "N C H W"],
     layer: int | None,
@@ -202,27 +198,27 @@ def _follow(
     names: Sequence[str],
     inputs: Capsules | None = None,
 ) -> dict[str, Any]:
-    """The arrays of a trace that are named, and what else it says, of no more images at a time than fit the memory."""
+    """Return the named arrays of a trace and its other fields; batches are chosen to fit the working memory."""
     network = require_capsules(model, "routing", "routing")
     count = len(network.layers)
     number = count if layer is None else layer
     Range(1, count, whole=True).check("layer", number)
     chosen, before, after = network.layer(number), *network.flow[number - 1 : number + 1]
     routing, grid = chosen.routing, _grid(network, number)
-    follow = routing.rounds
+    compute_rounds = routing.rounds
     if num_iterations is not None:
         if not isinstance(routing, DynamicRouting):
             name = type(routing).__name__
             raise InputError(
                 f"num_iterations must be left out for {name}: only DynamicRouting's iterations can be changed"
             )
-        follow = partial(routing.rounds, num_iterations=num_iterations)
+        compute_rounds = partial(routing.rounds, num_iterations=num_iterations)
     check("num_iterations", routing.num_iterations if num_iterations is None else num_iterations, AtLeastOneIteration)
     score_name: list[ScoreName] = []
 
     def look(pixels: Tensor, _: object) -> list[Tensor]:
         votes, activations = chosen.votes(network.capsules(pixels)[number - 1] if inputs is None else inputs)
-        rounds = follow(votes, activations)
+        rounds = compute_rounds(votes, activations)
         by_image = [_by_image(each, chosen, grid) for each in rounds]
         capsules = [Capsules(each.capsules, each.activations) for each in by_image]
         score_name[:] = ["length" if rounds[-1].activations is None else "activation"]
@@ -235,7 +231,7 @@ def _follow(
         return [numbers[name].float() for name in names]
 
     fitting = int(get_working_memory() * MIB / (4 * before.poses.shape[1] * after.poses.shape[1] * chosen.out_dim))
-    found = over_batches(look, network, images, None, max(1, min(BATCH, fitting)))
+    found = over_batches(look, network, images, None, max(1, min(MAX_BATCH, fitting)))
     arrays = {name: rows.numpy() for name, rows in zip(names, found, strict=True)}
     by_iteration = {name: rows if name == "images" else rows.swapaxes(0, 1) for name, rows in arrays.items()}
     outputs: Outputs = "capsule" if after.grid is None else "type"
@@ -252,11 +248,11 @@ def _follow(
 
 
 def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: Grid) -> RoutingRound:
-    """A round of a layer on a map, image by image.
+    """Rearrange a round of a layer on a map by image.
 
-    Logits, coupling and agreement of an input capsule are averaged over the windows that hold it: (B, N, J); where the
-    positions compete for it, its coupling is summed, so that what it gives to the types sums to one. Sums, capsules and
-    activations stand at all positions: (B, J·L, D).
+    Logits, coupling and agreement of an input capsule are averaged over the windows that contain it: (B, N, J). If the
+    positions compete for it, its coupling is summed over them, so that it sums to one over the types. Sums, capsules
+    and activations are given for all positions: (B, J·L, D).
     """
     if not isinstance(layer, ConvCapsules):
         return each
@@ -278,21 +274,21 @@ def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: Grid) -> RoutingRou
 def _measure(
     rounds: list[RoutingRound], layer: CapsuleLayer, votes: Votes, grid: Grid, images: int
 ) -> list[Float[Tensor, "B T"]]:
-    """Entropy of the coupling, and mean agreement, of each image and iteration.
+    """Return the entropy of the coupling and the mean agreement of each image and iteration.
 
-    Of a layer on a map, the rounds are those of its windows: B·L in place of B.
+    For a layer on a map, the rounds have one row for each window: B·L in place of B.
     """
-    there = ALL
+    present = ALL_PRESENT
     if isinstance(layer, ConvCapsules) and layer.layer_padding:
-        there = (layer.window_capsules(grid, votes.poses.device) > 0).repeat(images, 1)
-    entropy = [normalised_entropy(each.coupling, layer.routing, votes.competition, there) for each in rounds]
-    agreement = [_mean(each.agreement.abs().mean(2), there) for each in rounds]
+        present = (layer.window_capsules(grid, votes.poses.device) > 0).repeat(images, 1)
+    entropy = [normalised_entropy(each.coupling, layer.routing, votes.competition, present) for each in rounds]
+    agreement = [_mean(each.agreement.abs().mean(2), present) for each in rounds]
     return [torch.stack(each, 1).unflatten(0, (images, -1)).mean(1) for each in (entropy, agreement)]
 
 
-def _mean(numbers: Float[Tensor, "B I"], there: Shaped[Tensor, "..."]) -> Float[Tensor, "B"]:
-    """The mean over the capsules that are there."""
-    weights = there.to(numbers).expand_as(numbers)
+def _mean(numbers: Float[Tensor, "B I"], present: Shaped[Tensor, "..."]) -> Float[Tensor, "B"]:
+    """Return the mean over the present capsules."""
+    weights = present.to(numbers).expand_as(numbers)
     return (numbers * weights).sum(1) / weights.sum(1)
 
 
@@ -300,38 +296,37 @@ def normalised_entropy(
     coupling: Float[Tensor, "B I J"],
     routing: Routing,
     competition: MapCompetition | None = None,
-    there: Shaped[Tensor, "..."] = ALL,
+    present: Shaped[Tensor, "..."] = ALL_PRESENT,
 ) -> Float[Tensor, "B"]:
-    """Entropy over the competitors, averaged over what they compete for, as a share of its maximum.
+    """Return the entropy of the coupling over the competitors as a share of its maximum, averaged over the other axis.
 
-    Where the output capsules of overlapping windows compete, the entropy of an input capsule is over all of them. Where
-    nothing competes, or something is added to what the softmax gives, it is that of the shares of an input capsule's
-    coupling that go to the output capsules; negative coupling is no share. Input capsules that are not ``there``,
-    beyond the edge of a map, have no entropy of their own.
+    If the output capsules of overlapping windows compete, the entropy of an input capsule is over all of them. If
+    nothing competes, or the routing adds something to the softmax, the coupling is first divided by its sum; negative
+    coupling counts as 0. Input capsules that are not ``present``, beyond the edge of a map, are left out of the mean.
     """
     axis = 1 if routing.softmax_over == "inputs" else 2
     coupling = coupling.clamp_min(0)
     if routing.softmax_over is None or (competition is None and not routing.leaky):
         coupling = coupling / coupling.sum(axis, keepdim=True).clamp_min(1e-30)
-    entropy, given, windows = torch.special.entr(coupling).sum(axis), coupling.sum(axis), 1
+    entropy, total, windows = torch.special.entr(coupling).sum(axis), coupling.sum(axis), 1
     competitors = torch.tensor(coupling.shape[axis])
     if axis == 1:
-        there = ALL
+        present = ALL_PRESENT
     elif competition is not None and routing.softmax_over == "outputs":  # 0 is beyond the edge
-        entropy, given = competition.sum(entropy)[:, 1:], competition.sum(given)[:, 1:]  # (B, N)
+        entropy, total = competition.sum(entropy)[:, 1:], competition.sum(total)[:, 1:]  # (B, N)
         competitors, windows = coupling.shape[2] * competition.links[1:], competition.rows_per_image
-        there = competitors > 0
+        present = competitors > 0
     if routing.leaky:
-        entropy = entropy + torch.special.entr((1 - given).clamp_min(0))
+        entropy = entropy + torch.special.entr((1 - total).clamp_min(0))
     competitors = (competitors + routing.leaky).to(entropy)
     share = torch.where(competitors > 1, entropy / competitors.clamp_min(2).log(), 0.0)
-    return _mean(share, there).repeat_interleave(windows)
+    return _mean(share, present).repeat_interleave(windows)
 
 
 def _grid(network: CapsNet, number: int) -> Grid:
-    """Types, height and width of a layer's input capsules; one row where they stand on no map.
+    """Return types, height and width of a layer's input capsules; a single row if they have no positions on a map.
 
-    Primary capsules that stand on none have that of the map which they are made of.
+    Primary capsules without positions get the grid of the map that they are computed from.
     """
     capsules, primary = network.flow[number - 1], network.primary_capsules
     if capsules.grid is None and number == 1 and isinstance(primary, PrimaryCapsules):

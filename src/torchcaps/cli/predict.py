@@ -72,7 +72,7 @@ def predict(
 
     import numpy as np
 
-    from torchcaps.analysis.photos import PREVIEW, PhotoAnswers
+    from torchcaps.analysis.photos import MAX_PREVIEW, PhotoAnswers
     from torchcaps.datasets import read_photo
 
     description, classify = open_classifier(network, which)
@@ -88,7 +88,7 @@ def predict(
         files_read.append(path)
         prepared.append(photo.prepared)
         if figure is not None:
-            kept.append(photo.shrunk(PREVIEW))  # the photos themselves may be larger than memory
+            kept.append(photo.shrunk(MAX_PREVIEW))  # the photos themselves may be larger than memory
     if prepared:
         prediction = classify(np.stack([each.image for each in prepared]))
         answers = PhotoAnswers(files_read, prepared, prediction, description.class_names, kept, description.task)

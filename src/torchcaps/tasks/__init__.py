@@ -1,4 +1,4 @@
-"""Tasks: what targets are, what loss and metric they have, and which commands work for them. A file for each task.
+"""Tasks: the form of targets, their loss and metric, and the commands that work for them. One file for each task.
 
 Nothing here imports torch when it is loaded, because ``predict`` runs ONNX files without torch.
 """
@@ -35,14 +35,14 @@ __all__ = [
 ]
 
 TASKS: dict[str, Task] = {task.name: task for task in (Classes(), Labels(), Regression())}
-"""All tasks by their names; the first one is the default. If several fit targets, the first of them is taken."""
+"""All tasks by name. The first one is the default; if several fit some targets, the first of them is used."""
 
 
 def find_task(name: str | None, objects: int = 1) -> Task:
-    """Return the task of a name, for images of so many objects.
+    """Return the task with a name, for images of one or several objects.
 
     Raises:
-        InputError: There is no such task, or it takes images of one object only.
+        InputError: No task has this name, or it takes images of one object only.
     """
     if name is None:
         name = next(iter(TASKS))
@@ -52,7 +52,7 @@ def find_task(name: str | None, objects: int = 1) -> Task:
 
 
 def task_of(model: Any) -> Task:
-    """Return the task of a network, or of a description of one; a module of the user's own has classes."""
+    """Return the task of a network, or of its description; ``classes`` for any other module."""
     return find_task(getattr(model, "task", None), getattr(model, "objects", 1))
 
 
@@ -69,7 +69,7 @@ def task_of_targets(targets: Tensor) -> Task:
 
 
 def widest_task(tasks: Iterable[Task]) -> Task:
-    """Return the last of several tasks in the order of ``TASKS``: zeros and ones of one part may be numbers, too."""
+    """Return the last of several tasks in the order of ``TASKS``, because zeros and ones may also be numbers."""
     order = list(TASKS)
     return max(tasks, key=lambda task: order.index(task.name))
 
@@ -81,10 +81,10 @@ def any_form() -> Any:
 
 
 def guess_task(targets: Any, where: str = "labels") -> Task:
-    """Return the task that targets of any form are most likely of: of one-hot rows it is ``classes``.
+    """Guess the task from targets of any form; one-hot rows are ``classes``.
 
     Raises:
-        InputError: No task takes them; the error begins with ``where``.
+        InputError: No task takes these targets; the error begins with ``where``.
     """
     array = as_array(targets, where)
     for task in TASKS.values():

@@ -1,4 +1,4 @@
-"""What a task must say: the form of its targets, its metric, loss and words, and the analyses it takes part in."""
+"""Base class of tasks: the form of targets, metric, loss, wording, and the supported analyses."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
     Row = tuple[int | float, ...]
 
 TaskName = Literal["classes", "labels", "regression"]
-"""What a network is trained for: the class of an image, or the classes of its objects; several labels, each of which
-an image has or has not, (B, L); or numbers, (B, T)."""
+"""Task of a network: the class of an image or the classes of its objects; several labels that an image may have,
+(B, L); or numbers, (B, T)."""
 ALWAYS = frozenset({"train", "evaluate", "predict", "curves", "datasets", "export", "share", "folder"})
-"""Commands, and formats of ``torchcaps export``, that take a network of any task."""
+"""Commands, and formats of ``torchcaps export``, that support every task."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """How good answers are, 1 at best, and how that is written. Files keep it in columns that are named ``accuracy``.
+    """Metric of a task, at most 1, and its formatting. In files, its columns are named ``accuracy``.
 
     Args:
         name: Name in a table, such as "accuracy".
         error: Name of 1 − the metric, such as "error".
-        unit: Unit of the error, at the axis of a curve.
-        is_share: Whether the metric is a share of the images or labels, written as a percentage. If not, tables and
-            curves show the error.
-        hub: Name of the metric on the Hugging Face hub, whose value there is the metric of a share, or the error.
+        unit: Unit of the error, for the axis of a curve.
+        is_share: True for a share of the images or labels, shown as a percentage. Otherwise tables and curves show the
+            error.
+        hub: Name of the metric on the Hugging Face hub. Its value there is the metric if that is a share, else the
+            error.
     """
 
     name: str
@@ -48,73 +49,73 @@ class Metric:
     hub: str = "accuracy"
 
     def show(self, value: float | None) -> str:
-        """Return a value as a cell of a table: ``97.20 %``, or the error, ``0.0312``; a dash for None."""
+        """Format a value for a table: ``97.20 %``, or the error, ``0.0312``; a dash for None."""
         if value is None:
             return "–"
         return f"{100 * value:.2f} %" if self.is_share else self.show_error(1 - value)
 
     def say(self, value: float, name: str = "") -> str:
-        """Return a value for a line of progress or a sentence: ``97.20%`` after a name, or the error after its own."""
+        """Format a value for a sentence: ``97.20%`` after ``name``, or the error after the name of the error."""
         return f"{name}{value:.2%}" if self.is_share else f"{self.error} {1 - value:.4g}"
 
     def cells(self, value: float, balanced: float | None = None) -> dict[str, str]:
-        """Return the cells of a table by their headings: the share, the balanced one if it is known, and the error."""
+        """Return cells of a table by heading: the share, the balanced share if given, and the error."""
         shown = {self.name: self.show(value)} if self.is_share else {}
         if balanced is not None:
             shown["balanced"] = self.show(balanced)
         return shown | {self.error: self.show_error(1 - value)}
 
     def row(self, value: float) -> tuple[str, str]:
-        """Return name and value as a row of a table."""
+        """Return name and formatted value as a row of a table."""
         name, unit = (self.name, "") if self.is_share else (self.error, f"  ({self.unit})")
         return name.capitalize(), f"{self.show(value)}{unit}"
 
     def show_error(self, error: float) -> str:
-        """Return an error as a cell of a table: ``2.80 %``, or ``0.0312``."""
+        """Format an error for a table: ``2.80 %``, or ``0.0312``."""
         return f"{100 * error:.2f} %" if self.is_share else f"{error:.4g}"
 
     def spread(self, errors: Sequence[float]) -> str:
-        """Return the mean and the sample standard deviation of the errors of several seeds."""
+        """Format the mean and the sample standard deviation of the errors of several seeds."""
         factor, unit = (100, " %") if self.is_share else (1, "")
         return f"{factor * statistics.mean(errors):.3f} ± {factor * statistics.stdev(errors):.3f}{unit}"
 
     def hub_value(self, error: float) -> float:
-        """Return the value that the Hugging Face hub expects, from an error."""
+        """Convert an error to the value that the Hugging Face hub expects."""
         return 1 - error if self.is_share else error
 
     def errors(self, values: np.ndarray) -> np.ndarray:
-        """Return what a curve draws: errors in percent, or in :attr:`unit`."""
+        """Convert values of the metric to errors for a curve: in percent, or in :attr:`unit`."""
         return (100 if self.is_share else 1) * (1 - values)
 
 
 class Task(ABC):
-    """What a network is trained for. A new task is a subclass, a name in :data:`TaskName` and an entry in ``TASKS``.
+    """Base class of tasks. A new task is a subclass, a name in :data:`TaskName` and an entry in ``TASKS``.
 
-    Code elsewhere asks the task and never compares its name. Nothing here imports torch before a tensor exists, because
-    ``predict`` runs ONNX files without torch.
+    Code outside this package calls methods of the task and never compares its name. Nothing here imports torch before a
+    tensor exists, because ``predict`` runs ONNX files without torch.
     """
 
     name: ClassVar[TaskName]
     outputs: ClassVar[str]
-    """What the J outputs of a network are, in the plural: ``"classes"``."""
+    """Plural noun for the J outputs of a network: ``"classes"``."""
     output: ClassVar[str]
-    """One of them, at the head of a table."""
+    """Singular of the same noun, used as a heading."""
     min_outputs: ClassVar[int] = 1
     """Smallest number of outputs J."""
     needs: ClassVar[str]
-    """The form of targets, as an error goes on after "labels must be"."""
+    """Form of the targets, to continue an error after "labels must be"."""
     metric: ClassVar[Metric]
     analyses: ClassVar[frozenset[str]] = frozenset()
     """Commands, functions and export formats for a network of this task, besides :data:`ALWAYS`."""
     reads_poses: ClassVar[bool] = False
-    """Whether outputs are numbers read from the poses of capsules, and not the lengths of capsules."""
+    """True if outputs are numbers computed from the poses of capsules, False for the lengths of capsules."""
     objects: int = 1
-    """P, the number of objects in an image."""
+    """Number of objects in an image (P)."""
 
-    # ---- which analyses a network takes part in
+    # ---- supported analyses
 
     def supports(self, analysis: str) -> bool:
-        """Return whether an analysis (a command, a function or an export format) works for this task."""
+        """Return True if an analysis (a command, a function or an export format) works for this task."""
         return analysis in ALWAYS or analysis in self.analyses
 
     def require(self, analysis: str, purpose: str | None = None) -> None:
@@ -124,7 +125,7 @@ class Task(ABC):
 
             able = " or ".join(each.name for each in TASKS.values() if each.supports(analysis))
             raise InputError(
-                f"{purpose or analysis} works for the task {able}; this network was made for the task {self.name}"
+                f"{purpose or analysis} works for the task {able}; this network was trained for the task {self.name}"
             )
 
     # ---- targets
@@ -142,11 +143,11 @@ class Task(ABC):
     @property
     @abstractmethod
     def form(self) -> Any:
-        """The annotation of targets in the task's form, such as ``Int64[Tensor, "N"]``."""
+        """Annotation of targets in the task's form, such as ``Int64[Tensor, "N"]``."""
 
     @abstractmethod
     def has_form(self, targets: Tensor) -> bool:
-        """Return whether a tensor is in the task's form already."""
+        """Return True if a tensor already has the task's form."""
 
     @abstractmethod
     def bring(
@@ -160,56 +161,56 @@ class Task(ABC):
 
         Args:
             targets: A tensor, an array or a list, for all images of a set.
-            num_outputs: J of the network that takes them; None if only the targets tell.
-            where: The user's name for them, with which errors begin.
-            class_names: Names by which texts are numbered; the sorted texts themselves if None.
+            num_outputs: Number of outputs of the network (J); None: derived from the targets.
+            where: Name of the targets, to begin errors with.
+            class_names: Names that give texts their numbers; None: the sorted texts.
 
         Raises:
-            WrongType: Targets that are neither numbers nor texts.
-            InputError: Targets that do not fit the task; the error names a task that they do fit.
+            WrongType: The targets are neither numbers nor texts.
+            InputError: The targets do not fit the task; the error names the tasks that they fit.
         """
 
     @abstractmethod
     def guess(self, array: np.ndarray) -> bool:
-        """Return whether targets from a file are of this task if nobody names a task."""
+        """Return True if targets whose task was not named could belong to this task."""
 
     @abstractmethod
     def names(self, targets: Any, where: str = "labels") -> tuple[str, ...]:
-        """Return names of the outputs for the training targets of a set, of any form: their texts, or numbers from 0.
+        """Return names of the outputs, derived from training targets of any form: their texts, or numbers from 0.
 
         Raises:
-            InputError: The targets do not fit the task, or have no image of the first class.
+            InputError: The targets do not fit the task, or class numbers do not begin at 0.
         """
 
     @abstractmethod
     def num_outputs(self, targets: Tensor) -> int:
-        """Return the smallest number of outputs that targets in form go with."""
+        """Return the smallest number of outputs for targets in the task's form."""
 
     @abstractmethod
     def check_targets(self, targets: Tensor, num_outputs: int, where: str) -> None:
-        """Raise InputError unless targets in form go with so many outputs."""
+        """Raise InputError unless targets in the task's form fit this number of outputs."""
 
     def check_form(self, targets: Tensor, *, has_parts: bool = False) -> None:
-        """Raise InputError unless the values of targets in form are possible.
+        """Raise InputError unless the values of targets in the task's form are allowed.
 
         Args:
             targets: The targets.
-            has_parts: Whether each object of each image is there alone, too.
+            has_parts: True if the set also has an image of each object alone.
         """
         if has_parts:
             raise InputError("parts are for images of several objects, whose labels have the shape (N, P)")
 
-    def check_training(self, targets: Tensor, names: Sequence[str], where: str) -> None:  # noqa: B027  few need it
+    def check_training(self, targets: Tensor, names: Sequence[str], where: str) -> None:  # noqa: B027  optional hook
         """Raise InputError unless a network can learn every output from the training targets."""
 
     def check_labels(self, targets: Tensor, num_outputs: int, num_images: int) -> None:
-        """Raise an error unless targets in form belong to the images that a network looks at."""
+        """Raise an error unless there is a target for each image, in the task's form."""
         if len(targets) != num_images:
             raise InputError(f"labels must be given for each of {num_images} images, got {len(targets)}")
         self.check_targets(targets, num_outputs, "labels")
 
     def strata(self, targets: Tensor) -> Int64[Tensor, "N"]:
-        """Return the group of each image; random splits keep the share of each group."""
+        """Return the stratum of each image; random splits keep the share of each stratum."""
         return targets.new_zeros(len(targets)).long()
 
     statistics_names: ClassVar[tuple[str, ...]] = ("images",)
@@ -217,45 +218,46 @@ class Task(ABC):
 
     @abstractmethod
     def statistics(self, targets: Tensor, num_outputs: int) -> list[Row]:
-        """Return for each output what ``torchcaps datasets`` says of its targets, a number for each heading."""
+        """Return a row for each output, with a number for each heading; shown by ``torchcaps datasets``."""
 
     @abstractmethod
     def describe(self, names: Sequence[str], target: Any) -> str:
         """Return the target of one image in words."""
 
     def count(self, num_outputs: int) -> str:
-        """Return a number of outputs in words: ``3 labels``, ``1 number``."""
+        """Return a number of outputs with its noun: ``3 labels``, ``1 number``."""
         return f"{num_outputs} {self.output if num_outputs == 1 else self.outputs}"
 
     def count_words(self, num_outputs: int) -> str:
-        """Return what a network predicts, as a sentence of its model card goes on after its images."""
+        """Return the outputs of a network in words, to continue a sentence of its model card."""
         return f"with {self.count(num_outputs)}"
 
     @abstractmethod
     def limits(self, num_outputs: int) -> str:
-        """Return what a model card says of images that the network was not made for."""
+        """Return the sentences of a model card about other kinds of images."""
 
     # ---- training
 
     def buffers(self, num_outputs: int) -> dict[str, Tensor]:
-        """Return tensors that a network keeps beside its weights."""
+        """Return tensors that a network stores beside its weights, by name."""
         return {}
 
-    def fit_targets(self, network: Any, targets: Tensor | None) -> None:  # noqa: B027  few need it
-        """Set the buffers of a network from the training targets (None if they are not known beforehand)."""
+    def fit_targets(self, network: Any, targets: Tensor | None) -> None:  # noqa: B027  optional hook
+        """Set the buffers of a network from the training targets; None: not known in advance."""
 
     @abstractmethod
     def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:
-        """Convert the last linear layer's numbers to scores."""
+        """Convert the output of the last linear layer to scores."""
 
     @abstractmethod
     def loss(self, output: Any, targets: Tensor, network: Any) -> Float[Tensor, ""]:
-        """Return the loss of a batch, without the reconstruction.
+        """Return the loss of a batch, without the reconstruction loss.
 
         Args:
             output: A ``ModelOutput``.
-            targets: Targets in form, or what the loss of classes takes.
-            network: A capsule network, whose ``classification_loss`` takes the scores; or a network with logits.
+            targets: Targets in the task's form; for classes also rows, see ``torchcaps.ops.losses``.
+            network: A capsule network, whose ``classification_loss`` is applied to the scores; or a network with
+                logits.
         """
 
     @abstractmethod
@@ -264,23 +266,20 @@ class Task(ABC):
 
     @abstractmethod
     def decoded_capsules(self, scores: Float[Tensor, "B J"], targets: Tensor | None) -> Tensor | None:
-        """Return the classes (B,) or rows (B, J) of the capsules that a decoder draws from; None for all capsules."""
+        """Return the classes (B,) or rows (B, J) of the capsules to decode; None: all capsules."""
 
     def chance(self, targets: Tensor, *, balanced: bool = False) -> tuple[float, float] | None:
-        """Return the metric of the best answer that is the same for all images, and its standard error.
-
-        None if there is none to compare with.
-        """
+        """Return the metric of the best constant answer, and its standard error; None if there is no such answer."""
         return None
 
     def class_counts(self, targets: Tensor | None) -> Int64[Tensor, "J"] | None:
-        """Return the number of images of each class; None if images have no class each, or targets are not known."""
+        """Return the number of images of each class; None without one class per image, or without targets."""
         return None
 
     def class_weights(self, targets: Tensor | None) -> Float[Tensor, "J"] | None:
-        """Return N / (J · N_j), by which all classes count the same; a class without images has 1.
+        """Return weights N / (J · N_j), which give all classes the same influence; 1 for a class without images.
 
-        None if images have no class each, or targets are not known.
+        None without one class per image, or without targets.
 
         Source: King, Zeng 2001, "Logistic regression in rare events data", and scikit-learn's ``class_weight``.
         """
@@ -290,7 +289,7 @@ class Task(ABC):
         return (counts.sum() / (len(counts) * counts.clamp_min(1))).masked_fill(counts == 0, 1.0)
 
     def images_per_class(self, num_images: int, num_outputs: int) -> float | None:
-        """Return how many images a class has on average; None if images have no class each."""
+        """Return the mean number of images per class; None without one class per image."""
         return None
 
     # ---- answers
@@ -301,33 +300,33 @@ class Task(ABC):
     """Heading of the answers in CSV."""
 
     def score_name(self, output: Any) -> Any:
-        """Return what the scores of a ``ModelOutput`` are: lengths, activations, probabilities or values."""
+        """Return the kind of the scores of a ``ModelOutput``: length, activation, probability or value."""
         return output.score_name
 
     def score_text(self, score: float) -> str:
-        """Return a score of 0..1 for a table: a number and a bar."""
+        """Format a score of 0..1 for a table, as a number and a bar."""
         return f"{score:.3f}  {bar(score)}"
 
     @abstractmethod
     def answer(self, names: Sequence[str], scores: Sequence[float], classes: Sequence[int]) -> list[str]:
-        """Return the answer for one image, in words; ``classes`` are those of the highest scores."""
+        """Return the answer for one image, in words; ``classes`` are the classes with the highest scores."""
 
     @abstractmethod
     def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
-        """Return the same for JSON."""
+        """Return an answer for JSON."""
 
     def write(self, path: Path, answers: Any) -> None:
-        """Write the answers for image files (a ``PhotoAnswers``) to a path: as a table, a line for each file."""
+        """Write the answers for image files (a ``PhotoAnswers``) to a path as CSV, a line for each file."""
         write_text(path, answers.to_csv())
 
 
 class ColumnTask(Task):
-    """Base class of tasks whose targets are rows (N, J): a column for each output."""
+    """Base class of tasks with targets in rows (N, J), a column for each output."""
 
     means: ClassVar[tuple[str, ...]]
-    """Columns of an evaluation's table of which the mean is shown."""
+    """Columns of an evaluation's table whose mean is shown."""
     axes: ClassVar[tuple[str, str]]
-    """Names of the axes of an evaluation's figure."""
+    """Labels of the x and y axis of an evaluation's figure."""
     figure_name: ClassVar[str]
     """Name of that figure in a run folder."""
 
@@ -360,12 +359,12 @@ class ColumnTask(Task):
         with np.errstate(over="ignore"):
             narrow = rows.astype(np.float32)
         if not np.isfinite(narrow).all():
-            raise InputError(f"{where} must be numbers that float32 can hold, got {abs(rows).max():.3g}")
+            raise InputError(f"{where} must be numbers within the range of float32, got {abs(rows).max():.3g}")
         return torch.from_numpy(narrow)
 
     @abstractmethod
     def _fits(self, rows: np.ndarray) -> bool:
-        """Return whether numbers have the values that this task takes."""
+        """Return True if the numbers have values that this task takes."""
 
     def names(self, targets: Any, where: str = "labels") -> tuple[str, ...]:
         return tuple(map(str, range(self.bring(targets, None, where).shape[1])))
@@ -389,16 +388,16 @@ class ColumnTask(Task):
 
 
 def bar(share: float, width: int = 30) -> str:
-    """A horizontal bar: ``share`` 0..1 of ``width`` characters, to an eighth of one."""
+    """Return a horizontal bar of ``share`` (0..1) times ``width`` characters, in steps of an eighth."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def as_array(values: Any, where: str) -> np.ndarray:
-    """Return a list, an array or a tensor as an array of numbers, booleans or texts.
+    """Convert a list, an array or a tensor to an array of numbers, booleans or texts.
 
     Raises:
-        WrongType: Something else; the error begins with ``where``.
+        WrongType: The values are something else; the error begins with ``where``.
     """
     import numpy as np
 
@@ -421,12 +420,12 @@ def as_array(values: Any, where: str) -> np.ndarray:
 
 
 def found(array: np.ndarray) -> str:
-    """Return the dtype and the shape of targets, as the end of an error."""
+    """Describe dtype and shape of targets, for the end of an error."""
     return f"{array.dtype} in the shape {shown(array.shape)}"
 
 
 def advice(array: np.ndarray, task: Task) -> str:
-    """Return the end of an error about targets that do not fit a task: the tasks that they do fit."""
+    """Return the tasks that the targets fit, for the end of an error about a task that they do not fit."""
     from torchcaps.tasks import TASKS
 
     others = [f'task="{each.name}" (--task {each.name})' for each in TASKS.values() if each.guess(array)]

@@ -1,4 +1,4 @@
-"""The task ``classes``: the class of each image, or the classes of the P objects in each."""
+"""The task ``classes``: the class of each image, or the classes of the P objects in each image."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Classes(Task):
-    """The class of each image: int64 (N,), from 0.
+    """Task with one class per image: int64 (N,), from 0.
 
-    Class numbers of any integer dtype, in floats or in a column (N, 1), True and False, one-hot rows (N, J) and texts
-    are converted to it. Rows (N, J) of 0..1 with other sums, such as the shares of mixed images, stay rows.
+    Converted to this form: class numbers of any integer dtype, as floats or in a column (N, 1), booleans, one-hot rows
+    (N, J), and texts. Other rows (N, J) of 0..1, such as the shares of mixed images, stay rows.
     """
 
     name: ClassVar[TaskName] = "classes"
@@ -67,7 +67,7 @@ class Classes(Task):
         if array.ndim == 2 and array.shape[1] == 1:
             array = array[:, 0]
         if array.ndim == 2 and array.shape[1] == num_outputs and array.dtype.kind in "iufb" and not is_text:
-            rows = array.astype(np.float32)  # several classes of an image, or the shares of mixed images
+            rows = array.astype(np.float32)  # several classes per image, or the shares of mixed images
             if not ((rows >= 0) & (rows <= 1)).all():
                 raise InputError(f"{where} in rows must lie in 0..1, got {array.min():g}..{array.max():g}")
             return torch.from_numpy(rows)
@@ -125,8 +125,8 @@ class Classes(Task):
             raise InputError(f"{where} has only the class {names[0]}; at least two are needed")
         if missing:
             raise InputError(
-                f'{where}: {len(targets)} training images have none of the class "{missing[0]}"; give or take more of '
-                "them"
+                f'{where}: {len(targets)} training images have none of the class "{missing[0]}"; use more '
+                "training images"
             )
 
     def check_labels(self, targets: Tensor, num_outputs: int, num_images: int) -> None:
@@ -139,12 +139,12 @@ class Classes(Task):
         objects = self.objects
         if targets.shape != ((num_images,) if objects == 1 else (num_images, objects)):
             wanted = f"({num_images},), one" if objects == 1 else f"({num_images}, {objects}), {objects}"
-            seen = f"as the network sees {objects} in it, got {tuple(targets.shape)}"
+            seen = f"because the network finds {objects} in it, got {tuple(targets.shape)}"
             raise InputError(f"labels must have shape {wanted} for each image, {seen}")
         check_classes("labels", targets, num_outputs)
 
     def strata(self, targets: Tensor) -> Int64[Tensor, "N"]:
-        return targets.view(len(targets), -1)[:, 0]  # of several objects the first one's
+        return targets.view(len(targets), -1)[:, 0]  # with several objects, the class of the first
 
     def statistics(self, targets: Tensor, num_outputs: int) -> list[Row]:
         return [(n,) for n in targets.flatten().bincount(minlength=num_outputs).tolist()]
@@ -158,8 +158,8 @@ class Classes(Task):
 
     def limits(self, num_outputs: int) -> str:
         return (
-            f"It knows its {num_outputs} classes only: an image of anything else is given one of them too. Lengths are "
-            "scores, not calibrated probabilities."
+            f"It predicts one of its {num_outputs} classes for any image, also for one that shows something else. "
+            "Lengths are scores, not calibrated probabilities."
         )
 
     def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:
@@ -178,7 +178,7 @@ class Classes(Task):
         return targets
 
     def _cross_entropy(self, logits: Float[Tensor, "B J"], present: Float[Tensor, "B J"]) -> Float[Tensor, ""]:
-        """Softmax cross-entropy; the classes of a multi-hot row share the probability."""
+        """Return the softmax cross-entropy; the classes of a multi-hot row share the probability."""
         import torch.nn.functional as F
 
         return F.cross_entropy(logits, present / present.sum(-1, keepdim=True).clamp_min(1))
@@ -193,11 +193,11 @@ class Classes(Task):
         return scores.argmax(-1) if targets is None else targets
 
     def chance(self, targets: Tensor, *, balanced: bool = False) -> tuple[float, float] | None:
-        """Give every image the most frequent class.
+        """Return the accuracy of predicting the most frequent class for every image, and its standard error.
 
-        With its share p of the N images the accuracy is p, with a standard error of √(p·(1 − p) / N). The balanced
-        accuracy is p = 1/J, with an error of √(p·(1 − p)·Σ_j 1/N_j) / J, over the J classes that have images. None if
-        all images are of one class.
+        If p of the N images have this class, the accuracy is p and its standard error √(p·(1 − p) / N). The balanced
+        accuracy is p = 1/J, with a standard error of √(p·(1 − p)·Σ_j 1/N_j) / J over the J classes with images. None
+        if all images have the same class.
         """
         counts = targets.bincount().double()
         counts = counts[counts > 0]
@@ -209,7 +209,7 @@ class Classes(Task):
         return share, math.sqrt(share * (1 - share) * scale)
 
     def class_counts(self, targets: Tensor | None) -> Int64[Tensor, "J"] | None:
-        # images of several objects are made of images of one, whose classes count
+        # images of several objects are composed of images of one object, whose classes are counted
         return None if targets is None or not Classes.has_form(self, targets) else targets.bincount()
 
     def images_per_class(self, num_images: int, num_outputs: int) -> float | None:
@@ -223,7 +223,7 @@ class Classes(Task):
 
 
 class Objects(Classes):
-    """The classes of the P objects in each image, all different: int64 (N, P)."""
+    """Task with the classes of the P objects in each image, all different: int64 (N, P)."""
 
     needs = "whole numbers from 0, the different classes of the objects in each image, (N, P)"
 
@@ -245,7 +245,7 @@ class Objects(Classes):
         alike = (ordered[:, 1:] == ordered[:, :-1]).any(1)
         if targets.shape[1] < 2 or alike.any():
             got = targets[int(alike.int().argmax())].tolist()
-            raise InputError(f"the labels of one image must be of two objects or more, and all differ, got {got}")
+            raise InputError(f"an image must have at least two labels, all different, got {got}")
         super().check_form(targets, has_parts=has_parts)
 
     def bring(
@@ -258,7 +258,7 @@ class Objects(Classes):
         array = as_array(targets, where)
         if array.ndim == 2 and array.shape[1] == num_outputs and array.dtype.kind in "iufb":
             if not ((array == 0) | (array == 1)).all() or (array.sum(1) != self.objects).any():
-                raise InputError(f"{where} in rows must have {self.objects} ones for each image, and zeros, got others")
+                raise InputError(f"{where} in rows must be zeros and {self.objects} ones for each image, got others")
             targets = array.nonzero()[1].reshape(len(array), self.objects)
         return super().bring(targets, num_outputs, where, class_names)
 
@@ -270,7 +270,7 @@ class Objects(Classes):
     def check_labels(self, targets: Tensor, num_outputs: int, num_images: int) -> None:
         super().check_labels(targets, num_outputs, num_images)
         if (targets.sort(1).values.diff(dim=1) == 0).any():
-            raise InputError("the objects of an image must be of different classes, got labels with a class twice")
+            raise InputError("the objects of an image must have different classes, got labels with a class twice")
 
     def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:
         return logits.sigmoid()
@@ -290,7 +290,7 @@ class Objects(Classes):
 
 
 def is_one_hot(array: np.ndarray) -> bool:
-    """Return whether each row of an array has a single 1 and zeros."""
+    """Return True if each row of an array consists of zeros and a single 1."""
     import numpy as np
 
     if array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind not in "iufb":
@@ -311,13 +311,13 @@ def _numbered(texts: np.ndarray, where: str, class_names: Sequence[str] | None) 
     """Return the number of each text among the class names."""
     import numpy as np
 
-    own, places = np.unique(_decoded(texts, where), return_inverse=True)
-    names = own.tolist() if class_names is None else list(class_names)
+    distinct, positions = np.unique(_decoded(texts, where), return_inverse=True)
+    names = distinct.tolist() if class_names is None else list(class_names)
     numbers = {name: number for number, name in enumerate(names)}
-    unknown = [name for name in own.tolist() if name not in numbers]
+    unknown = [name for name in distinct.tolist() if name not in numbers]
     if unknown:
         raise InputError(f'{where} has the text "{unknown[0]}", which is not the name of a class')
-    return np.array([numbers[name] for name in own.tolist()])[places.reshape(texts.shape)]
+    return np.array([numbers[name] for name in distinct.tolist()])[positions.reshape(texts.shape)]
 
 
 def _check_range(array: np.ndarray, num_outputs: int | None, where: str) -> None:
@@ -333,11 +333,11 @@ def _check_range(array: np.ndarray, num_outputs: int | None, where: str) -> None
     images = len(array)
     if highest >= max(array.size, 2):
         raise InputError(
-            f"{where} has the label {highest}, but labels are whole numbers from 0, and {images} images can be of "
-            f"{images} classes at most"
+            f"{where} has the label {highest}, but labels count from 0, and {images} images can have at most {images} "
+            "classes"
         )
 
 
 def _from_one(least: int, highest: int, num_outputs: int) -> str:
-    """Return what mends labels that are counted from 1, as the end of an error."""
+    """Return advice for labels that are counted from 1, for the end of an error."""
     return "; classes are counted from 0, so subtract 1" if least == 1 and highest == num_outputs else ""

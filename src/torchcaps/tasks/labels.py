@@ -1,4 +1,4 @@
-"""The task ``labels``: which of several labels each image has."""
+"""The task ``labels``: several labels, each of which an image may have."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from torchcaps.tasks.base import Row
 
 PRESENT = 0.5
-"""An image is given a label if its score is above this: half way between the margins of the margin loss."""
+"""A label is predicted if its score is above this, which is half way between the margins of the margin loss."""
 
 
 class Labels(ColumnTask):
-    """Which of L labels an image has: zeros and ones, float32 (N, L).
+    """Task with L labels that an image may have: zeros and ones, float32 (N, L).
 
-    Integers, True and False, and a single column (N,) are converted to it.
+    Integers, booleans and a single column (N,) are converted to this form.
     """
 
     name: ClassVar[TaskName] = "labels"
     outputs, output, answer_key = "labels", "label", "labels"
-    needs = "zeros and ones, (N, L), whether each image has each label"
+    needs = "zeros and ones, (N, L), a 1 for each label that an image has"
     metric = Metric("labels right", "error", "% of the labels")
     means = ("auroc", "average_precision")
     axes = ("false positives", "true positives")
@@ -48,7 +48,7 @@ class Labels(ColumnTask):
 
     def limits(self, num_outputs: int) -> str:
         return (
-            f"It knows its {self.count(num_outputs)} only and says nothing of what else an image shows. Scores are not "
+            f"It predicts its {self.count(num_outputs)} only, and nothing else that an image may show. Scores are not "
             "calibrated probabilities."
         )
 
@@ -65,18 +65,18 @@ class Labels(ColumnTask):
         return sigmoid_cross_entropy(output.logits, multi_hot(output.scores, targets))
 
     def score(self, scores: Float[Tensor, "B J"], targets: Tensor, network: Any = None) -> Float[Tensor, "B"]:
-        """Return the share of an image's labels that are right."""
+        """Return the share of correct labels of each image."""
         return ((scores > PRESENT) == (targets > PRESENT)).to(scores.dtype).mean(1)
 
     def decoded_capsules(self, scores: Float[Tensor, "B J"], targets: Tensor | None) -> Tensor | None:
         return (scores > PRESENT).to(scores.dtype) if targets is None else targets
 
     def chance(self, targets: Tensor, *, balanced: bool = False) -> tuple[float, float] | None:
-        """Give every image the likelier value of each label.
+        """Return the metric of predicting the more frequent value of each label, and its standard error.
 
-        With the shares p_j ≥ 1/2 of these values among N images, the metric is their mean over the L labels, with a
-        standard error of √(Σ_j p_j·(1 − p_j) / (N·L)); the labels of an image may depend on each other, so their
-        errors are not averaged out. None if no label varies.
+        If shares p_j ≥ 1/2 of the N images have these values, the metric is their mean over the L labels. Its standard
+        error is √(Σ_j p_j·(1 − p_j) / (N·L)). It is not divided by √L, because labels of an image may depend on each
+        other. None if no label varies.
         """
         shares = targets.double().mean(0)
         likelier = shares.maximum(1 - shares)
@@ -90,24 +90,24 @@ class Labels(ColumnTask):
         return {"labels": answer}
 
     def row(self, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"]) -> dict[str, Any]:
-        """Return the images with a label, AUROC and average precision over all thresholds, precision and recall at 0.5.
+        """Return images with the label, AUROC, average precision, and precision and recall at a score of 0.5.
 
-        What is not defined is None, such as the AUROC of a label that all images have.
+        An undefined value is None, such as the AUROC of a label that all images have.
         """
         from sklearn.metrics import average_precision_score, roc_auc_score
 
-        has, given = target > PRESENT, score > PRESENT
-        both, varies = int((has & given).sum()), 0 < has.sum() < len(has)
+        has, predicted = target > PRESENT, score > PRESENT
+        both, varies = int((has & predicted).sum()), 0 < has.sum() < len(has)
         return {
             "images": int(has.sum()),
             "auroc": float(roc_auc_score(has, score)) if varies else None,
             "average_precision": float(average_precision_score(has, score)) if has.any() else None,
-            "precision": both / int(given.sum()) if given.any() else None,
+            "precision": both / int(predicted.sum()) if predicted.any() else None,
             "recall": both / int(has.sum()) if has.any() else None,
         }
 
     def draw(self, axes: Any, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"], name: str) -> None:
-        """Draw the receiver operating characteristic of a label that some images have and some have not."""
+        """Draw the receiver operating characteristic of a label, if only some of the images have it."""
         from sklearn.metrics import roc_curve
 
         if 0 < target.sum() < len(target):

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Regression(ColumnTask):
-    """Numbers for each image: float32 (N, T). Whole numbers and a single column (N,) are converted to it.
+    """Task with T numbers per image: float32 (N, T). Whole numbers and a single column (N,) are converted to this form.
 
-    Loss and metric are in variances of the training targets, of each number for itself: the loss is the mean of
-    ((value − target) / scale)² over images and numbers, with the standard deviation of the training targets as the
-    scale, and the metric is 1 − it. R² on the images that are looked at is another number; only :meth:`row` has it.
+    The loss is the mean of ((value − target) / scale)² over images and numbers. The scale of each number is the
+    standard deviation of its training targets. The metric is 1 − loss. It differs from R² on the evaluated images,
+    which :meth:`row` returns.
     """
 
     name: ClassVar[TaskName] = "regression"
@@ -49,7 +49,7 @@ class Regression(ColumnTask):
         return ", ".join(f"{name} {value:.4g}" for name, value in zip(names, target.tolist(), strict=True))
 
     def limits(self, num_outputs: int) -> str:
-        return f"It gives {self.count(num_outputs)} for any image, also for one of anything else."
+        return f"It predicts {self.count(num_outputs)} for any image, also for one that shows something else."
 
     def buffers(self, num_outputs: int) -> dict[str, Tensor]:
         import torch
@@ -57,10 +57,10 @@ class Regression(ColumnTask):
         return {"target_mean": torch.zeros(num_outputs), "target_scale": torch.ones(num_outputs)}
 
     def fit_targets(self, network: Any, targets: Tensor | None) -> None:
-        """Set mean and scale of a network to those of the training targets; the scale is positive in float32.
+        """Set mean and scale of a network to mean and standard deviation of the training targets; the scale is above 0.
 
         Raises:
-            InputError: float32 cannot hold them.
+            InputError: They exceed the range of float32.
         """
         import torch
 
@@ -70,7 +70,7 @@ class Regression(ColumnTask):
         network.target_mean.copy_(mean)
         network.target_scale.copy_(scale.clamp_min(torch.finfo(torch.float32).tiny))
         if not (network.target_mean.isfinite().all() and network.target_scale.isfinite().all()):
-            raise InputError(f"the mean and the spread of the numbers must fit float32, got {float(scale.max()):.3g}")
+            raise InputError(f"mean and spread must be within the range of float32, got {float(scale.max()):.3g}")
 
     def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:
         values: Tensor = network.target_mean + network.target_scale * logits
@@ -101,17 +101,17 @@ class Regression(ColumnTask):
         return {}
 
     def row(self, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"]) -> dict[str, Any]:
-        """Return ``mae`` and ``rmse`` in the number's own unit, and ``r2`` on these images (None if none varies)."""
+        """Return ``mae`` and ``rmse`` in the unit of the number, and ``r2`` on these images; None for a constant."""
         import numpy as np
 
-        off, variance = score.astype(np.float64) - target, float(target.astype(np.float64).var())
-        squared = float((off**2).mean())
+        error, variance = score.astype(np.float64) - target, float(target.astype(np.float64).var())
+        squared = float((error**2).mean())
         return {
-            "mae": float(abs(off).mean()),
+            "mae": float(abs(error).mean()),
             "rmse": squared**0.5,
             "r2": 1 - squared / variance if variance > 0 else None,
         }
 
     def draw(self, axes: Any, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"], name: str) -> None:
-        """Draw predicted over true numbers."""
+        """Draw predictions over targets."""
         axes.plot(target, score, ".", alpha=0.5, label=name)

@@ -1,10 +1,10 @@
-"""Checks of capsule code: tests for a routing of one's own, and a diagnosis of layers and networks of any origin.
+"""Checks of capsule code: tests of your own routing, and a diagnosis of any capsule layer or network.
 
     def test_my_routing():
         check_routing(MyRouting())
 
-Every check of a routing states one property that accuracy does not show, and was shown to fail on a routing that lacks
-it. :func:`diagnose` looks for known mistakes in layers and networks, of torchcaps or not.
+Each check of a routing tests one property that accuracy does not show, and is itself tested on a routing without the
+property. :func:`diagnose` finds known mistakes in layers and networks, from torchcaps or elsewhere.
 """
 
 from torchcaps.testing.doctor import Finding, diagnose

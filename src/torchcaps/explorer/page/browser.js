@@ -148,10 +148,10 @@ function caveats(scores, best, pixels, drawn) {
   const { calibration: { score: least, error: most }, usual } = props.browser, score = scores[best], reasons = [];
   const next = Math.max(...scores.filter((_, j) => j !== best)), two = (x) => x.toFixed(2);
   const off = pixels.reduce((sum, byte, n) => sum + (byte / 255 - drawn[n]) ** 2, 0);
-  if (score < least) reasons.push(`its score ${two(score)} is below ${two(least)}${usual}`);
-  if (next >= props.browser.near * score) reasons.push(`another class has nearly the same score, ${two(next)} beside ${two(score)}`);
+  if (score < least) reasons.push(`its score ${two(score)} is ${usual ? `low (${usual} it is above ${two(least)})` : `below ${two(least)}`}`);
+  if (next >= props.browser.near * score) reasons.push(`the runner-up has nearly the same score (${two(next)} beside ${two(score)})`);
   if (most !== null && off > most)
-    reasons.push(`${usual && "the image is unlike the training images: "}the squared error of its reconstruction is ${off.toFixed(1)}, more than ${most.toFixed(1)}${usual}`);
+    reasons.push(`its reconstruction differs too much from it (squared error ${off.toFixed(1)}, ${usual ? `but ${usual} it is below` : "more than"} ${most.toFixed(1)})`);
   return reasons;
 }
 
