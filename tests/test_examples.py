@@ -44,7 +44,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     ),
     "train_in_one_file": (
         "--epochs 2 --images 64 --out new",
-        [r"epoch 2: loss 0\.\d{4}, validation error [\d.]+ %", "ACCURACY"],
+        [r"epoch 2: loss [\d.]+, validation error [\d.]+ %", "ACCURACY"],
     ),
     "stacked_capsules": (
         "--primary squash --epochs 1 --images 64 --hidden 8 8 8",

@@ -14,6 +14,7 @@ from torchcaps.nn import BuiltVotes, Capsules, ConvCapsules, DenseCapsules, Laye
 from torchcaps.nn.routing import fitting
 from torchcaps.nn.votes import Votes
 from torchcaps.ops.memory import set_working_memory
+from torchcaps.ops.vote_factors import Maker
 
 ROUTINGS: dict[str, dict[str, Any]] = {
     "em": {"name": "em", "cost_scale": 1.0},
@@ -24,6 +25,12 @@ ROUTINGS: dict[str, dict[str, Any]] = {
 }
 MAP, P = (2, 4, 3), 3
 every_routing = pytest.mark.parametrize("name", ROUTINGS)
+
+
+@pytest.fixture(autouse=True)
+def _ledger_for_few_votes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the ledger for the layers of these tests, although they have few votes."""
+    monkeypatch.setattr(fitting, "PLAIN_MIB", 0.0)
 
 
 def layers(routing: dict[str, Any]) -> dict[str, tuple[Any, Capsules]]:
@@ -157,13 +164,36 @@ def test_activation_checkpoints_keep_no_graph_and_give_the_same(monkeypatch: pyt
     layer, capsules = layers(ROUTINGS["vb"])["dense"]
     poses, seen = capsules.poses.clone().requires_grad_(), []
     forward = fitting._forward
-    monkeypatch.setattr(fitting, "_forward", lambda *given, kept=None: seen.append(kept) or forward(*given, kept=kept))
+
+    def noted(*given: Any, kept: Any = None, **wanted: Any) -> Any:
+        seen.append(kept)
+        return forward(*given, kept=kept, **wanted)
+
+    monkeypatch.setattr(fitting, "_forward", noted)
     run = lambda poses: layer.route(capsules._replace(poses=poses)).poses.square().sum()  # noqa: E731
     (wanted,) = torch.autograd.grad(run(poses), poses)
     assert seen == [[]]
     (got,) = torch.autograd.grad(checkpoint(run, poses, use_reentrant=False), poses)
     assert_close(got, wanted, 1e-12)
     assert seen[1:] == [None, None]
+
+
+@every_routing
+def test_few_votes_are_kept_and_the_fewest_take_plain_operations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, capsules = layers(ROUTINGS[name])["matrix"]
+    made: list[slice] = []
+    make, found = Maker.make, {}
+    monkeypatch.setattr(Maker, "make", lambda maker, rows: made.append(rows) or make(maker, rows))
+    mib = 5 * 24 * 4 * P * P * 8 / 2**20
+    for (plain, kept), times in {(0.0, 0.0): 2, (0.0, mib): 1, (0.99 * mib, mib): 1, (mib, mib): 0}.items():
+        monkeypatch.setattr(fitting, "PLAIN_MIB", plain)
+        monkeypatch.setattr(fitting, "KEPT_MIB", kept)
+        made.clear()
+        found[plain, kept] = routed(layer, capsules)
+        assert len(made) == times
+    first, *others = found.values()
+    for other in others:
+        assert_same(other, first, 1e-9)
 
 
 @every_routing

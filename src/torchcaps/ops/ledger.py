@@ -138,11 +138,10 @@ class Ledger(Sums):
     def note(self, pairs: Pairs, alpha: Float[Tensor, "B J D"], beta: Float[Tensor, "B J D"] | None) -> None:
         """Add p_ij (α_jh + β_jh V_ijh) to the gradient of the votes."""
         key = pairs.data_ptr()  # of the same shares: their scatter, then their mean. Held, so no other takes its memory
-        beta = torch.zeros_like(alpha) if beta is None else beta
         if key in self._noted:
             _, other_alpha, other_beta = self._noted[key]
-            alpha, beta = other_alpha + alpha, other_beta + beta
-        self._noted[key] = pairs, alpha, beta
+            alpha, beta = other_alpha + alpha, other_beta if beta is None else other_beta + beta
+        self._noted[key] = pairs, alpha, torch.zeros_like(alpha) if beta is None else beta
 
     def gradient(self) -> Float[Tensor, "B J D I"]:
         """Return the gradient of the votes by all sums, in the memory of a buffer."""

@@ -2,8 +2,9 @@
 
 Each routing has its equations in one function, which asks the votes for the sums of
 :class:`torchcaps.ops.ledger.Sums` alone. In eager code the votes are made a block at a time, and again in the backward
-pass, which applies the ledger to them. ``torch.compile`` sees one operation that does the same. Second derivatives,
-``torch.func`` and exported graphs take the same equations over sums of PyTorch's own operations.
+pass, which applies the ledger to them; few votes are kept instead. ``torch.compile`` sees one operation that does the
+same. Second derivatives, ``torch.func``, exported graphs and layers with very few votes take the same equations over
+sums of PyTorch's own operations.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ Gaussians = tuple[Float[Tensor, "B J D"], Float[Tensor, "B J"], Float[Tensor, "#
 """Poses, logits of the activations, and the logarithm of the coupling of the last fit."""
 BLOCK_MIB = 4
 """MiB of votes that a core works on at a time; smaller blocks need more calls, larger ones leave the caches."""
+PLAIN_MIB = 1 / 16
+"""MiB of votes up to which PyTorch's own operations are fastest: the ledger costs more calls than it saves work."""
+KEPT_MIB = 1
+"""MiB of votes up to which a call keeps them for its backward pass, since to make them again would take longer."""
 BUFFERS = 6
 """Buffers of the size of a block's votes that a call needs at most, with all that is made of the votes."""
 
@@ -147,6 +152,16 @@ class _Call:
         return math.prod(self.factors.size[1:]) * self.factors.poses.element_size()
 
     @property
+    def mib(self) -> float:
+        """The votes of all rows, in MiB."""
+        return len(self.factors.poses) * self.row_bytes / MIB
+
+    @property
+    def keeps_votes(self) -> bool:
+        """Whether the backward pass takes the votes of the forward pass: if all fit in one small block."""
+        return self.mib <= KEPT_MIB and len(self.blocks()) == 1
+
+    @property
     def multiple(self) -> int:
         """How many rows compete with each other, and stay in one block."""
         return 1 if self.competition is None else self.competition.rows_per_image
@@ -185,9 +200,16 @@ class _Part(NamedTuple):
     """The fit of some rows whose small numbers autograd has the graph of."""
 
     rows: slice
+    maker: Maker | None
+    """It holds the memory of the votes; None if they are to be made again."""
     block: Ledger
     leaves: list[Tensor]
     results: tuple[Tensor, ...]
+
+    def without_votes(self) -> _Part:
+        """Let go of the votes, and of what they were made with."""
+        self.block.release()
+        return self._replace(maker=None)
 
 
 def _fit_block(call: _Call, maker: Maker, rows: slice, *, differentiated: bool) -> _Part:
@@ -196,20 +218,22 @@ def _fit_block(call: _Call, maker: Maker, rows: slice, *, differentiated: bool) 
     leaves = [each.detach().requires_grad_(differentiated) for each in (active[rows], *learned)]
     block = Ledger(maker.make(rows), maker.buffers, differentiated=differentiated)
     with torch.set_grad_enabled(differentiated):
-        return _Part(rows, block, leaves, call.fit(rows, block, leaves))
+        return _Part(rows, maker, block, leaves, call.fit(rows, block, leaves))
 
 
-def _forward(*given: Any, kept: list[_Part] | None = None) -> tuple[Tensor, ...]:
-    """Return poses, logits and coupling; what the backward pass needs of the fits is added to ``kept``, if given."""
+def _forward(*given: Any, kept: list[_Part] | None = None, wanted: Sequence[bool] = (False,) * 6) -> tuple[Tensor, ...]:
+    """Return poses, logits and coupling; what the backward pass needs of the fits is added to ``kept``, if given.
+
+    ``wanted`` says which of the differentiated tensors have a gradient, in case the votes are kept too.
+    """
     call = _call_of(given)
     with full_precision(call.factors.poses.device), torch.no_grad():
-        maker, found = call.maker(), []
+        maker, found = call.maker(wanted[3:] if call.keeps_votes else (False,) * 3), []
         for rows in call.blocks():
             part = _fit_block(call, maker, rows, differentiated=kept is not None)
             found.append([each.detach() for each in part.results])
             if kept is not None:
-                part.block.release()
-                kept.append(part)
+                kept.append(part if call.keeps_votes else part.without_votes())
         return tuple(torch.cat(each) for each in zip(*found, strict=True))
 
 
@@ -221,11 +245,11 @@ def _gradients(
     active, first, second = call.tensors[:3]
     found = torch.empty_like(active), torch.zeros_like(first), torch.zeros_like(second)
     with full_precision(active.device), torch.no_grad(), autograd_in_operation():
-        maker = call.maker(wanted[3:])
         parts = [kept.pop(0) for _ in list(kept)] if kept else None  # else fitted again
+        maker = (parts[0].maker if parts else None) or call.maker(wanted[3:])
         for part in parts or (_fit_block(call, maker, rows, differentiated=True) for rows in call.blocks()):
             rows = part.rows
-            if parts:
+            if part.maker is None:
                 part.block.hold(maker.make(rows), maker.buffers)
             for_active, *more = _differentiate(part.results, [grad[rows] for grad in grads], part.leaves)
             found[0][rows] = for_active
@@ -248,7 +272,7 @@ class _Eager(torch.autograd.Function):
     def forward(ctx: Any, *given: Any) -> Any:
         ctx.save_for_backward(*given[:8])
         ctx.options, ctx.kept = given[8:], []
-        return _forward(*given, kept=None if has_saved_tensor_hooks() else ctx.kept)
+        return _forward(*given, kept=None if has_saved_tensor_hooks() else ctx.kept, wanted=ctx.needs_input_grad[:6])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -365,8 +389,9 @@ def fit_mixture(
     given = *tensors, number, children, *options
     if is_recording_operations() and not needs_torch_operations():
         return _mixture(*given)
-    if not is_eager() or activations.is_meta:
-        poses, logits, coupling = _call_of(given).plain()
+    call = _call_of(given)
+    if not is_eager() or activations.is_meta or call.mib <= PLAIN_MIB:
+        poses, logits, coupling = call.plain()
         return poses, logits, coupling
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
         return _Eager.apply(*given)
