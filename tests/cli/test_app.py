@@ -117,11 +117,11 @@ def test_a_run_without_any_output_is_whole(environment: dict[str, str], tmp_path
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["epochs"] == 1
 
 
-NO_MEMORY = "Error: there is not enough memory; take a smaller --batch-size"
+NO_MEMORY = "Error: there is not enough memory; use a smaller --batch-size"
 STOPPED = f"stopped after step 7; resume with: torchcaps train --resume '{Path('runs/a b')}'"
 ENDS: list[tuple[BaseException, int, str]] = [
     (KeyboardInterrupt(), 130, "\nInterrupted."),
-    (OSError(errno.ENOSPC, "No space", "run/last.ckpt"), 2, "Error: run/last.ckpt: no space left on the device; make"),
+    (OSError(errno.ENOSPC, "No space", "run/last.ckpt"), 2, "Error: run/last.ckpt: no space left on the device; free"),
     (PermissionError(errno.EACCES, "Permission denied", "run"), 2, "Error: run: Permission denied"),
     (OSError("x could not be written: y"), 2, "Error: x could not be written: y"),
     (MemoryError(), 2, NO_MEMORY),

@@ -40,7 +40,7 @@ def _code() -> None:
 def test_nothing_is_found(cli: Cli) -> None:
     for source, name in (("code.py", "Layer"), ("code.py", "ready"), ("mine.layers", "Layer")):
         out = cli.out("check", f"{source}:{name}", *SHAPE, "--mask")
-        assert f"Looked at Layer of {source}, called with poses and a mask (4, 12, 8): nothing was found." in out
+        assert f"Checked Layer of {source}, called with poses and a mask (4, 12, 8): no mistake was found." in out
 
 
 def test_only_an_error_is_one(cli: Cli) -> None:

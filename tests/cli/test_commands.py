@@ -87,7 +87,7 @@ def test_evaluate_finds_what_training_found(cli: Cli, run_folder: Path) -> None:
 def test_evaluate_the_network_that_comes_along(cli: Cli) -> None:
     judged = cli("evaluate")
     assert judged.out.startswith("compact (comes with torchcaps) on the test images of digits\n")
-    assert "trained on the digits of MNIST, a download. These images are digits, which come" in judged.err
+    assert "trained on MNIST. These images are digits, which come" in judged.err
 
 
 def test_figures_go_to_the_run(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_curves_of_several_runs(cli: Cli, run_folder: Path, tmp_path: Path) -> N
     (young := tmp_path / "young").mkdir()
     result = cli("curves", run_folder, other, young)
     assert (result.code, result.out) == (0, "wrote curves.png\n")
-    assert result.err == f"{young} is left out: it holds no metrics.csv, which is written after the first epoch\n"
+    assert result.err == f"{young} is left out: it has no metrics.csv, which is written after the first epoch\n"
     assert_figure("curves.png")
     assert cli("curves", run_folder, other).out == "wrote curves-2.png\n"
 
@@ -263,5 +263,5 @@ def test_images_of_several_objects(cli: Cli, digit_file: Path, monkeypatch: pyte
     assert cli("predict", "pairs", digit_file).out.splitlines()[0] == f"{digit_file}  {' + '.join(longest)}"
     result = cli("datasets", "digits", "--sample", "20", "--figure", "sample.png")
     assert ["images", "40", "20", "30"] in read_rows(result.out)
-    assert "Each image holds 2 objects" in result.out
+    assert "Each image shows 2 objects" in result.out
     assert f"Labels  {' + '.join(map(str, train.preview(1).labels[0].tolist()))}, " in result.out

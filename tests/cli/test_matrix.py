@@ -215,7 +215,7 @@ def test_curves_of_several_tasks_are_refused(files: Path, cli: Cli, tmp_path: Pa
         train(config, tmp_path / task, progress=Lines(), figures=False)
     result = cli("curves", tmp_path / "labels", tmp_path / "regression", "--figure", "c.png")
     assert result.code == 2
-    assert "runs of several tasks have no common error to draw" in result.err
+    assert "runs of different tasks have no common error to draw" in result.err
 
 
 @pytest.mark.parametrize("trained", [(task, "decoder") for task in TASKS], ids="-".join, indirect=True)

@@ -77,7 +77,7 @@ def test_a_folder_becomes_a_table_and_a_bad_file_spoils_no_other(
         table = list(csv.DictReader(file))
     assert [(row["image"], row["class"]) for row in table] == [(each["image"], each["class"]) for each in whole]
     assert [f"{score:.4f}" for score in whole[1]["lengths"].values()] == list(table[1].values())[3:]
-    assert "something at found.csv already" in cli("predict", run_folder, "scans", "--out", "found.csv").err
+    assert "found.csv exists already" in cli("predict", run_folder, "scans", "--out", "found.csv").err
 
     Path("scans/a.png").write_text("no image")
     Path("scans/.c.png").write_text("hidden")
@@ -121,7 +121,7 @@ def test_files_of_a_group_have_one_answer_by_the_mean_of_their_scores(
         assert done.code == 2
         assert words in done.err.replace("\\", "/")
     done = cli("predict", run_folder, "scans", "--group", "x", "--figure", "a.png")
-    assert (done.code, "--figure draws single images, whose scores --group averages" in done.err) == (2, True)
+    assert (done.code, "--figure draws single images, but --group averages their scores" in done.err) == (2, True)
 
 
 def test_an_onnx_file_says_the_same(

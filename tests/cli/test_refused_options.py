@@ -42,7 +42,7 @@ def test_the_test_of_learning_rates_starts_with_the_named_weights(cli: Cli) -> N
 @pytest.mark.parametrize("words", [("--port", "8000"), ("--no-browser",)])
 def test_a_saved_page_is_not_served(words: tuple[str, ...], cli: Cli) -> None:
     result = cli("explore", "--save", "site", *words)
-    assert (result.code, f"{words[0]} is for a page that is served" in result.err) == (2, True), result.err
+    assert (result.code, f"{words[0]} is for a served page" in result.err) == (2, True), result.err
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if "which" in options_of(name)])

@@ -32,7 +32,7 @@ class Looking(Learning):
 def test_watching_changes_nothing_and_all_is_said(
     config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learning, "INTERVAL", 0.0)
+    monkeypatch.setattr(learning, "MIN_COPY_SECONDS", 0.0)
 
     class First(Progress):
         def network(self, network: torch.nn.Module) -> None:
@@ -66,8 +66,8 @@ def test_watching_changes_nothing_and_all_is_said(
     end = asked()
     assert not end["isRunning"]
     assert end["what"] == begin["what"].replace("learning", "trained", 1)
-    assert re.match(r"Trained: \d+\.\d % of the test images are right\. ", end["says"])
-    assert end["says"].endswith(f"The run is in {tmp_path / 'watched'}.")
+    assert re.match(r"Trained: \d+\.\d % of the test images are classified correctly\. ", end["says"])
+    assert end["says"].endswith(f"Run folder: {tmp_path / 'watched'}.")
 
 
 def test_a_long_curve_is_thinned(config: TrainConfig) -> None:
@@ -76,5 +76,5 @@ def test_a_long_curve_is_thinned(config: TrainConfig) -> None:
     for step in range(1, 1000):
         watched.step(epoch=1, step=step, images_per_second=1.0, loss=1 / step)
     loss = watched.numbers()["loss"]
-    assert 100 <= len(loss) <= learning.MOST_POINTS
+    assert 100 <= len(loss) <= learning.MAX_CURVE_POINTS
     assert loss[-1] == (999, 1 / 999)

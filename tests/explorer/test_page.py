@@ -267,13 +267,13 @@ def test_files_are_read_and_broken_ones_refused(
         settle(page)
         np.testing.assert_array_equal(pixels(page, ".drawing")[..., 0], image)
     assert page.evaluate(GIVE, ["drop", "dataTransfer", "a.txt", "text/plain", [65]]), "the browser would show the file"
-    assert message(page) == "“a.txt” is no image file."
+    assert message(page) == "“a.txt” is not an image file."
 
     paper = np.full((300, 400), 210, np.uint8)
     paper[60:180, 100:112] = 40
     photo = {"name": "photo.png", "mimeType": "image/png", "buffer": png(paper)}
     upload.set_input_files(photo)
-    page.get_by_text("The network sees it prepared: dark ink turned light;").wait_for()
+    page.get_by_text("Prepared for the network: dark ink turned light;").wait_for()
     settle(page)
     assert pixels(page, ".drawing")[:, :8].max() == 0
     assert page.locator(".original img").evaluate("image => image.naturalWidth") == 400
@@ -284,7 +284,7 @@ def test_files_are_read_and_broken_ones_refused(
     assert pixels(page, ".drawing").min() > 20
 
     pick(page, 100_000)
-    assert message(page).startswith("Test images go from 0 to ")
+    assert message(page).startswith("The number of a test image must be 0 to ")
     page.route("**/ask/*", lambda route: route.fulfill(status=500, body="Traceback"))
     page.get_by_role("button", name="Random").click()
     page.get_by_text("The explorer does not answer.").wait_for()
@@ -329,8 +329,8 @@ def test_a_link_brings_everything_back(open_page: Callable[..., Page], address: 
 
     for broken, sentence in (
         ("test=x", "Give the number of a test image"),
-        ("pixels=%", "The link is broken: its image was cut."),
-        ("test=1&class=z", "The link names the class “z”, which this network has not."),
+        ("pixels=%", "The link is broken: its image was cut off."),
+        ("test=1&class=z", "The link names the class “z”, which this network does not have."),
         ("test=1&pose=1,2", "The link has 2 components, but a capsule of this network has 16."),
     ):
         page.goto(f"{address}/#{broken}")

@@ -90,24 +90,24 @@ def test_pixels_come_back_as_they_went(ask: Page) -> None:
 
 
 LOOK, ZERO, MANY = {"pixels": encode(PIXELS)}, [0] * 5, 10**9
-CUT = "The image is not valid base64; it may be from a link that was cut."
-CAPSULES = "1 to 4 classes of 0 to 3, and for each a capsule of 5 components of at most ±1000."
+CUT = "The image is not valid base64; a link may have been cut off."
+CAPSULES = "1 to 4 classes of 0 to 3, and for each a capsule of 5 components within ±1000."
 FIT_NOT = (([4], [ZERO]), ([2**70], [ZERO]), ([], [ZERO]), ([0, 1], [ZERO]), ([0] * 5, [ZERO] * 5))
 FIT_NOT += (([0], [[0] * 4]), ([0], ZERO), ([0], [[None] * 5]), ([0], [[1e39] * 5]))
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("look", {}, "Pixels must be a text, got None."),
     ("look", {"network": 1, "pixels": "AAAA"}, "Network must be 0 to 0, got 1."),
-    ("progress", {}, "No network learns here; start the explorer with --train."),
-    ("look", {"pixels": "AAAA"}, "may be from a link for another network."),
+    ("progress", {}, "There is no training to show; start the explorer with --train."),
+    ("look", {"pixels": "AAAA"}, "the link may be for another network."),
     *(("look", {"pixels": wrong}, CUT) for wrong in ("!", "ä")),
     ("look", LOOK | {"iterations": MANY}, "Iterations must be"),
     *(("votes", LOOK | {"cell": wrong}, "Cell must ") for wrong in (7, [], [0], [0, True], [0, "1"], [0] * 3)),
-    ("votes", LOOK | {"cell": [0, MANY]}, "Cells, row and column, go from [0, 0] to [0, 1]"),
+    ("votes", LOOK | {"cell": [0, MANY]}, "Cell (row, column) must be [0, 0] to [0, 1]"),
     *(("decode", {"classes": classes, "poses": poses}, CAPSULES) for classes, poses in FIT_NOT),
     ("decode", {"classes": [0], "poses": [[float("nan")] * 5]}, CAPSULES),
     *(("decode", {"classes": wrong, "poses": [ZERO]}, "Classes must be an int") for wrong in ([True], [0.5], [[0, 1]])),
     *(("decode", {"classes": [0], "poses": wrong}, "Poses must be rows") for wrong in ([[0, 0], [0]], [[10**400] * 5])),
-    ("pick", {"index": 1}, "Test images go from 0 to 0, got 1."),
+    ("pick", {"index": 1}, "The number of a test image must be 0 to 0, got 1."),
     ("read", {"name": "cat.png", "data": encode(b"no image")}, "“cat.png” cannot be read as an image"),
 ]
 

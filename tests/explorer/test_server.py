@@ -17,7 +17,7 @@ import pytest
 from explorer_support import small_network
 from torchcaps.errors import InputError
 from torchcaps.explorer import Explorer, server, serving
-from torchcaps.explorer.questions import LARGEST_QUESTION
+from torchcaps.explorer.questions import MAX_QUESTION_BYTES
 
 LOOK = json.dumps({"pixels": base64.b64encode(bytes(18 * 20)).decode()}).encode()
 JSON = "application/json"
@@ -150,7 +150,7 @@ def test_the_page_itself_is_answered_and_what_names_no_origin(site: Site) -> Non
 
 
 def test_a_question_is_json_and_bounded(site: Site) -> None:
-    too_large, deep = b" " * (LARGEST_QUESTION + 1), b"[" * 10**5 + b"]" * 10**5
+    too_large, deep = b" " * (MAX_QUESTION_BYTES + 1), b"[" * 10**5 + b"]" * 10**5
     kinds = ("text/plain", "", "multipart/form-data; boundary=x")
     no_json = (b"", b"{", b"\xff\xfe", too_large[1:], deep, b'{"pixels": ' + b"9" * 10**5 + b"}")
     no_image = (b"null", b'{"pixels": NaN}', b'{"pixels": "\\ud800"}')
@@ -203,7 +203,7 @@ def test_a_mistake_of_ours_is_seen_in_the_terminal_only(capfd: pytest.CaptureFix
 
 @pytest.mark.slow
 def test_slow_connections_do_not_stop_it_and_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "PATIENCE", 1.0)
+    monkeypatch.setattr(server, "MAX_CONNECTION_SECONDS", 1.0)
     with serving([Explorer(small_network())], 0) as address, ExitStack() as stack:
         site = Site(address)
         slow = [stack.enter_context(site.line()) for _ in range(20)]
@@ -221,7 +221,7 @@ def test_slow_connections_do_not_stop_it_and_are_cut(monkeypatch: pytest.MonkeyP
 
 
 def test_connections_are_bounded_and_do_not_keep_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "CONNECTIONS", 3)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
     with ExitStack() as stack, serving([Explorer(small_network())], 0) as address:
         site = Site(address)
         for text in (b"", b"GET / HTTP/1.1\r\n", b"GET"):

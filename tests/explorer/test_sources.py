@@ -42,7 +42,7 @@ def test_a_run_brings_its_network_and_test_images(bars_run: Path) -> None:
 def test_a_folder_without_data_says_so(bars_run: Path, tmp_path: Path) -> None:
     load_run(bars_run).model.save_pretrained(tmp_path / "pretrained")
     explorer = open_explorer(load_run(tmp_path / "pretrained"))
-    assert explorer.title == "pretrained: its folder does not say what it was trained on"
+    assert explorer.title == "pretrained: trained on unknown data"
     assert explorer.images is None
     assert explorer.no_images.startswith("There are no test images to pick from: ")
     assert "--data" in explorer.no_images

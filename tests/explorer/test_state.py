@@ -96,7 +96,7 @@ def test_a_cell_has_the_votes_of_its_capsules(small: Explorer) -> None:
         own = getattr(trace, name)[:, 0, [type_ * height * width + 1 for type_ in range(types)]]
         np.testing.assert_array_equal(votes[name], own)
     for cell in ([height, 0], [0, -1]):
-        assert_raises(InputError, small.votes, pixels, cell, say="go from [0, 0] to [0, 1], got [")
+        assert_raises(InputError, small.votes, pixels, cell, say="must be [0, 0] to [0, 1], got [")
     cnn = Explorer(small_network("baseline-cnn"))
     assert_raises(InputError, cnn.votes, pixels, [0, 0], say="has no capsules")
 
@@ -252,7 +252,7 @@ def test_picking_gives_the_image_and_its_label() -> None:
     assert (pixels.shape, label) == ((1, 18, 20), "a")
     assert (pixels == 1).all()
     for index in (-1, 3):
-        assert_raises(InputError, one.pick, index, say=f"test images go from 0 to 2, got {index}")
+        assert_raises(InputError, one.pick, index, say=f"the number of a test image must be 0 to 2, got {index}")
     pair = Explorer(small_network(), images=ImageSet(images, torch.tensor([[3, 0], [0, 1], [2, 1]])))
     assert pair.pick(2)[1] == "2 and 1"
     assert_raises(InputError, Explorer(small_network(), no_images="none here").pick, 0, say="none here")

@@ -88,7 +88,7 @@ def test_answers_in_the_browser_are_those_of_the_server(
 @pytest.mark.parametrize(
     ("network", "words"),
     [
-        (small_network("baseline-cnn"), "name 'capsules', and this one has 'cnn'"),
+        (small_network("baseline-cnn"), "name 'capsules', but this one has 'cnn'"),
         (small_network("sabour2017", softmax_over="inputs"), "softmax_over 'outputs'"),
         (small_network("sabour2017", primary_padding=1), "primary_padding 0"),
         (small_network("sabour2017", decoder=None), "decoder.name 'dense'"),

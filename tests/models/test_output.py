@@ -6,7 +6,7 @@ import torch
 
 from support import assert_close, assert_raises
 from torchcaps.errors import InputError, WrongType
-from torchcaps.ops.labels import is_correct, label_rows, order, top_classes
+from torchcaps.ops.labels import is_correct, label_rows, match_labels, top_classes
 
 
 def test_of_equally_long_capsules_the_first_class_comes_first() -> None:
@@ -28,7 +28,7 @@ def test_an_image_is_right_only_with_exactly_its_classes() -> None:
 def test_a_class_of_both_stands_beside_itself_and_the_others_in_the_order_in_which_they_came() -> None:
     rows = list(itertools.permutations(range(5), 3))
     every_given, every_labels = zip(*itertools.product(rows, rows), strict=True)
-    every_beside = order(torch.tensor(every_given), torch.tensor(every_labels)).tolist()
+    every_beside = match_labels(torch.tensor(every_given), torch.tensor(every_labels)).tolist()
     for given, labels, beside in zip(every_given, every_labels, every_beside, strict=True):
         others = iter([label for label in labels if label not in given])
         assert [labels[place] for place in beside] == [each if each in labels else next(others) for each in given]

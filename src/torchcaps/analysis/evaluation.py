@@ -29,7 +29,7 @@ from torchcaps.checks import check, checked
 from torchcaps.datasets import BatchLoader, ImageSet
 from torchcaps.errors import InputError, visible
 from torchcaps.models import ModelOutput, Network
-from torchcaps.ops.labels import is_correct, order
+from torchcaps.ops.labels import is_correct, match_labels
 from torchcaps.tasks import TaskName
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Evaluation(Scored):
         """
         true, given = (torch.from_numpy(each) for each in (self.labels, self.predictions))
         if self.objects > 1:
-            true = true.gather(1, order(given, true))
+            true = true.gather(1, match_labels(given, true))
         classes = len(self.class_names)
         return (true * classes + given).flatten().bincount(minlength=classes**2).view(classes, classes).numpy()
 
@@ -324,7 +324,7 @@ class TargetCollector(Collector):
 
     def result(self, loss: float) -> TargetEvaluation:
         targets, scores, task = torch.cat(self._targets), torch.cat(self._scores), self.model.task
-        accuracy = float(self.model.right(scores, targets).cpu().double().mean())
+        accuracy = float(self.model.score(scores, targets).cpu().double().mean())
         return TargetEvaluation(task, targets.cpu().numpy(), scores.cpu().numpy(), loss, accuracy, self.class_names)
 
 

@@ -1,8 +1,9 @@
 """The command line: ``torchcaps``, or ``python -m torchcaps``.
 
-It reads options, calls :mod:`torchcaps.training`, :mod:`torchcaps.analysis` and :mod:`torchcaps.datasets`, and prints.
-A command is imported when it is called, and imports nothing heavy before its options are read, so that ``--help`` and
-a mistyped option answer at once; only ``train`` and ``presets`` must know all parts, and wait the second for torch.
+Commands read options, call :mod:`torchcaps.training`, :mod:`torchcaps.analysis` and :mod:`torchcaps.datasets`, and
+print the results. A command is imported when it is called, and imports heavy packages only after it has read its
+options, so ``--help`` and a mistyped option are answered at once. Only ``train`` and ``presets`` need all parts, so
+they first import torch, which takes about a second.
 """
 
 import sys
@@ -12,12 +13,12 @@ from torchcaps.errors import install
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, and return its exit code; without the packages of the extra ``app``, say how to get them."""
+    """Run a command and return its exit code; say how to install the extra ``app`` if its packages are missing."""
     try:
         from torchcaps.cli.app import main as run
 
         return run(arguments)
-    except KeyboardInterrupt:  # while the packages load, or while another error is printed
+    except KeyboardInterrupt:  # while packages are imported, or while another error is printed
         print("Interrupted.", file=sys.stderr)
         return 130
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""``main``: runs a command and turns whatever goes wrong into one line and an exit code."""
+"""Run a command; report an error as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "train": ("train", "Train a network and test it."),
-    "evaluate": ("measure", "Accuracy, error, loss, each class, confusion matrix."),
+    "evaluate": ("measure", "Measure accuracy, loss, each class, confusion matrix."),
     "predict": ("predict", "Classify image files."),
-    "reconstruct": ("look", "Images above their reconstructions."),
-    "perturb": ("look", "What each component of a capsule encodes."),
-    "routing": ("look", "Where each class takes its input from."),
-    "curves": ("look", "Loss and error of each epoch, of one run or several."),
-    "presets": ("presets", "The published networks and how they differ."),
-    "datasets": ("datasets", "The data sets and which of them are here."),
-    "export": ("export", "Write an ONNX file, a torch program, or a folder to pass on."),
+    "reconstruct": ("look", "Draw images above their reconstructions."),
+    "perturb": ("look", "Draw the effect of each component of a capsule."),
+    "routing": ("look", "Draw which input capsules each class listens to."),
+    "curves": ("look", "Draw loss and error of each epoch, of one run or several."),
+    "presets": ("presets", "List the published networks and how they differ."),
+    "datasets": ("datasets", "List the data sets and which are on this machine."),
+    "export": ("export", "Write an ONNX file, a torch program, or a folder to share."),
     "share": ("export", "Put a network and its model card on the Hugging Face hub."),
-    "explore": ("explore", "Draw, and watch the capsules respond, in the browser."),
-    "robustness": ("measure", "Accuracy on rotated and on adversarially changed images."),
-    "probe": ("measure", "What a pose knows: factors of images read off it."),
-    "detect": ("measure", "Images unlike those that were trained on: how many are found."),
-    "check": ("check", "Look for mistakes in capsule code of any origin."),
+    "explore": ("explore", "Draw in the browser and watch the capsules respond."),
+    "robustness": ("measure", "Measure accuracy on rotated and on attacked images."),
+    "probe": ("measure", "Linear probes: how well a pose encodes rotation, scale and other factors."),
+    "detect": ("measure", "Detection rate of out-of-distribution and attacked images."),
+    "check": ("check", "Look for known mistakes in anybody's capsule code."),
 }
-"""The module of each command, and a line of help."""
+"""Module and one-line help of each command."""
 DIVERGED, WRONG_INPUT, BUG, INTERRUPTED = 1, 2, 70, 130
-# torch's words on the CPU, MPS and CUDA
+# torch reports exhausted memory by these words on the CPU, MPS and CUDA
 OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator|not enough memory|can't allocate memory|out of memory", re.IGNORECASE)
 
 
 class Group(click.Group):
-    """The commands, each imported when it is called; an unknown one brings the nearest name."""
+    """Import each command when it is called; for an unknown one, suggest the nearest name."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  the signature click has
-        """Names, in their order."""
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
+        """Return the names of the commands, in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a name, imported."""
+        """Import and return a command."""
         if cmd_name in COMMANDS:
             found: click.Command = getattr(importlib.import_module(f"torchcaps.cli.{COMMANDS[cmd_name][0]}"), cmd_name)
             return found
@@ -64,14 +64,14 @@ class Group(click.Group):
             return None
         raise unknown_name("command", cmd_name, COMMANDS)
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002  the same
-        """Commands that begin like a word, without importing them."""
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002  click's
+        """Return the commands that begin with ``incomplete``, without importing them."""
         from click.shell_completion import CompletionItem
 
         return [CompletionItem(name, help=COMMANDS[name][1]) for name in COMMANDS if name.startswith(incomplete)]
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  the same
-        """A line for each, without importing it."""
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  click's
+        """Write one line for each command, without importing it."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, words) for name, (_, words) in COMMANDS.items()])
 
@@ -80,9 +80,9 @@ class Group(click.Group):
 @click.version_option(__version__, "--version", prog_name="torchcaps")
 @click.pass_context
 def app(context: click.Context) -> None:
-    """Capsule networks with dynamic routing: train, judge, and see what each capsule encodes.
+    """Capsule networks with dynamic routing: train, test, and look into capsules.
 
-    Start with `torchcaps train`: it trains a small network on embedded digits, in a minute and without any download.
+    Start with `torchcaps train`: it trains a small network on built-in digits, in a minute and without any download.
     """
     if context.invoked_subcommand is None:
         say(*context.get_help().split("\n"))
@@ -92,21 +92,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: What stands after ``torchcaps``; the process's own arguments if None.
+        arguments: The words after ``torchcaps``; None: the arguments of this process.
 
     Returns:
         The exit code: 0 done; 1 the training diverged, or check found an error; 2 wrong input, a file that cannot be
         used, or too little memory; 70 a bug in torchcaps; 130 interrupted by Ctrl-C, 143 by SIGTERM.
 
     Raises:
-        SystemExit: With code 1, when the reader of the output (such as ``head``) has gone away.
+        SystemExit: With code 1, if the reader of the output (such as ``head``) has closed it.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed, as by >&-; else the next file that is opened would take its number
-            setattr(sys, name, Path(os.devnull).open("r+"))  # noqa: SIM115  it stays open
+        if getattr(sys, name) is None:  # closed by >&-; the next file opened would otherwise take its number
+            setattr(sys, name, Path(os.devnull).open("r+"))  # noqa: SIM115  stays open until the process ends
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a terminal that lacks a character shows "?" instead of failing
+        if hasattr(stream, "reconfigure"):  # print "?" for a character that the terminal lacks
             stream.reconfigure(errors="replace")
     try:
         with warnings.catch_warnings():
@@ -119,29 +119,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--debug" in words:
             say(*"".join(traceback.format_exception(error)).splitlines(), err=True)
         code, *lines = describe(error)
-        # codes above 128 are those of signals: what the user asked for is no error
+        # codes above 128 report a signal, such as Ctrl-C, which is not an error
         _say(*lines, before="" if code > 128 else click.style("Error:", fg="red", bold=True) + " ")
         return code
 
 
 def describe(error: BaseException) -> tuple[int, *tuple[str, ...]]:
-    """The exit code of an error, and a line or two of what went wrong."""
+    """Return the exit code of an error, and one or two lines that say what went wrong."""
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
         return INTERRUPTED, "Interrupted."
     if isinstance(error, click.ClickException):
         return WRONG_INPUT, *error.format_message().split("\n")
     if isinstance(error, InputError):
-        return WRONG_INPUT, *re.split(r"\n(?=  )", str(error))  # several damaged images are a list
-    if isinstance(code := getattr(error, "exit_code", None), int):  # a run that was stopped, or diverged
+        return WRONG_INPUT, *re.split(r"\n(?=  )", str(error))  # a list of damaged images
+    if isinstance(code := getattr(error, "exit_code", None), int):  # a stopped or a diverged run
         return code, str(error)
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
         if error.errno == errno.ENOSPC:
-            reason = "no space left on the device; make room, or choose another place"
+            reason = "no space left on the device; free some space or choose another folder"
         return WRONG_INPUT, reason if error.filename is None else f"{error.filename}: {reason}"
-    # torch says that memory ran out by a RuntimeError, on the CPU a plain one that only its words tell
+    # torch raises a plain RuntimeError if the CPU's memory is exhausted; only its message tells
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))):
-        advice = "take a smaller --batch-size, smaller images or a smaller network"
+        advice = "use a smaller --batch-size, smaller images or a smaller network"
         return WRONG_INPUT, f"there is not enough memory; {advice}"
     said = f"{type(error).__name__}: {reason_of(error)}"
     if (place := place_in_plugin(error)) is not None:
@@ -151,5 +151,5 @@ def describe(error: BaseException) -> tuple[int, *tuple[str, ...]]:
 
 
 def _say(*lines: str, before: str = "") -> None:
-    if is_main_process():  # the other processes of a run meet the same errors
+    if is_main_process():  # other processes of a distributed run have the same errors
         click.echo(before + "\n".join(map(visible, lines)), err=True)

@@ -1,4 +1,4 @@
-"""``torchcaps check``: known mistakes in capsule code of any origin."""
+"""``torchcaps check``: find known mistakes in any capsule code."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ if TYPE_CHECKING:
     from torchcaps.testing import Finding
 
 FOUND_ERRORS = 1
-"""The exit code where a finding is an error."""
+"""Exit code if a finding is an error."""
 STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
 @command(
     ("check layer.py:CapsuleLayer --shape 4,12,8", "4 images, 12 input capsules of 8 components"),
-    ("check layer.py:build --shape 4,12,8 --json", "what a function without arguments returns"),
-    ("check package.models:CapsNet --shape 4,1,28,28", "a network for images, of a module that can be imported"),
+    ("check layer.py:build --shape 4,12,8 --json", "the module that a function without arguments returns"),
+    ("check package.models:CapsNet --shape 4,1,28,28", "a network for images, from an importable module"),
     ("check interests.py:Interests --shape 6,20,16 --mask", "called with poses and a mask of 1 to 20 items"),
 )
 def check(
     module: str,
     *,
-    shape: Annotated[tuple[int, ...], "Of the input: B,I,K of capsules, or B,C,H,W of images; B at least 2."],
-    mask: Annotated[bool, "Call it with a mask (B, I) as well: the rows hold 1 to I capsules."] = False,
+    shape: Annotated[tuple[int, ...], "Shape of the input: B,I,K of capsules or B,C,H,W of images; B at least 2."],
+    mask: Annotated[bool, "Also pass a mask (B, I) whose rows hold 1 to I capsules."] = False,
     json: Json = False,
 ) -> int:
-    """Look for known mistakes in a capsule layer or network of any origin; exit with 1 if one is an error.
+    """Look for known mistakes in any capsule layer or network; the exit code is 1 if an error is found.
 
-    MODULE is FILE:CLASS or package.module:CLASS, whose code is run. The class is called without arguments; a function
-    without arguments, which returns the module, may stand in its place. The layer maps (B, I, K) to (B, J, D), the
-    network (B, C, H, W) to (B, J) or (B, J, D). All that is looked for: torchcaps.testing.diagnose.
+    MODULE is FILE:CLASS or package.module:CLASS, and its code is run. The class is called without arguments. Instead of
+    a class, name a function without arguments that returns the module. A layer maps (B, I, K) to (B, J, D), a network
+    (B, C, H, W) to (B, J) or (B, J, D). The documentation of torchcaps.testing.diagnose lists all checks.
     """
     from torchcaps.testing import diagnose
 
     made = make(module)
-    there = rows_of_growing_length(shape) if mask else None
-    found = Diagnosis(module, type(made).__name__, shape, mask, diagnose(made, shape, mask=there))
+    present_mask = rows_of_growing_length(shape) if mask else None
+    found = Diagnosis(module, type(made).__name__, shape, mask, diagnose(made, shape, mask=present_mask))
     show(found, json=json)
     return FOUND_ERRORS if any(each.severity == "error" for each in found.findings) else 0
 
 
 def make(named: str) -> nn.Module:
-    """The module that ``FILE:CLASS`` or ``package.module:CLASS`` names, made without arguments."""
+    """Build the module that ``FILE:CLASS`` or ``package.module:CLASS`` names, without arguments."""
     from torch import nn
 
     source, colon, name = named.rpartition(":")
     if not (source and colon and name):
         raise InputError(f"{named} must be FILE:CLASS or package.module:CLASS, such as layer.py:CapsuleLayer")
     here = str(Path.cwd())
-    sys.path.append(here)  # its modules can be named, as by python -m
+    sys.path.append(here)  # modules in the current folder can be imported, as with python -m
     try:
         code = import_file(source) if source.endswith(".py") else importlib.import_module(source)
     except InputError:
@@ -87,7 +87,7 @@ def make(named: str) -> nn.Module:
 
 
 def rows_of_growing_length(shape: tuple[int, ...]) -> Tensor:
-    """A mask (B, I) whose first row holds one capsule, and whose last row all."""
+    """Return a mask (B, I) with one capsule in the first row and all capsules in the last."""
     import torch
 
     rows, most = shape[:2]
@@ -97,7 +97,15 @@ def rows_of_growing_length(shape: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True)
 class Diagnosis(Result):
-    """What was looked at, and what was found."""
+    """The findings about one module.
+
+    Args:
+        module: The module as the user named it.
+        class_name: Name of its class.
+        shape: Shape of the input.
+        mask: Whether it was called with a mask, too.
+        findings: All findings.
+    """
 
     module: str
     class_name: str
@@ -106,12 +114,12 @@ class Diagnosis(Result):
     findings: list[Finding]
 
     def tables(self) -> Iterator[Table]:
-        """What was looked at, and each finding with its usual cause and cure."""
+        """Yield a summary, and each finding with its usual cause and cure."""
         with_mask = "poses and a mask" if self.mask else "images" if len(self.shape) == 4 else "poses"
         looked = f"{self.class_name} of {self.module.rpartition(':')[0]}, called with {with_mask} {self.shape}"
         number = len(self.findings)
-        summary = "nothing was found" if not number else f"{number} finding{'s' * (number > 1)}"
-        yield Table(note=(f"Looked at {looked}: {summary}.", ""))
+        summary = "no mistake was found" if not number else f"{number} finding{'s' * (number > 1)}"
+        yield Table(note=(f"Checked {looked}: {summary}.", ""))
         for each in self.findings:
             rows = [("found", each.evidence), ("usual cause", each.cause), ("cure", each.cure)]
             yield Table(note=(Styled(f"{each.severity}: {each.name}", STYLES[each.severity]),))

@@ -1,4 +1,4 @@
-"""``torchcaps datasets``: what there is to train on."""
+"""``torchcaps datasets``: list data sets, and count or draw the images of one."""
 
 from __future__ import annotations
 
@@ -23,32 +23,35 @@ if TYPE_CHECKING:
 
 @command(
     ("datasets", "all data sets, and which are on this machine"),
-    ("datasets mnist --data-dir data/mnist", "one of them, read and counted"),
-    ("datasets digits --sample 20", "a sheet of its first 20 training images, and their labels"),
+    ("datasets mnist --data-dir data/mnist", "read one data set and count its images"),
+    ("datasets digits --sample 20", "draw the first 20 training images and print their labels"),
     ("datasets mnist --sample 5 --split test --figure five.pdf", "the first five test images"),
-    ("datasets mnist --sample 5 --validation first", "those after the first 5,000, which validate: 7 3 4 6 1"),
+    (
+        "datasets mnist --sample 5 --validation first",
+        "training images when the first 5,000 are for validation: 7 3 4 6 1",
+    ),
     ("datasets folder:photos --image-size 32", "check your own images"),
 )
 def datasets(
     data: str | None = None,
     *,
     data_dir: DataDir = None,
-    image_size: Annotated[Pixels | None, "Resize images to this height and width, pixels."] = None,
-    skip_damaged: Annotated[bool, "Leave out the image files of a folder that cannot be read."] = False,
+    image_size: Annotated[Pixels | None, "Resize images to this height and width, in pixels."] = None,
+    skip_damaged: Annotated[bool, "Skip unreadable image files of a folder."] = False,
     scale: Annotated[
-        tuple[float, float] | None, "Numbers that become 0 and 1, for pixels beyond 8 bits: 0,4095."
+        tuple[float, float] | None, "Pixel values that become 0 and 1, for pixels of more than 8 bits, such as 0,4095."
     ] = None,
-    sample: Annotated[Count | None, "Draw the first so many images, and print their labels."] = None,
-    split: Annotated[Split, "Of which part --sample draws the first images."] = "train",
-    validation: Annotated[ValidationSplit, "Which training images are for validation, as in train."] = "random",
-    task: Annotated[TaskName | None, "Read the targets for this task; by default their form decides."] = None,
-    figure: Annotated[Figure, "Where --sample draws, .png, .pdf or .svg; DATA-sample.png by default."] = None,
+    sample: Annotated[Count | None, "Draw this many images, the first ones, and print their labels."] = None,
+    split: Annotated[Split, "Part of the data set that --sample draws."] = "train",
+    validation: Annotated[ValidationSplit, "Choice of the validation images, as in train."] = "random",
+    task: Annotated[TaskName | None, "Task to read the targets for (default: chosen by their form)."] = None,
+    figure: Annotated[Figure, "File of --sample's figure, .png, .pdf or .svg (default: DATA-sample.png)."] = None,
     json: Json = False,
 ) -> None:
     """List the data sets: sizes, terms, and whether they are on this machine.
 
-    With DATA, a name, folder:PATH, csv:PATH or npz:PATH, read that one and count its images; --sample draws the first
-    of them.
+    With DATA (a name, folder:PATH, csv:PATH or npz:PATH), read that data set and count its images. --sample draws the
+    first images.
     """
     if data is None:
         of_one = ("data_dir", "image_size", "skip_damaged", "scale", "sample", "split", "validation", "task", "figure")
@@ -62,13 +65,13 @@ def datasets(
             return print_json([Described(info, info.locate()).to_dict() for info in list_datasets()])
         print_table(listing(list_datasets()))
         return say(
-            "What is not here is downloaded when it is first trained on,",
+            "Missing data sets are downloaded at the first training,",
             "or read from --data-dir or $TORCHCAPS_DATA.",
-            "The images of one, counted: torchcaps datasets DATA",
+            "To count the images of one: torchcaps datasets DATA",
         )
     info, path = find_dataset(data)
     here, found = info.is_downloaded(data_dir), path if info.takes_path else info.locate(data_dir)
-    if not here and data_dir is None and sample is None:  # a folder that lacks files is said to
+    if not here and data_dir is None and sample is None:  # with --data-dir, an error names the missing files
         return show(Described(info, found), json=json)
     dataset = load_dataset(
         data,
@@ -79,7 +82,7 @@ def datasets(
         scale=scale,
         task=task,
     )
-    found = path if info.takes_path else info.locate(data_dir)  # where a download put it
+    found = path if info.takes_path else info.locate(data_dir)  # a download may have added it
     file = figure or Path(f"{path.name if path else info.name}-sample.png")
     drawn = None if sample is None else parts_of(dataset)[split].preview(sample)
     title = f"first {len(drawn or ())} {'training' if split == 'train' else split} images of {dataset.name}"
@@ -87,7 +90,7 @@ def datasets(
 
 
 def listing(infos: Sequence[DatasetInfo]) -> Table:
-    """The sizes of data sets, and which of them are on this machine."""
+    """Return a table of data sets: their sizes, and whether they are on this machine."""
     rows: list[Sequence[str | Styled]] = []
     for info in infos:
         sizes = [
@@ -103,14 +106,14 @@ def listing(infos: Sequence[DatasetInfo]) -> Table:
 
 @dataclass(frozen=True)
 class Described(Result):
-    """A data set: its entry in the list, the place of its files, and, once they were read, its images.
+    """A data set: its entry in the list, the path of its files and, after they were read, its images.
 
     Args:
-        info: What is known of it.
-        found: Its files; None where it has none, or none were found.
+        info: Its entry in the list of data sets.
+        found: Path of its files; None if it needs none, or if they are missing.
         dataset: Its images, if they were read.
         sample: Images to draw.
-        title: What these are, in words.
+        title: Description of ``sample``.
     """
 
     info: DatasetInfo
@@ -121,13 +124,13 @@ class Described(Result):
 
     @property
     def labels(self) -> list[str]:
-        """The label of each image of the sample, in words."""
+        """Return the label of each image of the sample, in words."""
         assert self.dataset is not None
         names, task = self.dataset.class_names, self.dataset.task
         return [task.describe(names, each) for each in self.sample.labels] if self.sample else []
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it."""
+        """Return all facts and counts as plain values."""
         info, dataset = self.info, self.dataset
         names = ("title", "source", "licence", "in_shape", "num_train", "num_test", "class_names")
         found = {"name": info.spec} | {name: getattr(info, name) for name in names}
@@ -145,9 +148,9 @@ class Described(Result):
         return found | {"loaded": {**loaded, "skipped": dataset.skipped, **counts}} | sample
 
     def tables(self) -> Iterator[Table]:
-        """What it is, how many images of each class it has, and what the sample shows."""
+        """Yield tables of its facts, of the images in each class, and of the sample's labels."""
         info, dataset = self.info, self.dataset
-        here = str(self.found or "none of its own")
+        here = str(self.found or "none (made from other data)")
         if self.found is None and not info.is_downloaded():
             here = f"not on this machine; torchcaps train --data {info.name} downloads it"
         about = [("Source", info.source), ("Terms", info.licence), ("Files", here)]
@@ -174,13 +177,15 @@ class Described(Result):
         if dataset.skipped:
             yield Table(note=("Left out:", *(f"  {why}" for why in dataset.skipped)))
         if dataset.num_objects > 1:
-            words = f"Each image holds {dataset.num_objects} objects, and all of them are counted."
-            yield Table(note=(words, "For images that are made in training, what they are made of is counted."))
+            words = f"Each image shows {dataset.num_objects} objects; the table counts objects."
+            yield Table(
+                note=(words, "For images that are composed during training, the table counts their components.")
+            )
         if self.sample:
             yield Table([("Sample", f"the {self.title}"), ("Labels", ", ".join(self.labels))])
 
     def figures(self) -> dict[str, Drawing]:
-        """The sample."""
+        """Return a figure of the sample."""
         from torchcaps.analysis import figure_samples
 
         assert self.sample is not None
@@ -195,7 +200,7 @@ def cells(numbers: Sequence[int | float]) -> list[str]:
 
 
 def statistics_to_dict(images: ImageSet | PairSet, dataset: Dataset) -> list[Any]:
-    """Return for each output its number of images (or of the objects that images are made of), or its statistics."""
+    """Return the number of images (or objects) of each output, or its statistics."""
     task = dataset.task
     rows = task.statistics(images.labels, dataset.num_classes)
     if len(task.statistics_names) == 1:

@@ -1,4 +1,4 @@
-"""``torchcaps export`` and ``share``: a trained network as a file that runs elsewhere, as a folder, or on the hub."""
+"""``torchcaps export`` and ``share``: write a trained network as a file or a folder, or upload it to the hub."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from torchcaps.cli.show import say
 
 Format = Literal["onnx", "torch", "folder"]
 NAMES: dict[Format, str] = {"onnx": "model.onnx", "torch": "model.pt2", "folder": "pretrained"}
-"""What each format's file is called where the user gives no name."""
-Half = Annotated[bool, "Store the weights in half precision, and test them again after rounding."]
-OtherSeeds = Annotated[Sequence[Path], "A run of another seed, for the means of the card; may be given several times."]
+"""Default name of the file or folder of each format."""
+Half = Annotated[bool, "Store float16 weights, and test the network again after rounding."]
+OtherSeeds = Annotated[Sequence[Path], "Run of another seed, for means in the model card; may be repeated."]
 
 
 @command(
     ("export runs/first-digits-1", "RUN/model.onnx, checked against PyTorch by onnxruntime"),
     ("export runs/first-digits-1 --format torch --out digits.pt2", "for torch.export.load, without torchcaps"),
-    ("export runs/first-digits-1 --format folder --half", "weights, classes and model card, to pass on"),
+    ("export runs/first-digits-1 --format folder --half", "weights, classes and model card, to share"),
     ("export --out compact.onnx", "the network that comes with torchcaps"),
 )
 def export(
     run: Path | None = None,
     *,
     which: WhichEpoch = "best",
-    format: Annotated[Format, "ONNX, a torch.export program, or a folder with a model card."] = "onnx",
-    out: Annotated[Path | None, "File or new folder; model.onnx, model.pt2 or pretrained in RUN by default."] = None,
+    format: Annotated[Format, "ONNX, a torch.export program, or a folder with weights and a model card."] = "onnx",
+    out: Annotated[Path | None, "File or new folder (default: model.onnx, model.pt2 or pretrained, in RUN)."] = None,
     half: Half = False,
     other_seed: OtherSeeds = (),
 ) -> None:
-    """Write a trained network so that it runs elsewhere.
+    """Write a trained network as a file that runs without torchcaps, or as a folder to share.
 
     A file takes any number of images (B, C, H, W) with pixels 0 to 1, or of sequences (B, C, 1, l) of any length up to
-    the longest in training, and gives `lengths` and, where the network has a decoder, `reconstruction`. Its output is
+    the longest in training. It returns `lengths` and, if the network has a decoder, `reconstruction`. Its output is
     compared with the network's on test images, one at a time and many together; a file that differs by more than 1e-4
-    is not left behind. `torchcaps predict` takes an .onnx file.
-    Reading a torch.export program can execute code: load one only from people you trust.
+    is removed. `torchcaps predict` reads .onnx files.
+    Reading a torch.export program can execute code, so load programs only from people you trust.
     """
     if format != "folder":
         refuse_options(("half", "other_seed"), "is for --format folder")
@@ -57,22 +57,22 @@ def export(
 
 
 @command(
-    ("share runs/first-digits-1 --repo someone/capsnet-digits", "for all to read"),
-    ("share runs/first-digits-1 --repo someone/capsnet-digits --private", "for yourself"),
+    ("share runs/first-digits-1 --repo someone/capsnet-digits", "public"),
+    ("share runs/first-digits-1 --repo someone/capsnet-digits --private", "only you can read it"),
 )
 def share(
     run: Path,
     *,
     which: WhichEpoch = "best",
-    repo: Annotated[str, "Repository of the hub, OWNER/NAME, made if it is not there."],
-    private: Annotated[bool, "If the repository is new, only you can read it."] = False,
+    repo: Annotated[str, "Repository of the hub, OWNER/NAME; created if missing."],
+    private: Annotated[bool, "Make a new repository private."] = False,
     half: Half = False,
     other_seed: OtherSeeds = (),
 ) -> None:
-    """Put a run's network on the Hugging Face hub, with a model card of its data, recipe, accuracy and limits.
+    """Upload a run's network to the Hugging Face hub, with a model card of its data, recipe, accuracy and limits.
 
-    Nothing else of the run is uploaded. The hub knows you by `hf auth login`, or by the environment variable HF_TOKEN.
-    To see what would be uploaded: `torchcaps export RUN --format folder`.
+    Nothing else of the run is uploaded. Log in by `hf auth login`, or set the environment variable HF_TOKEN.
+    `torchcaps export RUN --format folder` writes the same files to your disk.
     """
     from torchcaps.export import share as put
 

@@ -1,4 +1,4 @@
-"""``torchcaps reconstruct``, ``perturb``, ``routing``, ``curves``: what a network has learned."""
+"""``torchcaps reconstruct``, ``perturb``, ``routing`` and ``curves``: draw a trained network's answers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from torchcaps.training import Run
 
 CONFIG = "config.json"
-ImageFile = Annotated[Path | None, "An image file instead of one of the data set."]
+ImageFile = Annotated[Path | None, "Use this image file instead of an image of the data set."]
 
 
 class Picture(NamedTuple):
-    """An image to look into: uint8 ``pixels`` (C, H, W), and what it is in ``words``.
+    """An image to analyse: uint8 ``pixels`` (C, H, W) and its description, ``words``.
 
-    Of a data set it has the ``labels`` of its objects, the ``images`` that it is one of, and ``where`` these are from.
+    An image of a data set also has the ``labels`` of its objects, all ``images`` and, in ``where``, their origin.
     """
 
     pixels: Tensor
@@ -43,12 +43,12 @@ class Picture(NamedTuple):
 def read_pictures(
     run: Run, index: Sequence[int], image: Path | None, files: ImageFiles, source: Source
 ) -> list[Picture]:
-    """The images that the options name, as the run's network takes them: a file, or some of a data set."""
+    """Return the images that the options name, in the network's shape: a file, or images of a data set."""
     from torchcaps.analysis import load_image
     from torchcaps.analysis.inference import join_names
 
     if image is not None:
-        refuse_options(("index", "data", "data_dir", "split", "count"), "is for a data set, not for --image")
+        refuse_options(("index", "data", "data_dir", "split", "count"), "is for images of a data set, not for --image")
         options: Any = {"preparation": preparation_for(files, run.images.preparation), "invert": files.invert}
         pixels = load_image(image, run.model.in_shape, fit=files.fit or run.images.fit, **options)
         return [Picture(pixels, str(image))]
@@ -66,17 +66,17 @@ def read_pictures(
 
 @command(
     ("reconstruct runs/first-digits-1", "the first 20 test images above their reconstructions"),
-    ("reconstruct runs/first-digits-1 --count 50 --figure many.pdf", "more of them, as a PDF"),
+    ("reconstruct runs/first-digits-1 --count 50 --figure many.pdf", "50 images, as a PDF"),
 )
 def reconstruct(
     run: Path | None = None,
     *,
     source: Source,
-    count: Annotated[Count, "How many images."] = 20,
+    count: Annotated[Count, "Number of images."] = 20,
     figure: Drawn = None,
     json: Json = False,
 ) -> None:
-    """Draw images above their reconstructions from class capsules; each of several objects in an image has a colour."""
+    """Draw images above their reconstructions; with several objects in an image, each object has a colour."""
     from torchcaps.analysis import reconstruct as decode
 
     opened = open_run(run, source.which)
@@ -89,39 +89,43 @@ def reconstruct(
 
 
 @command(
-    ("perturb runs/first-digits-1", "the first test image: each component by −0.25…0.25"),
+    ("perturb runs/first-digits-1", "the first test image: each component changed by −0.25 to 0.25"),
     ("perturb runs/first-digits-1 --index 7 --range 0.5", "another image, larger changes"),
-    ("perturb runs/first-digits-1 --image examples/digit.png --capsule 9", "what the capsule of 9 makes of a 7"),
+    ("perturb runs/first-digits-1 --image examples/digit.png --capsule 9", "decode a 7 from the capsule of 9"),
     ("perturb runs/first-digits-1 --component 3 --index 0 --index 1", "one component of two images"),
 )
 def perturb(
     run: Path | None = None,
     *,
     source: Source,
-    index: Annotated[Sequence[Index], "Which image of the part; with --component it may be given several times."] = (
-        0,
-    ),
+    index: Annotated[Sequence[Index], "Number of the image, from 0; may be repeated with --component."] = (0,),
     image: ImageFile = None,
     files: ImageFiles,
-    capsule: Annotated[str | None, "Change the capsule of this class, by name or number, not of --follow."] = None,
-    follow: Annotated[Literal["longest", "label"], "Change the longest capsule, or that of the label."] = "longest",
-    component: Annotated[Index | None, "Change this component only, not each one; each image has a row."] = None,
-    range: Annotated[tuple[float, ...], "Largest change; or the lowest and the highest, -0.5,1."] = (0.25,),
-    steps: Annotated[int, "How many values each component takes."] = 11,
+    capsule: Annotated[str | None, "Change the capsule of this class (name or number) instead of --follow's."] = None,
+    follow: Annotated[
+        Literal["longest", "label"], "Change the longest capsule, or the capsule of the label."
+    ] = "longest",
+    component: Annotated[
+        Index | None, "Change this component only, numbered from 0; draw one row for each image."
+    ] = None,
+    range: Annotated[tuple[float, ...], "Largest change; or lowest and highest change, such as -0.5,1."] = (0.25,),
+    steps: Annotated[int, "Number of values of each component."] = 11,
     figure: Drawn = None,
     json: Json = False,
 ) -> None:
-    """Change each component of a class capsule a little, decode, and draw what it encodes.
+    """Change each component of a class capsule, decode, and draw the images.
 
-    With --component, only that component is changed, in the capsule of each image that an --index names.
+    With --component, change this component only, in the capsule of each image that an --index names.
     """
     from torchcaps.analysis import Perturbations, perturb_capsule
     from torchcaps.models.output import HIGHEST
 
     if capsule is not None:
-        refuse_options(("follow",), "says whose capsule is changed, and so does --capsule")
+        refuse_options(("follow",), "chooses a capsule, and so does --capsule")
     if component is None and len(index) > 1:
-        raise click.UsageError("several --index need --component, e.g. --component 0: all components fill a figure")
+        raise click.UsageError(
+            "several --index need --component, e.g. --component 0: all components of one image fill a figure"
+        )
     opened = open_run(run, source.which)
     names = opened.class_names
     numbers = [str(number) for number, _ in enumerate(names)]
@@ -143,11 +147,11 @@ def perturb(
 
 
 def label_of(picture: Picture) -> int:
-    """The class of an image of one object, which must be known."""
+    """Return the class of an image; InputError unless it shows one object of a known class."""
     if len(picture.labels) != 1:
         raise InputError(
-            f"--follow label needs an image of one object whose class is known, which {picture.words} is not; choose a "
-            "capsule with --capsule"
+            f"--follow label needs an image of one object with a known class, got {picture.words}; choose a capsule "
+            "with --capsule"
         )
     return picture.labels[0]
 
@@ -155,26 +159,26 @@ def label_of(picture: Picture) -> int:
 @command(
     ("routing runs/first-digits-1", "the first test image, and statistics of the first 100"),
     ("routing runs/first-digits-1 --index 7 --num-iterations 5", "another image, more iterations"),
-    ("routing runs/first-digits-1 --input-capsule 40", "every number of one input capsule"),
+    ("routing runs/first-digits-1 --input-capsule 40", "all numbers of one input capsule"),
 )
 def routing(
     run: Path | None = None,
     *,
     source: Source,
-    index: Annotated[Index, "Which image of the part."] = 0,
+    index: Annotated[Index, "Number of the image, from 0."] = 0,
     image: ImageFile = None,
     files: ImageFiles,
-    layer: Annotated[Count | None, "Which capsule layer, from 1; by default the last one."] = None,
-    num_iterations: Annotated[AtLeastOneIteration | None, "Iterations; by default the network's."] = None,
-    count: Annotated[Count, "Images of the statistics."] = 100,
-    input_capsule: Annotated[Sequence[Index], "Show this input capsule; may be given several times."] = (),
-    json: Annotated[bool, "Print every number as JSON; or those of each --input-capsule."] = False,
+    layer: Annotated[Count | None, "Number of the capsule layer, from 1 (default: the last)."] = None,
+    num_iterations: Annotated[AtLeastOneIteration | None, "Routing iterations (default: the network's)."] = None,
+    count: Annotated[Count, "Number of images for the statistics."] = 100,
+    input_capsule: Annotated[Sequence[Index], "Show this input capsule, numbered from 0; may be repeated."] = (),
+    json: Annotated[bool, "Print all numbers as JSON, or only the numbers of each --input-capsule."] = False,
     figure: Drawn = None,
 ) -> None:
-    """Draw where each class takes its input from, iteration by iteration, and whether routing settles.
+    """Draw how each class couples to the input capsules, iteration by iteration, and whether routing settles.
 
-    The coupling maps of one image are drawn to --figure. Unless --image is given, statistics of many images are drawn
-    to a file beside it.
+    --figure gets the coupling maps of one image. Without --image, a second file beside it gets statistics of many
+    images.
     """
     from torchcaps.analysis import RoutingReport, routing_statistics, trace_routing
 
@@ -182,10 +186,10 @@ def routing(
     (picture,) = read_pictures(opened, [index], image, files, source)
     followed: Any = {"layer": layer, "num_iterations": num_iterations}
     trace = trace_routing(opened.model, picture.pixels[None], **followed)
-    there, last = trace.coupling.shape[2], max(input_capsule, default=0)
-    if last >= there:
+    input_count, last = trace.coupling.shape[2], max(input_capsule, default=0)
+    if last >= input_count:
         raise InputError(
-            f"--input-capsule must be below {there:,}, the number of the network's input capsules, got {last:,}"
+            f"--input-capsule must be below {input_count:,}, the number of the network's input capsules, got {last:,}"
         )
     statistics, words = None, ""
     if picture.images is not None:
@@ -210,19 +214,21 @@ def curves(run: Sequence[Path], *, figure: Drawn = None, json: Json = False) -> 
     drawn = [folder for folder in run if not folder.is_dir() or (folder / METRICS).exists()] or run
     for folder in run:
         if folder not in drawn:
-            say(f"{folder} is left out: it holds no {METRICS}, which is written after the first epoch", err=True)
+            say(f"{folder} is left out: it has no {METRICS}, which is written after the first epoch", err=True)
     metrics = {named[folder]: read_metrics(folder) for folder in drawn}
     configs = [read_json(each / CONFIG, "configuration") if (each / CONFIG).exists() else {} for each in drawn]
     images = [f"trained on {config['data']}" if "data" in config else "" for config in configs]
     tasks = {task_of_config(config).name: folder for config, folder in zip(configs, drawn, strict=True)}
     if len(tasks) > 1:
         words = " and ".join(f"{folder} ({name})" for name, folder in tasks.items())
-        raise InputError(f"runs of several tasks have no common error to draw: {words}; draw those of each task")
+        raise InputError(
+            f"runs of different tasks have no common error to draw: {words}; draw the runs of each task by themselves"
+        )
     found = Curves(metrics, dict(zip(metrics, images, strict=True)), *tasks)
     show(found, json=json, figure=figure_path(figure, drawn[0] if len(drawn) == 1 else None, "curves"))
 
 
 def task_of_config(config: Any) -> Task:
-    """Return the task in the contents of a config.json; without one, the default."""
+    """Return the task in the contents of a config.json, or the default task."""
     model = config.get("model") if isinstance(config, dict) else None
     return find_task(model.get("task") if isinstance(model, dict) else None)

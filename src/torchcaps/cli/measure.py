@@ -1,4 +1,4 @@
-"""``torchcaps evaluate``, ``robustness``, ``probe`` and ``detect``: how good a network is, and what it withstands."""
+"""``torchcaps evaluate``, ``robustness``, ``probe`` and ``detect``: measure a trained network."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ Measure = Literal["reconstruction", "score"] | None
 
 
 @command(
-    ("evaluate runs/first-digits-1", "the test images of the run's data set"),
-    ("evaluate runs/sabour2017-mnist-1 --data kmnist", "on other images of the same shape and class count"),
-    ("evaluate runs/first-digits-1 --figure confusion.png", "with the confusion matrix as a figure"),
+    ("evaluate runs/first-digits-1", "on the test images of the run's data set"),
+    ("evaluate runs/sabour2017-mnist-1 --data kmnist", "on other images of the same shape and number of classes"),
+    ("evaluate runs/first-digits-1 --figure confusion.png", "draw the confusion matrix, too"),
     ("evaluate --data mnist", "the network that comes with torchcaps"),
 )
 def evaluate(
     run: Path | None = None,
     *,
     source: Source,
-    batch_size: Annotated[Count, "Images at a time."] = 256,
-    precision: Annotated[Literal["32", "bf16"], "float32, or bfloat16 convolutions and dense layers."] = "32",
+    batch_size: Annotated[Count, "Images in a batch."] = 256,
+    precision: Annotated[Literal["32", "bf16"], "32: float32; bf16: bfloat16 in convolutions and dense layers."] = "32",
     accelerator: Accelerator = "auto",
     figure: Annotated[Figure, "Draw the confusion matrix to this file, .png, .pdf or .svg."] = None,
     json: Json = False,
 ) -> None:
-    """Judge a network on the test images: accuracy, error, loss, each class, and the confusion matrix."""
-    from torchcaps.analysis import evaluate as judge
+    """Measure accuracy, error and loss on test images, for each class, with a confusion matrix."""
+    from torchcaps.analysis import evaluate as measure
 
     opened = open_run(run, source.which, accelerator)
     images, dataset, where = open_images(opened, source)
-    found = judge(opened.model, images, batch_size=batch_size, class_names=dataset.class_names, precision=precision)
+    found = measure(opened.model, images, batch_size=batch_size, class_names=dataset.class_names, precision=precision)
     weights = {"best": "best epoch", "last": "last checkpoint"}[source.which]
     if opened.config is None:
         weights = "comes with torchcaps" if run is None else "a saved network"
@@ -64,28 +64,30 @@ def robustness(
     run: Sequence[Path] = (),
     *,
     source: Source,
-    kind: Annotated[Sequence[Kind], "How the images are changed; may be given several times; all by default."] = (),
-    angles: Annotated[tuple[float, ...], "Degrees."] = ANGLES,
-    epsilons: Annotated[tuple[float, ...], "Largest changes of a pixel (0..1) by FGSM and PGD."] = EPSILONS,
+    kind: Annotated[Sequence[Kind], "Change of the images; may be repeated (default: all)."] = (),
+    angles: Annotated[tuple[float, ...], "Angles of rotation, degrees."] = ANGLES,
+    epsilons: Annotated[tuple[float, ...], "Largest changes of a pixel by FGSM and PGD, 0 to 1."] = EPSILONS,
     steps: Annotated[int, STEPS, "Steps of PGD."] = PGD_STEPS,
-    objective: Annotated[Objective, "Attack the network's own loss, or its scores, which are nowhere flat."] = "loss",
-    limit: Annotated[Count, "Use this many images, the first ones."] = 1000,
-    seed: Annotated[Seed, "Seed of PGD's random starts."] = 0,
+    objective: Annotated[
+        Objective, "Function that attacks increase: the training loss, or a loss of the scores without flat regions."
+    ] = "loss",
+    limit: Annotated[Count, "Use the first images only, this many."] = 1000,
+    seed: Annotated[Seed, "Random seed of PGD's starts."] = 0,
     accelerator: Accelerator = "auto",
     figure: Annotated[Figure, "Draw the curves to this file, .png, .pdf or .svg."] = None,
     json: Json = False,
 ) -> None:
-    """Measure how accuracy falls when images are turned, or changed along the network's gradient (FGSM and PGD).
+    """Measure accuracy on rotated images and on images attacked by FGSM and PGD, for one network or several.
 
-    Several networks are compared. PGD takes most of the time, in proportion to --steps.
+    PGD takes most of the time, in proportion to --steps.
     """
     kinds = [each for each in get_args(Kind) if not kind or each in kind]
     if "rotation" not in kinds:
-        refuse_options(("angles",), "is for rotations, which --kind leaves out")
+        refuse_options(("angles",), "is for rotations, but --kind excludes them")
     if kinds == ["rotation"]:
-        refuse_options(("epsilons", "objective"), "is for attacks, which --kind leaves out")
+        refuse_options(("epsilons", "objective"), "is for attacks, but --kind excludes them")
     if "pgd" not in kinds:
-        refuse_options(("steps", "seed"), "is for PGD, which --kind leaves out")
+        refuse_options(("steps", "seed"), "is for PGD, but --kind excludes it")
 
     from torchcaps.analysis import Robustness, accuracy_curve
 
@@ -106,7 +108,7 @@ def robustness(
 
 
 @command(
-    ("probe", "rotation, scale, shear and shifts, by the network that comes with torchcaps"),
+    ("probe", "rotation, scale, shear and shifts, for the network that comes with torchcaps"),
     ("probe runs/capsules runs/cnn --figure compare.png", "two networks side by side"),
     ("probe runs/compact-smallnorb-1 --data smallnorb-azimuth", "azimuth and elevation of toys"),
 )
@@ -116,18 +118,17 @@ def probe(
     which: WhichEpoch = "best",
     data: Data = None,
     data_dir: DataDir = None,
-    limit: Annotated[Count, "The first so many images on either side."] = 5000,
-    seed: Annotated[Seed, "Of the changes of images, and of shuffles."] = 0,
+    limit: Annotated[Count, "Use this many training and test images, the first ones."] = 5000,
+    seed: Annotated[Seed, "Random seed of the changes of images and of shuffles."] = 0,
     accelerator: Accelerator = "auto",
-    figure: Annotated[Figure, "Draw bars to this file, .png, .pdf or .svg."] = None,
+    figure: Annotated[Figure, "Draw R² as bars to this file, .png, .pdf or .svg."] = None,
     json: Json = False,
 ) -> None:
-    """Measure how well known factors of images are read off the pose of the class capsule by a linear map.
+    """Measure by linear probes how well the pose of the class capsule encodes rotation, scale and other factors.
 
-    A ridge regression is fitted on training images and judged by R² on test images; a CNN is judged by what goes into
-    its last layer, and the pixels are judged too. The factors are those of the data set, such as
-    smallnorb-azimuth's, or those by which images are changed here: rotation, scale, shear, shifts. Several networks
-    are compared.
+    A ridge regression is fitted on training images and scored by R² on test images. For a CNN it reads the input of the
+    last layer; the pixels are the baseline. The factors come from the data set (such as smallnorb-azimuth), or images
+    are transformed here by rotation, scale, shear and shifts. Several networks are compared.
     """
     from torchcaps.analysis import Probing
     from torchcaps.analysis import probe as measure
@@ -145,7 +146,7 @@ def probe(
 
 
 def images_with_factors(dataset: Dataset, limit: int, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Images to fit and to judge on: with the data set's own factors, or with those of affine changes."""
+    """Return images to fit and to test on, with the data set's factors or, if it has none, of affine changes."""
     from torchcaps.analysis import with_affine_factors
 
     train, test = (images.preview(limit) for images in (dataset.train, dataset.test))
@@ -165,20 +166,22 @@ def detect(
     which: WhichEpoch = "best",
     data: Data = None,
     data_dir: DataDir = None,
-    against: Annotated[Sequence[str], "A data set of images of another kind; may be given several times."] = (),
-    measure: Annotated[Measure, "Distance to the reconstruction, or 1 less the highest score."] = None,
-    epsilons: Annotated[tuple[float, ...], "Largest changes of a pixel (0..1) by the attacks."] = (0.1,),
-    steps: Annotated[int, STEPS, "Steps of the attacks but FGSM."] = EVASION_STEPS,
-    limit: Annotated[Count, "The first so many images of each kind."] = 100,
-    seed: Annotated[Seed, "Of the attacks' starts."] = 0,
+    against: Annotated[Sequence[str], "Data set of out-of-distribution images; may be repeated."] = (),
+    measure: Annotated[
+        Measure, "Detection score: distance to the reconstruction, or 1 − the highest class score."
+    ] = None,
+    epsilons: Annotated[tuple[float, ...], "Largest changes of a pixel by the attacks, 0 to 1."] = (0.1,),
+    steps: Annotated[int, STEPS, "Steps of all attacks except FGSM."] = EVASION_STEPS,
+    limit: Annotated[Count, "Use this many images of each kind, the first ones."] = 100,
+    seed: Annotated[Seed, "Random seed of the attacks' starts."] = 0,
     accelerator: Accelerator = "auto",
     json: Json = False,
 ) -> None:
-    """Measure how well images of another kind, and attacked images, are told by the distance to their reconstruction.
+    """Measure how many out-of-distribution and attacked images are detected by their reconstruction error.
 
-    The limit of each class is what 5 % of its validation images pass.
+    The threshold of each class is exceeded by 5 % of its validation images.
     """
-    from torchcaps.analysis import detect as judge
+    from torchcaps.analysis import detect as measure_detection
     from torchcaps.analysis import fit_detector
 
     opened = open_run(run, which, accelerator)
@@ -187,14 +190,14 @@ def detect(
     others = {name: other_images(opened, name, data_dir).preview(limit) for name in against}
     test, progress = dataset.test.preview(limit), partial(say, err=True)
     attacks: Any = {"epsilons": epsilons, "steps": steps, "seed": seed}
-    found = judge(opened.model, test, detector, others=others, progress=progress, **attacks)
+    found = measure_detection(opened.model, test, detector, others=others, progress=progress, **attacks)
     about = {"run": str(opened.path), "which": which, "data": dataset.name, "steps": steps, "seed": seed}
     found = replace(found, title=f"{name_of(run)}: test images of {dataset.name}, ")
     show(found, json=json, about=about)
 
 
 def other_images(run: Run, data: str, data_dir: str | None) -> ImageSet:
-    """The test images of a data set of any classes, as a network takes images."""
+    """Return the test images of a data set with any classes, in the network's shape."""
     from torchcaps.datasets import find_dataset, load_dataset
 
     own = find_dataset(data)[0].find is not None

@@ -1,8 +1,9 @@
-"""A command is a function, and its arguments are its options: each is declared once, in the signature.
+"""Build commands from functions: each option is declared once, as an argument of the function.
 
-An argument before the ``*`` is a word of the command line, one behind it an option of its name. The annotation says
-what it takes, ``Annotated[int, Range(1, 9), "How many."]``: a type, a range, the help; a function in it reads the word
-itself. A dataclass stands for its fields, options that several commands have. Nothing here imports torch.
+An argument before the ``*`` becomes a positional argument of the command, and one after it an option. The annotation
+holds type, range and help, as in ``Annotated[int, Range(1, 9), "Number of images."]``; a function in the annotation
+replaces the usual reading of a word. A dataclass gives several commands the same options. This module does not import
+torch.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     ParamType = click.ParamType[Any, Any]
-else:  # it takes no parameters before click 8.4
+else:  # not generic before click 8.4
     ParamType = click.ParamType
 
 SETTINGS: dict[str, Any] = {"max_content_width": 100, "help_option_names": ["-h", "--help"], "show_default": True}
-"""Of all commands; the width is that of the help, columns at most."""
-MOST_OPTIONS, MOST_EXAMPLES = 10, 3
-"""In the short help, ``-h``."""
-COLUMN = 39
-"""Characters of a line of the help before the words of an option."""
-WIDEST = 30
-"""Characters of choices that the help names; of more, errors do."""
-RUN = """RUN is a run folder, a folder written by save_pretrained, or a repository of the hub such as someone/capsnet.
-Without it, the network that comes with torchcaps is taken."""
-"""In the help of commands that take a trained network."""
+"""Settings of all commands; help is at most 100 columns wide."""
+MAX_SHORT_OPTIONS, MAX_SHORT_EXAMPLES = 10, 3
+"""Options and examples in the short help, ``-h``."""
+HELP_COLUMN = 39
+"""Characters on a line of the help before the description of an option."""
+MAX_CHOICES_CHARACTERS = 30
+"""Longest list of choices that the help shows; longer ones appear in error messages only."""
+RUN = """RUN is a run folder, a folder written by save_pretrained, or a repository of the Hugging Face hub, such as
+someone/capsnet. Default: the network that comes with torchcaps."""
+"""Help of the argument of commands that take a trained network."""
 ARGUMENTS = {"amplitude": "range", "components": "component", "target": "capsule"}
-"""Arguments of functions that an option of another name gives."""
-PLUGIN = "Run this Python file, or an entry point of a package, for what it registers; may be given several times."
+"""Arguments of functions whose option has another name."""
+PLUGIN = "Python file or package entry point that registers your own parts; may be repeated."
 
 
 class Command(click.Command):
@@ -56,7 +57,7 @@ class Command(click.Command):
 
     Args:
         *args: See :class:`click.Command`.
-        examples: Pairs of a command line (without ``torchcaps``) and what it does.
+        examples: Pairs of a command line (without ``torchcaps``) and its description.
         **kwargs: See :class:`click.Command`.
     """
 
@@ -68,12 +69,12 @@ class Command(click.Command):
         self.params += [plugin, debug_option(), click.Option(["-h"], is_flag=True, expose_value=False, **words)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments; plugins first, as they add to the options and to what they take."""
+        """Parse the arguments, after loading plugins, which add options and choices."""
         load_plugins(args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error about an argument that an option gave names the option."""
+        """Run the command; errors name the option that the user typed, not the argument of a function."""
         try:
             return super().invoke(ctx)
         except InputError as error:
@@ -82,17 +83,17 @@ class Command(click.Command):
             raise type(error)(words) from error
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  click's
-        """The examples, each as it is typed."""
+        """Write the examples at the end of the help."""
         self.write_examples(formatter, self.examples)
 
     def write_examples(self, formatter: click.HelpFormatter, examples: Sequence[tuple[str, str]]) -> None:
-        """Each as it is typed, and what it does."""
+        """Write command lines, each with its description below."""
         with formatter.section("Examples"):
             for line, meaning in examples:
                 formatter.write(f"  torchcaps {line}\n      {meaning}\n")
 
     def say_short_help(self, ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-        """The first sentences, the options of the examples and the next ones, a line each, and the first examples."""
+        """Print the first paragraph, the most used options (first those in examples) and the first examples."""
         if not asked or ctx.resilient_parsing:
             return
         formatter = ctx.make_formatter()
@@ -103,15 +104,15 @@ class Command(click.Command):
         shown = {word for line, _ in self.examples for word in line.split()}
         options = [each for each in self.get_params(ctx) if isinstance(each, click.Option) and not each.hidden]
         options.sort(key=lambda each: shown.isdisjoint([*each.opts, *each.secondary_opts]))
-        most = f" ({MOST_OPTIONS} of {len(options)}; --help shows all)" if len(options) > MOST_OPTIONS else ""
-        write_options(formatter, f"Options{most}", ctx, options[:MOST_OPTIONS])
-        self.write_examples(formatter, self.examples[:MOST_EXAMPLES])
+        most = f" ({MAX_SHORT_OPTIONS} of {len(options)}; --help shows all)" if len(options) > MAX_SHORT_OPTIONS else ""
+        write_options(formatter, f"Options{most}", ctx, options[:MAX_SHORT_OPTIONS])
+        self.write_examples(formatter, self.examples[:MAX_SHORT_EXAMPLES])
         say(*formatter.getvalue().rstrip().split("\n"))
         ctx.exit()
 
 
 def in_options(words: str, ctx: click.Context) -> str:
-    """Return an error's words, which may begin with an argument's name, with the name of the option that gave it."""
+    """Replace the argument's name at the beginning of an error by the option that the user typed."""
     found = re.match(r"(?:\w+: )?(\w+)(?= must )", words)
     name = None if found is None else ARGUMENTS.get(found[1], found[1])
     for each in ctx.command.get_params(ctx):
@@ -124,23 +125,23 @@ def in_options(words: str, ctx: click.Context) -> str:
 def write_options(
     formatter: click.HelpFormatter, heading: str, ctx: click.Context, options: Iterable[click.Parameter]
 ) -> None:
-    """Options under a heading, one a line; those that the help does not show are left out."""
+    """Write visible options under a heading, one a line."""
     records = filter(None, (each.get_help_record(ctx) for each in options if isinstance(each, click.Option)))
-    if lines := [(name, begin(words, formatter.width - COLUMN)) for name, words in records]:
+    if lines := [(name, begin(words, formatter.width - HELP_COLUMN)) for name, words in records]:
         with formatter.section(heading):
             formatter.write_dl(lines, col_max=34)
 
 
 def begin(words: str, room: int) -> str:
-    """The beginning of an option's help, as much as fits on a line, and its default."""
+    """Shorten the help of an option to the first clause without parentheses, with the default if there is room."""
     text, bracket, note = words.partition("  [")
-    first = re.split(r"[.;:,](?= |$)", text)[0]
+    first = re.split(r"[.;:,](?= |$)", re.sub(r" \([^)]*\)", "", text))[0]
     note = bracket + note if len(first + bracket + note) <= room else ""
     return textwrap.shorten(first, room, placeholder=" …") + note
 
 
 def load_plugins(words: Sequence[str]) -> None:
-    """Load what ``--plugin`` names among the words of a command line."""
+    """Load the plugins that the words of a command line name by ``--plugin``."""
     given = itertools.takewhile(lambda word: word != "--", words)
     for word, following in itertools.pairwise([*given, ""]):
         if word == "--plugin" and following:
@@ -150,16 +151,16 @@ def load_plugins(words: Sequence[str]) -> None:
 
 
 def debug_option() -> click.Option:
-    """``--debug``, which :func:`torchcaps.cli.app.main` looks for; it is taken before a command's name and after it."""
+    """Return ``--debug``, for :func:`torchcaps.cli.app.main`; allowed before and after the command's name."""
     return click.Option(["--debug"], is_flag=True, expose_value=False, help="Show tracebacks of errors.")
 
 
 def command(*examples: tuple[str, str], cls: type[Command] = Command) -> Callable[[Callable[..., Any]], Command]:
-    """Make a command of a function, whose docstring is its help.
+    """Turn a function into a command; its docstring becomes the help.
 
     Args:
-        *examples: Pairs of a command line (without ``torchcaps``) and what it does.
-        cls: The kind of command.
+        *examples: Pairs of a command line (without ``torchcaps``) and its description.
+        cls: Class of the command.
     """
 
     def decorate(function: Callable[..., Any]) -> Command:
@@ -191,12 +192,12 @@ def command(*examples: tuple[str, str], cls: type[Command] = Command) -> Callabl
 
 
 def option_name(name: str) -> str:
-    """``num_iterations`` as it is typed: ``--num-iterations``."""
+    """Return the option of an argument: ``--num-iterations`` of ``num_iterations``."""
     return "--" + name.replace("_", "-")
 
 
 def option(name: str, hint: Any, default: Any = None, **more: Any) -> click.Option:
-    """The option of an argument or a field; one without default, ``inspect.Parameter.empty``, must be given."""
+    """Return the option of an argument or a field; required if the default is ``inspect.Parameter.empty``."""
     typed, plain, *beside = option_name(name), *typing.get_args(hint if is_annotated(hint) else Annotated[hint, ""])
     more.setdefault("help", next((each for each in beside if isinstance(each, str)), None))
     if plain is bool:
@@ -204,20 +205,20 @@ def option(name: str, hint: Any, default: Any = None, **more: Any) -> click.Opti
         return click.Option([names, name], is_flag=True, default=default, **more)
     required, word = default is inspect.Parameter.empty, Word(hint, strict=not more.get("hidden"))
     more |= {"type": word, "metavar": word.name, "multiple": word.many, "required": required}
-    if not required:  # a default of None would do for click 8.3 and newer
+    if not required:  # click 8.3 and newer accept a default of None
         more["default"] = default
     return click.Option([typed, name], **more)
 
 
-# ---- how words are read
+# ---- reading the words of a command line
 
 
 class Word(ParamType):
-    """A word of the command line, read by an annotation.
+    """Type of an argument or option, from an annotation.
 
     Args:
-        hint: The annotation; a ``Sequence`` takes several words, one by one.
-        strict: Whether numbers are held to their ranges.
+        hint: The annotation; a ``Sequence`` takes several words, one at a time.
+        strict: Check that numbers are in their ranges.
     """
 
     def __init__(self, hint: Any, *, strict: bool = True) -> None:
@@ -227,14 +228,14 @@ class Word(ParamType):
         self.name = metavar(self.hint)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The value that is meant; a default is one already."""
+        """Convert a word to its value; a default is passed through."""
         try:
             return read(value, self.hint, strict=self.strict) if isinstance(value, str) else value
         except InputError as error:
             self.fail(f"{str(error).removesuffix('.')}.", param, ctx)
 
     def shell_complete(self, _: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """What a word may become: a name of what there is, a choice, or a file."""
+        """Complete a word to a registered name, a choice, or a file."""
         from click.shell_completion import CompletionItem
 
         names = [*known_names(param.name or ""), *choices(self.hint)]
@@ -243,7 +244,7 @@ class Word(ParamType):
 
 
 def known_names(param: str) -> Iterable[str]:
-    """The names that an argument or option may be given, of those that are completed by their names."""
+    """Return the presets, data sets or run folders that complete this argument or option."""
     if param == "preset":
         from torchcaps.models.presets import list_presets
 
@@ -258,16 +259,16 @@ def known_names(param: str) -> Iterable[str]:
 
 
 def choices(hint: Any) -> list[str]:
-    """The words of the ``Literal`` in an annotation."""
+    """Return the choices of the ``Literal`` in an annotation."""
     args = typing.get_args(hint)
     return [*args] if typing.get_origin(hint) is Literal else [word for each in args for word in choices(each)]
 
 
 def read(text: str, hint: Any, *, strict: bool = True) -> Any:
-    """The value of a type that a word stands for: ``3``, ``512,1024`` of a tuple, ``none``.
+    """Convert a word to a type: ``3``, ``512,1024`` for a tuple, ``none``.
 
     Raises:
-        InputError: It stands for none, or, with ``strict``, for a number out of its range.
+        InputError: The word is no value of the type, or, with ``strict``, a number out of its range.
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
@@ -300,18 +301,18 @@ def read(text: str, hint: Any, *, strict: bool = True) -> Any:
 
 
 def is_annotated(hint: Any) -> bool:
-    """Whether it is ``Annotated``."""
+    """Return whether a type hint is ``Annotated``."""
     return typing.get_origin(hint) is Annotated
 
 
 def metavar(hint: Any) -> str:
-    """The values of a type, in the help."""
+    """Return the placeholder of a type's values in the help, such as INTEGER."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return metavar(args[0])
     if origin is Literal:
         names = f"[{'|'.join(args)}]"
-        return names if len(names) < WIDEST else "NAME"
+        return names if len(names) < MAX_CHOICES_CHARACTERS else "NAME"
     if origin is tuple:
         return f"{metavar(args[0])},…"
     if origin in (typing.Union, types.UnionType):
@@ -320,11 +321,11 @@ def metavar(hint: Any) -> str:
     return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(hint, "TEXT")
 
 
-# ---- options that several commands have
+# ---- options of several commands
 
 
 def read_figure(text: str) -> Path:
-    """A file for a figure, refused before anything is computed if it cannot be one."""
+    """Convert a word to the file of a figure; refuse a wrong format before anything is computed."""
     from torchcaps.analysis.figures import figure_file
 
     check_path(text)
@@ -332,7 +333,7 @@ def read_figure(text: str) -> Path:
 
 
 def limit_images(text: str) -> float:
-    """Hold the image files that the command reads to so many megapixels."""
+    """Limit the size of image files, in megapixels, while the command runs."""
     from torchcaps.datasets import get_max_megapixels, set_max_megapixels
 
     click.get_current_context().call_on_close(partial(set_max_megapixels, get_max_megapixels()))
@@ -342,36 +343,40 @@ def limit_images(text: str) -> float:
 
 
 Which = Literal["best", "last"]
-WhichEpoch = Annotated[Which, "The best epoch on the validation images, or the last checkpoint."]
-Accelerator = Annotated[Literal["auto", "cpu", "cuda", "mps"], "Where to compute."]
+WhichEpoch = Annotated[Which, "Epoch whose weights are used: best on validation images, or last."]
+Accelerator = Annotated[Literal["auto", "cpu", "cuda", "mps"], "Device."]
 Json = Annotated[bool, "Print JSON."]
 Figure = Annotated[Path | None, read_figure]
-"""Where a command draws that draws where it is asked to; its help says what."""
-Drawn = Annotated[Path | None, read_figure, "Figure, .png, .pdf or .svg; by default in RUN/figures."]
-"""Where a command draws that always draws."""
-Data = Annotated[str | None, "Other images than the run's: a data set, folder:PATH, csv:PATH or npz:PATH."]
-DataDir = Annotated[str | None, "Folder that holds the data set's files."]
+"""File of a figure that is drawn only if the option is given; each command adds its own help."""
+Drawn = Annotated[Path | None, read_figure, "File of the figure, .png, .pdf or .svg (default: in RUN/figures)."]
+"""File of a figure that is always drawn."""
+Data = Annotated[str | None, "Use another data set than the run's: a name, folder:PATH, csv:PATH or npz:PATH."]
+DataDir = Annotated[str | None, "Folder of the data set's files."]
 Split = Literal["test", "validation", "train"]
-MaxMegapixels = Annotated[float | None, limit_images, "Refuse larger image files; 64 by default, at most 178."]
+MaxMegapixels = Annotated[
+    float | None, limit_images, "Largest image file to read, in megapixels (default 64, at most 178)."
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Which epoch of a run, and which images of a data set."""
+    """Options that choose an epoch of a run and images of a data set."""
 
     which: WhichEpoch = "best"
     data: Data = None
     data_dir: DataDir = None
-    split: Annotated[Split, "Which part of the data set."] = "test"
+    split: Annotated[Split, "Part of the data set."] = "test"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFiles:
-    """How image files are brought to the form of a network's images."""
+    """Options that say how image files become images of a network's size."""
 
     prepare: Annotated[
-        Literal["auto", "none"], "Bring photos of drawings to the form of the data, if these were drawings; or do not."
+        Literal["auto", "none"], "Preprocess photos. auto: like the training drawings; none: use them unchanged."
     ] = "auto"
-    invert: Annotated[bool, "Turn dark on light, as ink on paper, into light on dark."] = False
-    fit: Annotated[Literal["pad", "stretch"] | None, "Pad an image that is not prepared, or stretch it."] = None
+    invert: Annotated[bool, "Invert images: dark ink on light paper becomes light on dark."] = False
+    fit: Annotated[
+        Literal["pad", "stretch"] | None, "Pad an unprepared image to the network's shape, or stretch it."
+    ] = None
     max_megapixels: MaxMegapixels = None

@@ -1,4 +1,4 @@
-"""``torchcaps predict``: what a network says of image files."""
+"""``torchcaps predict``: classify image files."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     Classifier: TypeAlias = Callable[[np.ndarray], Prediction]
 
 CONFIG = "config.json"
-MOST_NAMED = 20
-"""Files that cannot be read and are named one by one."""
+MAX_NAMED_FILES = 20
+"""Unreadable files that an error names one by one."""
 
 
 @command(
     ("predict runs/first-digits-1 examples/digit.png", "one image, light on dark"),
     ("predict runs/first-digits-1 scans --out predictions.csv", "all images of a folder, as a table"),
     (r"predict runs/first-digits-1 frames --group 'shoe\d+'", "one answer for all frames of a shoe"),
-    ("predict examples/photo.jpg --figure seen.png", "and draw what the network sees of it"),
-    ("predict model.onnx examples/digit.png", "by a network that torchcaps export wrote, without torch"),
-    ("predict someone/capsnet-digits examples/digit.png", "by a network on the Hugging Face hub"),
-    ("predict examples/digit.png", "by the network that comes with torchcaps"),
+    ("predict examples/photo.jpg --figure seen.png", "draw the photo beside the image that the network gets"),
+    ("predict model.onnx examples/digit.png", "use a file written by torchcaps export, without torch"),
+    ("predict someone/capsnet-digits examples/digit.png", "use a network of the Hugging Face hub"),
+    ("predict examples/digit.png", "use the network that comes with torchcaps"),
 )
 def predict(
     run: Path | None = None,
@@ -43,32 +43,34 @@ def predict(
     *,
     which: WhichEpoch = "best",
     files: ImageFiles,
-    out: Annotated[Path | None, "Write a line for each image to this file, .csv, instead of showing it."] = None,
+    out: Annotated[Path | None, "Write one line for each image to this .csv file instead of printing."] = None,
     group: Annotated[
         str | None,
-        "Average the scores of all images whose paths share the part that this regular expression matches, or its "
-        "first group in parentheses, and give one answer for them.",
+        "Average the scores of images whose paths share the text that this regular expression (or its first group in "
+        "parentheses) matches, and give one answer for them.",
     ] = None,
-    figure: Annotated[Figure, "Draw each image beside what the network sees to this file, .png, .pdf or .svg."] = None,
+    figure: Annotated[
+        Figure, "Draw each file beside the image that the network gets, to this .png, .pdf or .svg."
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Classify image files of any size, or all in a folder: the class, or those of several objects, and all scores.
+    """Classify image files of any size, or all in a folder; print classes and scores.
 
-    For networks that were trained on drawings, such as MNIST's digits, a photo of a drawing is first brought to their
-    form; what was changed much is said, and so is why an answer is unsure. Files that cannot be read are named at the
-    end, with exit code 2. RUN may also be an .onnx file written by `torchcaps export`.
+    Networks that were trained on drawings, such as MNIST's digits, get photos of drawings preprocessed like their
+    training images. The output lists large changes and the reasons why an answer is unsure. Unreadable files are named
+    at the end, with exit code 2. RUN may also be an .onnx file written by `torchcaps export`.
     """
     from torchcaps.analysis.groups import average_answers, group_files
 
     network, words = split_words([*([] if run is None else [run]), *image])
     paths = image_files(words)
     if group is not None:
-        refuse_options(("figure",), "draws single images, whose scores --group averages")
+        refuse_options(("figure",), "draws single images, but --group averages their scores")
         group_files(paths, group)
     if out is not None:
-        refuse_options(("json", "figure"), "shows what --out writes to a file")
+        refuse_options(("json", "figure"), "prints or draws answers that --out writes to a file")
         if out.exists():
-            raise InputError(f"there is something at {out} already; choose another place, or remove it first")
+            raise InputError(f"{out} exists already; choose another file or remove it first")
 
     import numpy as np
 
@@ -88,7 +90,7 @@ def predict(
         files_read.append(path)
         prepared.append(photo.prepared)
         if figure is not None:
-            kept.append(photo.shrunk(MAX_PREVIEW))  # the photos themselves may be larger than memory
+            kept.append(photo.shrunk(MAX_PREVIEW))  # all photos in full size might not fit the memory
     if prepared:
         prediction = classify(np.stack([each.image for each in prepared]))
         answers = PhotoAnswers(files_read, prepared, prediction, description.class_names, kept, description.task)
@@ -101,15 +103,15 @@ def predict(
             of = f"{len(answers.files):,} groups of " if group is not None else ""
             say(f"wrote {out}, a line for each of {of}{len(files_read):,} images")
     if damaged:
-        lines = [f"{len(damaged)} of {len(paths)} images cannot be read:", *damaged[:MOST_NAMED]]
+        lines = [f"{len(damaged)} of {len(paths)} images cannot be read:", *damaged[:MAX_NAMED_FILES]]
         raise InputError("\n  ".join(lines) if len(damaged) > 1 else damaged[0])
 
 
 def split_words(words: Sequence[Path]) -> tuple[Path | None, Sequence[Path]]:
-    """The network among the words of the command line, None for the one that comes with torchcaps, and the images.
+    """Split the words of the command line into the network (None: the one of torchcaps) and the images.
 
-    The first word is the network if it is a folder with config.json, ends in ``.onnx``, or is nothing here and could be
-    a repository of the hub; else it is an image, or a folder of images.
+    The first word is the network if it is a folder with config.json, if it ends in ``.onnx``, or if no such file exists
+    and it could be a repository of the hub. Otherwise it is an image, or a folder of images.
     """
     from torchcaps.datasets.images import SUFFIXES
 
@@ -127,7 +129,7 @@ def split_words(words: Sequence[Path]) -> tuple[Path | None, Sequence[Path]]:
 
 
 def image_files(words: Sequence[Path]) -> list[Path]:
-    """Image files, and those in folders and their sub-folders without hidden ones, sorted by their paths."""
+    """Return image files, with those in folders and sub-folders (except hidden ones), sorted by path."""
     from torchcaps.datasets.images import image_files_in
 
     found: list[Path] = []
@@ -140,7 +142,7 @@ def image_files(words: Sequence[Path]) -> list[Path]:
 
 
 def open_classifier(run: Path | None, which: Which) -> tuple[Description, Classifier]:
-    """What is known of a network, and a function from uint8 images (N, C, H, W) to its prediction."""
+    """Return the description of a network, and a function from uint8 images (N, C, H, W) to its prediction."""
     if run is not None and run.suffix.lower() == ".onnx":
         from torchcaps.export import OnnxModel
 

@@ -1,4 +1,4 @@
-"""``torchcaps presets``: what there is to train."""
+"""``torchcaps presets``: list the published networks, or show one in full."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ if TYPE_CHECKING:
     from torchcaps.models import Network
 
 REFERENCE = "sabour2017"
-"""The preset that those are compared with which are no variant of another one."""
+"""Preset to compare with if a preset is no variant of another."""
 PAPER = re.compile(r"([\w ]+)[,:].*?\b(\d{4})\b")
-"""The first author and the year of a paper."""
+"""Pattern of the first author and the year of a paper."""
 RESULT = re.compile(r"([\d.]+)[ ±\d.]* %[ ±\d.]* test (error|accuracy)")
-"""An error or an accuracy at the beginning of what a source reports."""
+"""Pattern of an error or an accuracy at the beginning of a source's results."""
 
 
 @command(
     ("presets", "the published networks, a line each"),
-    ("presets tf-notebook", "every layer and every option of one of them"),
-    ("presets --diff", "where they differ from the one that each is a variant of"),
+    ("presets tf-notebook", "all layers and options of one network"),
+    ("presets --diff", "differences between each network and the one it is based on"),
     ("presets tf-notebook --figure tf-notebook.png", "a drawing of its layers with their sizes"),
-    ("presets --json", "all of them, for other programs"),
+    ("presets --json", "all of them as JSON, for other programs"),
 )
 def presets(
     preset: str | None = None,
     *,
-    diff: Annotated[bool, "Show where presets differ, and the parts to choose from."] = False,
+    diff: Annotated[bool, "Show how presets differ, and the parts to choose from."] = False,
     figure: Annotated[Figure, "Draw the layers of PRESET, with their sizes, to this file, .png, .pdf or .svg."] = None,
     json: Json = False,
 ) -> None:
-    """List the published networks, a line each: source, parameters, and the error or accuracy that is known.
+    """List the published networks: source, number of parameters, and published test error.
 
-    With PRESET, show one in full: its layers, with shapes and parameters, and every option.
+    With PRESET, show one network in full: its layers, with shapes and parameters, and all options.
     """
     if preset is None:
         refuse_options(("figure",), "is for one preset, as in torchcaps presets sabour2017")
@@ -68,31 +68,31 @@ def presets(
 
 @dataclass(frozen=True)
 class Described(Result):
-    """A preset in full."""
+    """A preset, its network and its recipe."""
 
     preset: Preset
 
     @functools.cached_property
     def planned(self) -> Network:
-        """Its network for its source's images, without memory for its weights."""
+        """Return the network for its source's images, without memory for weights."""
         from torchcaps.models import plan_network
 
         return plan_network(self.preset.network, self.preset.in_shape, self.preset.num_classes)
 
     @functools.cached_property
     def parameters(self) -> tuple[int | None, int]:
-        """Learned numbers on its source's images with the decoder (None where it has none) and without."""
+        """Return the number of parameters with the decoder (None if there is none) and without."""
         sizes = {name: parameter.numel() for name, parameter in self.planned.named_parameters()}
         total, decoder = sum(sizes.values()), sum(n for name, n in sizes.items() if name.startswith("decoder."))
         return (total if self.preset.network.get("decoder") else None), total - decoder
 
     @property
     def recipe(self) -> Recipe:
-        """How it is trained."""
+        """Return the recipe with the preset's values."""
         return Recipe().replace(self.preset.recipe)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything about it."""
+        """Return all facts about the preset as plain values."""
         from torchcaps.analysis import list_layers
 
         preset, (with_decoder, without) = self.preset, self.parameters
@@ -106,7 +106,7 @@ class Described(Result):
         }
 
     def tables(self) -> Iterator[Table]:
-        """What it is, its layers, and the options of each part, of the recipe and of a run."""
+        """Yield tables of its source, its layers, and the options of each part, of the recipe and of a run."""
         preset, recipe, (with_decoder, without) = self.preset, self.recipe, self.parameters
         counts = f"{without:,}" if with_decoder is None else f"{with_decoder:,}, {without:,} without the decoder"
         about = [("What", preset.description), ("Source", preset.source), ("Published", preset.published)]
@@ -132,14 +132,14 @@ class Described(Result):
         return Table(rows, ("Layers", "output", "parameters"), left=2)
 
     def figures(self) -> dict[str, Drawing]:
-        """A drawing of its layers."""
+        """Return a drawing of the layers."""
         from torchcaps.analysis import figure_architecture
 
         return {"": figure_architecture(self.planned, title=self.preset.name)}
 
 
 def listing(presets: Sequence[Described]) -> Table:
-    """A row for each preset: where it is from, its size, and the test error that its source reports."""
+    """Return a table of presets: source, size, and the test error that the source reports."""
     rows = []
     for each in presets:
         with_decoder, without = each.parameters
@@ -148,26 +148,26 @@ def listing(presets: Sequence[Described]) -> Table:
             percent = float(result[1]) if result[2] == "error" else 100 - float(result[1])
             error = f"{round(percent, 2)} % ({each.preset.data})"
         rows.append((each.preset.name, cited(each.preset.source), f"{with_decoder or without:,}", error))
-    notes = "One in full: torchcaps presets PRESET", "Where they differ: torchcaps presets --diff"
+    notes = "To see one in full: torchcaps presets PRESET", "To see how they differ: torchcaps presets --diff"
     return Table(rows, ("Networks", "source", "parameters", "test error"), left=2, note=notes)
 
 
 def cited(source: str) -> str:
-    """A source in a word or two: the first author and the year, else what stands before its title."""
+    """Shorten a source to the first author and the year, or to the text before its first comma or colon."""
     paper = PAPER.match(source)
     return f"{paper[1]} {paper[2]}" if paper else re.split("[,:]", source)[0]
 
 
 def differences(presets: Sequence[Described]) -> Iterator[Table]:
-    """Where presets differ, and the parts that they are made of."""
-    title = f"Where they differ: from the preset that they are a variant of, or {REFERENCE}"
+    """Yield tables of the differences of presets, and of the parts to choose from."""
+    title = f"Differences from the preset that each is based on, or from {REFERENCE}"
     yield Table([(each.preset.name, _differences(each)) for each in presets], title=title)
     choices = [(option_of(kind), ", ".join(parts)) for kind, parts in PARTS.items()]
-    yield Table([(typed, names) for typed, names in choices if typed], title="Parts that are chosen by name")
+    yield Table([(typed, names) for typed, names in choices if typed], title="Parts to choose by name")
 
 
 def _differences(described: Described) -> str:
-    """The options in which a preset differs from another, or its source, where it is the other or of another kind."""
+    """Return the options in which a preset differs from its base; its source if the two cannot be compared."""
     preset = described.preset
     base = get_preset(preset.base or REFERENCE)
     if preset is base or preset.network["name"] != base.network["name"]:
@@ -179,7 +179,7 @@ def _differences(described: Described) -> str:
 
 
 def _options_of(kind: str, tree: Tree, place: str = "") -> Iterator[Table]:
-    """The options of a part, and of the parts in it."""
+    """Yield tables of the options of a part, and of the parts in it."""
     known = options(find(kind, tree["name"]))
     title = f"{kind.capitalize()} {tree['name']}" + (f" of {place}" if place else "")
     yield _values(title, tree, {name: option.help for name, option in known.items()})
@@ -193,7 +193,7 @@ def _options_of(kind: str, tree: Tree, place: str = "") -> Iterator[Table]:
 
 
 def _values(heading: str, tree: Tree, words: Mapping[str, str]) -> Table:
-    """The options of a part but those that hold parts: the name, the value and what it means."""
+    """Return a table of the options of a part, except nested parts: name, value and help."""
     rows = [
         (name, as_text(value), words.get(name, ""))
         for name, value in tree.items()

@@ -1,4 +1,4 @@
-"""What the commands that look at a trained network share: which run, which images, where figures go."""
+"""Helpers of commands for trained networks: open runs and images, choose the files of figures."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def open_run(run: Path | None, which: Which, accelerator: str = "cpu") -> Run:
-    """Open the network in a run folder or a repository of the hub; by default the one that comes with torchcaps.
+    """Open the network of a run folder or of a repository of the hub (None: the one of torchcaps).
 
     Raises:
-        InputError: There is no such network, or the running command does not work for its task.
+        InputError: There is no such network, or its task does not support the running command.
     """
     from torchcaps.models.pretrained import SHIPPED
     from torchcaps.training import load_run
@@ -39,19 +39,19 @@ def open_run(run: Path | None, which: Which, accelerator: str = "cpu") -> Run:
 
 
 def open_runs(runs: Sequence[Path], which: Which, accelerator: str = "cpu") -> Iterator[tuple[str, str, Run]]:
-    """Name, place and network of several runs, opened as they are asked for; or of that which comes with torchcaps."""
+    """Yield name, folder and network of each run, or of the network of torchcaps if there is no run."""
     folders: Sequence[Path | None] = runs or [None]
     for folder, name in zip(folders, names_of(runs) or [name_of(None)], strict=True):
         yield name, name_of(folder), open_run(folder, which, accelerator)
 
 
 def name_of(run: Path | None) -> str:
-    """What to call the network of :func:`open_run`."""
+    """Return the name of the network of :func:`open_run` in titles."""
     return "compact" if run is None else str(run)
 
 
 def names_of(runs: Sequence[Path]) -> list[str]:
-    """What to call several runs beside each other: their folders' names, or whole paths where two are the same."""
+    """Return short names of runs: the names of their folders, or whole paths if two names are equal."""
     if len(set(runs)) < len(runs):
         raise InputError(f"each run may be given once, got {', '.join(map(str, runs))}")
     names = [real(folder).name for folder in runs]
@@ -59,15 +59,15 @@ def names_of(runs: Sequence[Path]) -> list[str]:
 
 
 def open_images(run: Run, source: Source) -> tuple[ImageSet, Dataset, str]:
-    """The images that the options name, the data set they are of, and what they are, in words.
+    """Return the images that the options choose, their data set, and a description of them.
 
-    Of training images that are made as they are asked for, these are always the same ones.
+    Training images that are generated on demand are always the same.
     """
     dataset = run.dataset(data_for(run, source.data), source.data_dir)
     if source.data is None and run.config is None:
         say(
-            f"This network was trained on the digits of MNIST, a download. These images are {dataset.name}, which come "
-            "with scikit-learn: smaller digits by other writers. For MNIST's own images, add --data mnist.",
+            f"This network was trained on MNIST. These images are {dataset.name}, which come with scikit-learn: "
+            "smaller digits by other writers. To use MNIST, which is downloaded, add --data mnist.",
             err=True,
         )
     images = parts_of(dataset)[source.split]
@@ -75,33 +75,33 @@ def open_images(run: Run, source: Source) -> tuple[ImageSet, Dataset, str]:
 
 
 def parts_of(dataset: Dataset) -> Mapping[str, ImageSet | PairSet]:
-    """Its images by their part."""
+    """Return the images of a data set by part."""
     return {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
 
 
 def data_for(run: Run, data: str | None) -> str | None:
-    """The data set to look at: the one named, else the run's own, which is None; else what the network shows."""
+    """Return the data set to use: ``data``; None for the run's own; or, without a run, the default of the network."""
     return run.shown_data if data is None and run.config is None else data
 
 
 def preparation_for(files: ImageFiles, own: Preparation | None) -> Preparation | None:
-    """How the command prepares image files, ``own`` being how the network's data were made."""
+    """Return how to prepare image files: ``own``, the preparation of the network's data, unless options say no."""
     if files.prepare == "none" or own is None:
         return None
     if files.fit is not None:
-        raise click.UsageError("--fit is for images that are not prepared; leave it out, or add --prepare none")
+        raise click.UsageError("--fit is for unprepared images; leave it out, or add --prepare none")
     return own
 
 
 def figure_path(figure: Path | None, run: Path | None, name: str) -> Path:
-    """Where a figure goes: to --figure, or among the run's own; without a run folder, into the folder one is in."""
+    """Return the file of a figure: --figure, or a file in RUN/figures, or in the current folder without a run."""
     from torchcaps.training.folder import FIGURES
 
     return figure or (run / FIGURES / f"{name}.png" if run is not None and run.is_dir() else Path(f"{name}.png"))
 
 
 def refuse_options(names: Collection[str], why: str) -> None:
-    """Refuse options of the running command that would do nothing; ``why`` goes on after the option's name."""
+    """Refuse options of the running command that would do nothing; ``why`` follows the option's name."""
     context = click.get_current_context()
     for parameter in context.command.get_params(context):
         given = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE

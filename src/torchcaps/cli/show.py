@@ -1,4 +1,4 @@
-"""How commands print: tables, JSON, and the places they wrote to."""
+"""Print tables, JSON, and the files that a command wrote."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from torchcaps.errors import CONTROL, visible
 if TYPE_CHECKING:
     from rich.text import Text
 
-# strings in JSON hold no line breaks, so that only those of the layout are found
+# strings in JSON cannot contain line breaks, so these patterns match the layout only
 PLAIN_LIST, LINE_BREAK = re.compile(r"\[\n\s*([^][{}]*?)\n\s*\]"), re.compile(r"\n\s*")
 
 
 def say(*lines: str, err: bool = False) -> None:
-    """Print lines of plain text, whatever is in them; see :func:`~torchcaps.errors.visible`."""
+    """Print lines as plain text; control characters are escaped by :func:`~torchcaps.errors.visible`."""
     click.echo("\n".join(map(visible, lines)), err=err)
 
 
 def is_main_process() -> bool:
-    """Whether this is the only process, or the first of those that train together: the one that prints."""
+    """Return whether this process prints: it is the only one, or the first of a distributed run."""
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))
 
 
 def command_line(*words: str | Path) -> str:
-    """``torchcaps`` and its arguments as they are typed into a shell."""
+    """Return ``torchcaps`` and its arguments, quoted for a shell."""
     return shlex.join(["torchcaps", *map(str, words)])
 
 
 def typed() -> str:
-    """The running command as it was typed."""
+    """Return the running command, quoted for a shell."""
     return command_line(*(click.get_current_context().find_root().obj or ()))
 
 
 def by(shape: Sequence[int]) -> str:
-    """A shape as ``1×28×28``."""
+    """Return a shape as text: ``1×28×28``."""
     return "×".join(map(str, shape))
 
 
@@ -56,13 +56,13 @@ def show(
     figure: Path | None = None,
     about: Mapping[str, Any] | Sequence[Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
-    """Print a result, and draw it where asked to.
+    """Print a result, and draw it to a file if one is given.
 
     Args:
         result: Its numbers, tables and figures.
-        json: Print the numbers as JSON, and nothing else.
-        figure: Where the figures go, over no other file; nothing is drawn if None.
-        about: What the JSON says besides: of the result, or of each of its parts where it is a list.
+        json: Print JSON instead of tables.
+        figure: File of the figures, which must be new; None: draw nothing.
+        about: Further entries of the JSON object; a list of them if the result is a list.
     """
     if json:
         found = result.to_dict()
@@ -83,9 +83,9 @@ def show(
 
 
 def print_json(value: Any) -> None:
-    """JSON for other programs; lists of plain values are on one line each.
+    """Print JSON for other programs, with each list of plain values on one line.
 
-    Control characters are escaped as JSON does it, also those that it allows as they are.
+    All control characters are escaped, also the ones that JSON allows.
     """
     text = json_.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     text = CONTROL.sub(lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", text)
@@ -93,7 +93,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(shown: Table) -> None:
-    """A table under its title and notes, or a name and its value a line, and an empty line."""
+    """Print a table under its title and notes; without columns, one name and value a line."""
     from rich import box
     from rich.console import Console
     from rich.table import Table as Grid
@@ -101,7 +101,7 @@ def print_table(shown: Table) -> None:
 
     to = Console(highlight=False)
     for line in ([Styled(shown.title, "bold")] if shown.title else []) + list(shown.note):
-        to.print(_text(line), soft_wrap=True)  # never cut, so that paths in it can be copied
+        to.print(_text(line), soft_wrap=True)  # not wrapped, so that paths can be copied
     if shown.columns:
         grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
         for index, heading in enumerate(shown.columns):
@@ -116,7 +116,7 @@ def print_table(shown: Table) -> None:
     elif shown.rows:
         indent = max(len(str(name)) for name, _ in shown.rows) + 2
         wrap = textwrap.TextWrapper(max(to.width - indent, 20), break_long_words=False, break_on_hyphens=False)
-        for name, value in shown.rows:  # long values go on under themselves, though no path is cut
+        for name, value in shown.rows:  # continue a long value below itself; do not break paths
             first, *others = map(visible, wrap.wrap(str(value)) or [""])
             to.print(Text.assemble((f"{name:{indent}}", "bold"), first), soft_wrap=True)
             for line in others:
@@ -126,7 +126,7 @@ def print_table(shown: Table) -> None:
 
 
 def _text(cell: str | Styled) -> Text:
-    """A cell as plain text: brackets in names of files and classes are no markup."""
+    """Return a cell as plain text, in which brackets are no markup."""
     from rich.text import Text
 
     return Text(visible(cell.text), style=cell.style) if isinstance(cell, Styled) else Text(visible(cell))

@@ -1,4 +1,4 @@
-"""``torchcaps train``: every option of a network, of its recipe and of a run is one here, made of what declares it."""
+"""``torchcaps train``, whose options are made from the arguments of networks, recipe and run."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ from torchcaps.training.recipe import Recipe
 
 
 class RunCommand(Command):
-    """A command with an option for every field of a run, of its recipe, and of whatever parts are registered."""
+    """A command with an option for every field of a run, of its recipe, and of all registered parts."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The options; plugins, which are loaded before the first call of this, have added theirs."""
-        if __name__ not in ctx.meta:  # click asks several times, and compares what it was given
+        """Return the options, including plugins' options: plugins are loaded before the first call."""
+        if __name__ not in ctx.meta:  # click calls this several times and compares the returned objects
             ctx.meta[__name__] = run_options()
         return [*super().get_params(ctx), *itertools.chain.from_iterable(ctx.meta[__name__].values())]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments; ``--no-decoder`` is short for ``--decoder none``."""
+        """Parse the arguments; ``--no-decoder`` is short for ``--decoder none``."""
         load_plugins(args)
         absent = {f"--no-{name}" for name, each in known_options().items() if each.choice and each.choice.optional}
         return super().parse_args(ctx, [f"--{word[5:]}=none" if word in absent else word for word in args])
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options of the command, of the run and of the recipe, one a line: there are many."""
+        """Write the options of the command, of the run and of the recipe, one a line."""
         for heading, found in ({"Options": super().get_params(ctx)} | ctx.meta[__name__]).items():
             write_options(formatter, heading, ctx, found)
 
 
 def known_options() -> dict[str, Option]:
-    """The options of a run, of its recipe and of all registered parts, by their names; one name, one meaning."""
+    """Return the options of a run, of its recipe and of all registered parts, by their names."""
     found = {name: each for owner in all_parts() for name, each in options(owner).items()}
     found |= {**options(Recipe), **options(TrainConfig)}
-    return {  # an option that holds several parts is given by no name
+    return {  # an option that holds several parts cannot be given on the command line
         name: each
         for name, each in found.items()
         if name not in NOT_ON_COMMAND_LINE and not (each.choice and each.choice.many)
@@ -66,7 +66,7 @@ def known_options() -> dict[str, Option]:
 
 
 def run_options() -> dict[str, list[click.Option]]:
-    """An option for each of them, by their headings in the help, which does not list those of parts."""
+    """Return the options of :func:`known_options` by heading; options of parts are hidden from the help."""
     made: dict[str, list[click.Option]] = {"Run": [], "Recipe (default: the preset's)": [], "Parts": []}
     run, recipe, parts = made.values()
     helps = field_help(TrainConfig) | field_help(Recipe)
@@ -81,7 +81,7 @@ def run_options() -> dict[str, list[click.Option]]:
 
 
 def field_option(field: Option, words: str, default: str = "none", **more: Any) -> click.Option:
-    """The option of a field; without a default, as it is only asked whether it was given."""
+    """Return the option of a field, without a default: only options that were given change a run."""
     hint, choice = field.hint, field.choice
     if choice is not None:
         hint = Annotated[str, partial(read_part, choice)]
@@ -93,21 +93,21 @@ def field_option(field: Option, words: str, default: str = "none", **more: Any) 
 
 
 def read_part(choice: Choice, name: str) -> str | None:
-    """The name of a part, or NAME:VALUE with its first option, or ``none`` where it may be left out."""
+    """Check the name of a part, or NAME:VALUE with its first option; None for ``none`` if the part is optional."""
     if name == "none" and choice.optional:
         return None
-    find(choice.kind, name.partition(":")[0])  # raises, where there is none
+    find(choice.kind, name.partition(":")[0])  # raises InputError for an unknown name
     return name
 
 
 def option_of(kind: str) -> str | None:
-    """The option that chooses a part of a kind, ``--routing``; None where there is none, as for a network."""
+    """Return the option that chooses a part of a kind, such as ``--routing``; None if there is none."""
     choosing = [name for name, each in known_options().items() if each.choice and each.choice.kind == kind]
     return option_name(kind if kind in choosing else choosing[0]) if choosing else None
 
 
 def field_help(kind: type[Settings]) -> dict[str, str]:
-    """The text under each field of a dataclass, on one line (PEP 258, "attribute docstrings")."""
+    """Return the docstring under each field of a dataclass, on one line (PEP 258, "attribute docstrings")."""
     found = {name: each.help for name, each in options(kind).items()}
     (defined,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(defined, ast.ClassDef)
@@ -119,28 +119,31 @@ def field_help(kind: type[Settings]) -> dict[str, str]:
 
 
 @command(
-    ("train compact --data mnist --epochs 5 --batch-size 64 --learning-rate 0.002 --seed 1", "all as you like it"),
-    ("train --data folder:photos --image-size 32", "your own images, one sub-folder a class"),
-    ("train --resume runs/first-digits-1", "resume a run that was stopped"),
+    (
+        "train compact --data mnist --epochs 5 --batch-size 64 --learning-rate 0.002 --seed 1",
+        "a preset, a data set and your own settings",
+    ),
+    ("train --data folder:photos --image-size 32", "your own images, one sub-folder for each class"),
+    ("train --resume runs/first-digits-1", "continue a stopped run"),
     cls=RunCommand,
 )
 def train(
     preset: str | None = None,
     *,
-    out: Annotated[Path | None, "Run folder, a new one; runs/PRESET-DATA-N by default."] = None,
-    resume: Annotated[Path | None, "Resume the run in this folder."] = None,
-    config: Annotated[Path | None, "Start from a run's config.json."] = None,
+    out: Annotated[Path | None, "New run folder (default: runs/PRESET-DATA-N)."] = None,
+    resume: Annotated[Path | None, "Continue the run in this folder."] = None,
+    config: Annotated[Path | None, "Take the settings from a run's config.json."] = None,
     figures: Annotated[bool, "Draw figures at the end."] = True,
-    find_learning_rate: Annotated[bool, "Try many learning rates for a step each, say which to take, and end."] = False,
+    find_learning_rate: Annotated[bool, "Run a learning-rate range test, print a suggestion, and exit."] = False,
     **fields: Any,
 ) -> None:
-    """Train a network, keep the epoch best on validation images, and test it once.
+    """Train a network, keep the best epoch on validation images, and test it once.
 
-    PRESET is trained on its own data set unless --data is given; without PRESET it is `first`, on digits, which takes
-    about a minute. `torchcaps presets PRESET` lists all.
+    Without --data, PRESET is trained on its own data set. The default preset is `first`, on digits, which takes about a
+    minute. `torchcaps presets PRESET` lists all options of a preset.
     """
     context = click.get_current_context()
-    given = click.core.ParameterSource.COMMANDLINE  # None among the values is one, not an absence
+    given = click.core.ParameterSource.COMMANDLINE  # an option may be given the value None
     overrides = {name: value for name, value in fields.items() if context.get_parameter_source(name) is given}
     if resume is not None:
         refuse_options(("out", "config", "find_learning_rate"), "is for a new run, and --resume continues one")
@@ -149,7 +152,7 @@ def train(
 
         unused = ("out", "figures", *UNUSED_SETTINGS)
         refuse_options(unused, "is not used by --find-learning-rate, which writes nothing and sets the rates itself")
-    described = build_config(preset, config, overrides) if resume is None else None  # a typo is told at once
+    described = build_config(preset, config, overrides) if resume is None else None  # report a typo before torch loads
 
     from torchcaps import training
     from torchcaps.training.progress import choose_progress
@@ -166,7 +169,7 @@ def train(
 
 
 def build_config(preset: str | None, file: Path | None, overrides: Mapping[str, Any]) -> TrainConfig:
-    """The configuration that the argument PRESET or a file, and the options, describe."""
+    """Return the configuration that PRESET or a file, and the options, describe."""
     base = read_config(file) if file else make_config(preset)
     if file and preset not in (None, base.preset):
         raise InputError(f"{file} is a configuration of {base.preset}; leave {preset} or --config out")
@@ -182,7 +185,7 @@ def build_config(preset: str | None, file: Path | None, overrides: Mapping[str, 
 
 
 def show_summary(summary: Mapping[str, Any]) -> None:
-    """What a run ended with, where it lies, and what to do with it."""
+    """Print the test results of a run, its folder, and commands to go on with."""
     from torchcaps.models.pretrained import CONFIG
     from torchcaps.training.folder import FIGURES
 

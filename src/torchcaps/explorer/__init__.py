@@ -1,8 +1,8 @@
-"""A local page on which one draws and watches capsules respond: ``torchcaps explore``.
+"""A local web page to draw on and to watch capsules respond: ``torchcaps explore``.
 
-``state.py`` has a network's answers to an image, ``learning.py`` those of a network that is trained meanwhile,
-``questions.py`` brings both to the browser as JSON, and ``server.py`` serves them and ``page/`` to this machine only.
-Everything loads on first use.
+``state.py`` computes a network's answers to an image, ``learning.py`` the answers of a network during its training.
+``questions.py`` sends both to the browser as JSON. ``server.py`` serves them and the files of ``page/`` to this machine
+only; ``static.py`` writes the page for any web server. Everything is imported on first use.
 """
 
 from torchcaps._lazy import attach

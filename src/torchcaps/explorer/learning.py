@@ -1,4 +1,4 @@
-"""A training that the explorer watches: its progress, and the network's answers to a few images meanwhile."""
+"""Show a training in the explorer: its progress, and the network's answers to a few images."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ from torchcaps.training import Progress, Run, TrainConfig
 from torchcaps.training.data import cropped, load_run_data
 from torchcaps.training.load import preparation_of
 
-MOST_IMAGES = 10
-MOST_POINTS = 200
-"""Points of the curve of losses, at most."""
-INTERVAL = 0.5
-"""Seconds between two copies of the network, at least."""
+MAX_IMAGES = 10
+"""Images whose answers are shown during the training."""
+MAX_CURVE_POINTS = 200
+"""Points of the loss curve."""
+MIN_COPY_SECONDS = 0.5
+"""Seconds between two copies of the network."""
 
 
 class Learning(Progress):
-    """The progress of a run, for the page and for another display.
+    """Progress of a run, for the page and for a second display such as the terminal.
 
-    The page sees copies of the network's weights; the training is the same as without it.
+    The page uses copies of the network's weights, so the training is the same as without the page.
 
     Args:
         config: The run.
-        shown: Shows the progress elsewhere, as well.
+        shown: The second display.
 
     Attributes:
-        explorer: The network as it was copied last, with the test images of the run's data.
-        images: The images that are watched: test images, one of each class, of ten classes at most.
+        explorer: The last copy of the network, with the test images of the run's data.
+        images: The images to answer: one test image of each class, at most ten.
         labels: Their labels, in words.
 
     Raises:
@@ -58,10 +59,10 @@ class Learning(Progress):
             images_of=f"test images of {self._data}",
             preparation=preparation_of(config),
         )
-        # what is only handed on
+        # passed through to the second display
         self.shown, self.message, self.stop = shown, shown.message, shown.stop  # type: ignore[method-assign]
         classes = data.test.labels.reshape(len(data.test), -1).numpy()
-        watched = np.unique(classes[:, 0], return_index=True)[1][:MOST_IMAGES]
+        watched = np.unique(classes[:, 0], return_index=True)[1][:MAX_IMAGES]
         self.images, self._classes = data.test.images[watched], classes[watched]
         self.labels = [self.explorer.pick(int(index))[1] for index in watched]
         self._numbers: dict[str, Any] = {"isRunning": True, "says": "The training begins.", "epoch": 1, "step": 0}
@@ -71,49 +72,55 @@ class Learning(Progress):
         self._copied = 0.0
 
     def network(self, network: nn.Module) -> None:
-        """Remember the network that is trained."""
+        """Keep a reference to the network in training."""
         assert isinstance(network, Network)
         self._network = network
         self.shown.network(network)
 
     def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
-        """Note how many steps there are."""
+        """Record the number of epochs and steps."""
         self._numbers |= {"epochs": epochs, "steps": epochs * steps_per_epoch}
         self.shown.start(epochs=epochs, steps_per_epoch=steps_per_epoch, done=done)
 
     def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
-        """Note the loss, and copy the weights if the last copy is old enough."""
+        """Record the loss, and copy the weights if the last copy is older than half a second."""
         self._numbers |= {"says": "The network is learning.", "epoch": epoch, "step": step}
         self._loss.append((step, loss))
-        if time.monotonic() - self._copied > INTERVAL:
+        if time.monotonic() - self._copied > MIN_COPY_SECONDS:
             self._copy()
         self.shown.step(epoch=epoch, step=step, images_per_second=images_per_second, loss=loss)
 
     def epoch(self, row: Mapping[str, Any]) -> None:
-        """Note the accuracy on the validation images."""
+        """Record the accuracy on the validation images, and copy the weights."""
         self._accuracy.append((row["step"], row["validation_accuracy"]))
         self._copy()
         self.shown.epoch(row)
 
     def end(self, run: Run, accuracy: float) -> None:
-        """Explore the network of the best epoch of the finished run; ``accuracy`` is that on the test images, 0..1."""
+        """Switch to the best epoch of the finished run.
+
+        Args:
+            run: The finished run.
+            accuracy: Accuracy on the test images, 0..1.
+        """
         self.explorer.model, self.explorer.calibration = run.model, run.images.calibration or self.explorer.calibration
         self.explorer.what = f"trained on {self._data}"
-        says = f"Trained: {100 * accuracy:.1f} % of the test images are right. The run is in {run.path}."
+        says = f"Trained: {100 * accuracy:.1f} % of the test images are classified correctly. Run folder: {run.path}."
         self._numbers |= {"isRunning": False, "says": says}
 
     def numbers(self) -> dict[str, Any]:
-        """The progress of the training, as plain values."""
-        every = -(-len(self._loss) // MOST_POINTS) or 1
+        """Return the progress of the training, as plain values."""
+        every = -(-len(self._loss) // MAX_CURVE_POINTS) or 1
         curves = {"loss": self._loss[::-every][::-1], "accuracy": self._accuracy}
         return {**self._numbers, **curves, "what": self.explorer.what}
 
     def look(self) -> dict[str, Any]:
-        """The answers of the network as it was copied last to the images that are watched.
+        """Return the answers of the last copy of the network to :attr:`images`.
 
-        ``scores`` (N,) are those of the right class, or of the first of several; ``seen`` are the names of the classes
-        of the highest scores, ``right`` whether they are right ones, and ``decoded`` the images (C, H, W), 0..255,
-        decoded from their capsules; None without a decoder.
+        Returns:
+            ``scores`` (N,): score of the true class (the first one, if there are several). ``seen``: name of the
+            predicted class. ``right``: whether the prediction is correct. ``decoded``: images (C, H, W), 0..255,
+            decoded from the predicted class's capsule; None without a decoder.
         """
         explorer, model = self.explorer, self.explorer.model
         with inference(model):

@@ -1,4 +1,4 @@
-"""The patch of the image that a cell of the routing maps sees, by the windows of the layers before it."""
+"""Compute the patch of the image that a cell of the routing maps sees (its receptive field)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from torchcaps.nn import ChannelNorm, ConvCapsules, PrimaryCapsules
 
 WINDOWS = nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d
 POINTWISE = nn.ReLU | nn.Identity | nn.Dropout | nn.Dropout2d | nn.BatchNorm2d | ChannelNorm
-"""Layers that look at each place by itself."""
+"""Layers that do not mix positions."""
 
 
 def find_patches(network: Network) -> dict[str, list[int]] | None:
-    """The pixels that the cells of the class capsules' inputs see: ``first``, ``stride`` and ``size``, down and across.
+    """Return the receptive fields of the cells of the class capsules' inputs.
 
-    Cell n along an axis sees ``size`` pixels from pixel ``first + n·stride`` on; those beyond the edge are padding.
-    A layer of kernel k, stride s and padding p makes of these first - p·stride, stride·s and size + (k - 1)·stride.
+    Cell n along an axis sees ``size`` pixels, the first of which is ``first + n·stride``; pixels beyond the edge are
+    padding. A layer with kernel k, stride s and padding p changes first, stride and size to first - p·stride, stride·s
+    and size + (k - 1)·stride.
 
     Returns:
-        None where the capsules stand on no map, or where a layer is not known to look through one window.
+        ``first``, ``stride`` and ``size``, each along the height and the width; None if the capsules have no grid
+        positions, or if a layer of unknown kind may mix positions in another way.
     """
     if not isinstance(network, CapsNet) or network.flow[-2].grid is None:
         return None
@@ -35,20 +37,20 @@ def find_patches(network: Network) -> dict[str, list[int]] | None:
         kernel, step, padding = (np.broadcast_to(value, 2) for value in window)
         first, size, stride = first - padding * stride, size + (kernel - 1) * stride, stride * step
         places = (places + 2 * padding - kernel) // step + 1
-    if tuple(places) != network.flow[-2].grid[1:]:  # the layers do not follow one another
+    if tuple(places) != network.flow[-2].grid[1:]:  # the layers are not in sequence
         return None
     return {"first": first.tolist(), "stride": stride.tolist(), "size": size.tolist()}
 
 
 def _windows(network: CapsNet) -> Iterator[tuple[Any, Any, Any] | None]:
-    """Kernel, stride and padding of each layer before the class capsules; None for one of another kind."""
+    """Yield kernel, stride and padding of each layer before the class capsules; None for an unknown layer."""
     for part in network.backbone.modules():
         if isinstance(part, WINDOWS):
             plain = getattr(part, "dilation", 1) in (1, (1, 1)) and not isinstance(part.padding, str)
             yield (part.kernel_size, part.stride, part.padding) if plain else None
         elif not any(part.children()) and not isinstance(part, POINTWISE):
             yield None
-    primary: nn.Module = network.primary_capsules  # one's own, perhaps
+    primary: nn.Module = network.primary_capsules  # may be a user's module
     known = isinstance(primary, PrimaryCapsules)
     yield (primary.primary_kernel, primary.primary_stride, primary.primary_padding) if known else None
     for layer in network.layers[:-1]:

@@ -1,16 +1,15 @@
-"""The page's questions and their answers, both JSON.
+"""Answer the questions of the page; questions and answers are JSON.
 
-    look      {network, pixels, iterations}  → View, its decoded images as those of decode
+    look      {network, pixels, iterations}  → View; decoded: as the answer of decode
     votes     the same, and {cell}       → agreement and coupling, see Explorer.votes
-    decode    {network, classes, poses}  → whole: the decoded image, apart: of several objects, each in its colour
+    decode    {network, classes, poses}  → whole: the decoded image, apart: each of several objects, in its colour
     pick      {index}                    → pixels: a test image, label: its label in words
-    read      {name, data, prepare}      → pixels: the image of a file, changes: how it was prepared, in words
+    read      {name, data, prepare}      → pixels: the image of a file, changes: its preparation, in words
     progress  {}                         → Learning.numbers and Learning.look
 
-``network`` is the number of the network that is asked, 0 where it is left out; ``iterations`` are those of its routing,
-0 for its own number; ``cell`` is the row and the column of a cell of the routing maps. Pixels are base64: an image as
-its C·H·W bytes, channel after channel, a coupling map as its H·W bytes. Where a value is wrong, the answer is
-{error: sentence}.
+``network`` is the number of the network (default 0), ``iterations`` the number of its routing iterations (default 0:
+its own number), and ``cell`` the row and column of a cell of the routing maps. Pixels are base64: the C·H·W bytes of an
+image, channel after channel, or the H·W bytes of a coupling map. If a value is wrong, the answer is {error: sentence}.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ from torchcaps.explorer.state import Explorer, View, check_side_by_side, to_byte
 from torchcaps.models.output import HIGHEST
 from torchcaps.ranges import Range
 
-LARGEST_FILE = 32 * 2**20
-"""Bytes of an uploaded image at most."""
-LARGEST_QUESTION = 4 * LARGEST_FILE // 3 + 2**20
-"""Bytes of a question at most: an image file as base64, and some words."""
+MAX_FILE_BYTES = 32 * 2**20
+"""Largest uploaded image file."""
+MAX_QUESTION_BYTES = 4 * MAX_FILE_BYTES // 3 + 2**20
+"""Largest question: an image file as base64, and some text."""
 OBJECT_COLOURS = ((255, 128, 0), (51, 153, 255))
-"""Red, green, blue of the first object and of the second: orange and blue, which every colour vision tells apart and
-which are white together, so that a pixel that both objects explain is white. Further objects repeat them."""
+"""Red, green, blue of the first object (orange) and the second (blue). People with any colour vision can tell them
+apart, and their sum is white, so a pixel of both objects is white. Further objects repeat the two colours."""
 
 
 class Questions:
-    """The questions that the page may ask.
+    """Answers to the questions of the page.
 
     Args:
-        explorers: One network, or two that see the same images; test images and files are those of the first.
-        learning: The training that is watched.
+        explorers: One network, or two that take the same images; the first supplies test images and reads files.
+        learning: The training to show; None if there is none.
     """
 
     NAMES = ("look", "votes", "decode", "pick", "read", "progress")
@@ -55,13 +54,13 @@ class Questions:
         self.explorers, self.learning = explorers, learning
 
     def about(self) -> str:
-        """The facts that the page needs before there is an image, as JSON."""
+        """Return the facts that the page needs at its start, as JSON."""
         learning = self.learning and {"images": list(self.learning.images.numpy()), "labels": self.learning.labels}
         networks = [describe(explorer) for explorer in self.explorers]
         return json.dumps({"networks": networks, "learning": learning}, default=encode)
 
     def answer(self, name: str, question: Any) -> str:
-        """The answer to the question of a name, as JSON."""
+        """Return the answer to a question, as JSON."""
 
         def value(name: str, hint: Any, default: Any = None) -> Any:
             found = question.get(name, default) if isinstance(question, dict) else default
@@ -83,7 +82,7 @@ class Questions:
             if len(data) != math.prod(shape):
                 raise InputError(
                     f"the image has {len(data)} bytes, but this network takes {'×'.join(map(str, shape))} = "
-                    f"{math.prod(shape)} (channels × height × width); it may be from a link for another network"
+                    f"{math.prod(shape)} (channels × height × width); the link may be for another network"
                 )
             image, iterations = np.frombuffer(data, np.uint8).reshape(shape).copy(), value("iterations", int, 0)
             if name == "look":
@@ -104,12 +103,12 @@ class Questions:
             prepared = explorer.read(value("name", str), _bytes(value("data", str)), prepare=prepare)
             return {"pixels": prepared.image, "changes": prepared.changes}
         if self.learning is None:
-            raise InputError("no network learns here; start the explorer with --train")
+            raise InputError("there is no training to show; start the explorer with --train")
         return self.learning.numbers() | self.learning.look()
 
 
 def describe(explorer: Explorer) -> dict[str, Any]:
-    """The facts that the page needs about a network."""
+    """Return the facts that the page needs about a network."""
     return {
         "name": explorer.name,
         "what": explorer.what,
@@ -127,13 +126,13 @@ def describe(explorer: Explorer) -> dict[str, Any]:
         "patches": explorer.patches,
         "score": explorer.score_name,
         "highest": HIGHEST[explorer.score_name],
-        "largestFile": LARGEST_FILE,
+        "maxFileBytes": MAX_FILE_BYTES,
         "colours": [f"rgb{colour}" for colour in OBJECT_COLOURS],
     }
 
 
 def encode(value: Any) -> Any:
-    """The form that an array or a dataclass has in JSON."""
+    """Return an array or a dataclass as values for JSON."""
     if not isinstance(value, np.ndarray):
         return vars(value)
     if value.dtype == np.uint8:
@@ -142,13 +141,13 @@ def encode(value: Any) -> Any:
 
 
 def _as_answer(view: View) -> dict[str, Any]:
-    """Return a view as the page takes it; capsules keep float32's digits, so that they decode to the same bytes."""
+    """Return a view for JSON; capsules keep the digits of float32, so that they decode to the same bytes."""
     capsules = None if view.capsules is None else view.capsules.astype(np.float64).round(8).tolist()
     return vars(view) | {"capsules": capsules, "decoded": None if view.decoded is None else _coloured(view.decoded)}
 
 
 def _coloured(images: Float[np.ndarray, "P C H W"]) -> dict[str, Any]:
-    """An image of one object; or of several, each in the colour of its own, and all as lights on one place."""
+    """Return the image of one object; or several objects, each in its colour, and the sum of their colours."""
     if len(images) == 1:
         return {"whole": to_bytes(images[0]), "apart": []}
     colours = np.resize(np.array(OBJECT_COLOURS, np.float32) / 255, (len(images), 3, 1, 1))
@@ -160,4 +159,4 @@ def _bytes(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:
-        raise InputError("the image is not valid base64; it may be from a link that was cut") from None
+        raise InputError("the image is not valid base64; a link may have been cut off") from None

@@ -1,8 +1,8 @@
-"""The page and the answers to its questions, served by Python's ``http.server`` to this machine only.
+"""Serve the page and the answers to its questions by Python's ``http.server``, to this machine only.
 
-A browser lets the page of any site send requests to 127.0.0.1. So a request is answered only if it names this machine
-(``Host``) and no page of another origin sent it (``Origin``; another port of this machine is another origin). A request
-that names no origin, such as curl's, is answered too.
+Browsers let the page of any site send requests to 127.0.0.1. So the server answers a request only if it names this
+machine (``Host``) and was not sent by a page of another origin (``Origin``; another port of this machine is another
+origin). A request without an origin, such as curl's, is answered too.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from typing import Any
 
 from torchcaps.errors import InputError
 from torchcaps.explorer.learning import Learning
-from torchcaps.explorer.questions import LARGEST_QUESTION, Questions
+from torchcaps.explorer.questions import MAX_QUESTION_BYTES, Questions
 from torchcaps.explorer.state import Explorer
 
 HOST, PORT = "127.0.0.1", 7860
-"""Where the page is served, if no other port is named and this one is free."""
-AT_ONCE = 2
-"""Questions that are answered at the same time, so that a few large images do not fill the memory; others wait."""
-CONNECTIONS = 64
-"""Connections that may be open at the same time; a further one is closed at once."""
-PATIENCE = 60.0
-"""Seconds after which a connection is read no further, however slowly its request comes."""
+"""Default address of the page; another port is used if this one is taken."""
+MAX_ANSWERS_AT_ONCE = 2
+"""Questions answered at the same time; others wait, so that a few large images do not fill the memory."""
+MAX_CONNECTIONS = 64
+"""Open connections; a further one is closed at once."""
+MAX_CONNECTION_SECONDS = 60.0
+"""Seconds after which the server stops reading from a connection."""
 
 PAGE = Path(__file__).parent / "page"
 """The files of the page."""
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-_OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?", re.ASCII)  # any port: that of an SSH tunnel may differ
+_OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?", re.ASCII)  # any port: an SSH tunnel may change it
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -50,15 +50,15 @@ _HEADERS = {
 
 @contextmanager
 def serving(explorers: Sequence[Explorer], port: int | None = None, learning: Learning | None = None) -> Iterator[str]:
-    """Serve the page in a thread, as long as the context lasts, at the address that is yielded.
+    """Serve the page in a thread until the context ends; yield its address.
 
     Args:
-        explorers: The networks that are explored: one, or two side by side, whose images are those of the first.
-        port: The port of 127.0.0.1; 0 is any free port, None is 7860 or, if that is taken, any free one.
-        learning: The training that is watched; its explorer is the only one then.
+        explorers: One network, or two to show side by side; the first supplies the test images.
+        port: Port of 127.0.0.1; 0: any free port; None: 7860 or, if that is taken, any free port.
+        learning: The training to show; ``explorers`` then holds its explorer only.
 
     Raises:
-        InputError: The port cannot be used, or the networks see different images or classes.
+        InputError: The port cannot be used, or the networks take different images or classes.
     """
     questions = Questions(explorers, learning)
     try:
@@ -79,13 +79,13 @@ def serving(explorers: Sequence[Explorer], port: int | None = None, learning: Le
 
 
 class _Server(ThreadingTCPServer):
-    """A thread for each connection; a bounded number of connections, each read for a bounded time."""
+    """HTTP server with a thread for each connection, and limits on their number and time."""
 
-    allow_reuse_address = os.name == "posix"  # a port that was just given up; on Windows also one that is in use
+    allow_reuse_address = os.name == "posix"  # reuse a port that was just released; Windows would also reuse a busy one
     request_queue_size = 128
 
     def __init__(self, questions: Questions, port: int) -> None:
-        self.questions, self.answering = questions, threading.Semaphore(AT_ONCE)
+        self.questions, self.answering = questions, threading.Semaphore(MAX_ANSWERS_AT_ONCE)
         self.page = {f"/{file.name}": (file.read_bytes(), _KINDS[file.suffix]) for file in PAGE.iterdir()}
         self.page["/"] = self.page.pop("/page.html")
         self.page["/about.js"] = f"const props = {questions.about()};".encode(), "text/javascript"
@@ -93,14 +93,14 @@ class _Server(ThreadingTCPServer):
         super().__init__((HOST, port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self.opened) >= CONNECTIONS:
+        if len(self.opened) >= MAX_CONNECTIONS:
             return self.shutdown_request(request)
         self.opened[request] = time.monotonic()
         return super().process_request(request, client_address)
 
     def service_actions(self) -> None:  # called at each poll
         for connection, since in list(self.opened.items()):
-            if time.monotonic() - since > PATIENCE:
+            if time.monotonic() - since > MAX_CONNECTION_SECONDS:
                 _shut(connection, socket.SHUT_RD)
 
     def shutdown_request(self, request: Any) -> None:
@@ -110,20 +110,20 @@ class _Server(ThreadingTCPServer):
     def server_close(self) -> None:
         for connection in list(self.opened):
             _shut(connection, socket.SHUT_RDWR)
-        super().server_close()  # waits for the threads, which may be computing an answer
+        super().server_close()  # waits for threads that still compute an answer
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), ConnectionError):  # who went away leaves no traceback in the terminal
+        if not isinstance(sys.exception(), ConnectionError):  # no traceback if the browser has closed the connection
             super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """The answer to the one request of a connection."""
+    """Answer the single request of a connection."""
 
     server: _Server
     timeout = 10  # seconds to wait for the next bytes
-    disable_nagle_algorithm = True  # else the body of an answer waits until its head is confirmed, up to 40 ms
-    default_request_version = "HTTP/1.0"  # else a request that is no HTTP is answered without a head
+    disable_nagle_algorithm = True  # otherwise the body waits up to 40 ms for the confirmation of the head
+    default_request_version = "HTTP/1.0"  # otherwise a malformed request is answered without a head
 
     def parse_request(self) -> bool:
         if not super().parse_request():
@@ -135,25 +135,27 @@ class _Handler(BaseHTTPRequestHandler):
         return refused is None
 
     def refusal(self) -> tuple[int, str] | None:
-        """The status and the sentence with which a request is refused by its head; None for one that is not."""
+        """Return status and sentence to refuse a request by its head; None to answer it."""
         hosts, asks = self.headers.get_all("Host", []), self.command == "POST"
         if len(hosts) != 1 or not _OWN_HOST.fullmatch(hosts[0].lower()):
             return 400, "The explorer answers requests for 127.0.0.1 and localhost only."
         known = {f"/ask/{name}" for name in Questions.NAMES} if asks else self.server.page
         if self.path not in known or self.command not in ("GET", "POST"):
-            return 404, "The explorer has nothing at this address."
-        site = "none" if self.path == "/" else self.headers.get("Sec-Fetch-Site", "none")  # any site may link to it
+            return 404, "The explorer has no such page."
+        site = (
+            "none" if self.path == "/" else self.headers.get("Sec-Fetch-Site", "none")
+        )  # any site may link to the page itself
         own, origins = f"http://{hosts[0].lower()}", self.headers.get_all("Origin", [])
         if site not in ("none", "same-origin") or any(origin.lower() != own for origin in origins):
-            return 403, "The explorer answers its own page only, not those of other sites."
+            return 403, "The explorer answers its own page only, not pages of other sites."
         if not asks:
             return None
         if self.headers.get_content_type() != "application/json":
             return 415, "A question must be application/json."
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch(r"[0-9]{1,12}", length):
-            return 411, "A question must say how many bytes it has."
-        return (413, "The question is too large.") if int(length) > LARGEST_QUESTION else None
+            return 411, "A question must give its length in bytes (Content-Length)."
+        return (413, "The question is too large.") if int(length) > MAX_QUESTION_BYTES else None
 
     def do_GET(self) -> None:
         self.send(200, *self.server.page[self.path])
@@ -169,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.send(200, answer.encode(), "application/json")
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
-        self.refuse(400, "The request is no HTTP that the explorer understands.")
+        self.refuse(400, "The request is not valid HTTP.")
 
     def refuse(self, status: int, sentence: str) -> None:
         self.send(status, json.dumps({"error": sentence}).encode(), "application/json")
@@ -185,8 +187,8 @@ class _Handler(BaseHTTPRequestHandler):
     def finish(self) -> None:
         super().finish()
         _shut(self.connection, socket.SHUT_WR)
-        with suppress(OSError):  # the rest of a refused request: closed before, the connection might lose the answer
-            for _ in range(LARGEST_QUESTION // 2**16):
+        with suppress(OSError):  # read the rest of a refused request first, or the browser might lose the answer
+            for _ in range(MAX_QUESTION_BYTES // 2**16):
                 if not self.connection.recv(2**16):
                     break
 
@@ -195,5 +197,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _shut(connection: socket.socket, how: int) -> None:
-    with suppress(OSError):  # it is closed already
+    with suppress(OSError):  # closed already
         connection.shutdown(how)

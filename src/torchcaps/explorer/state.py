@@ -1,6 +1,6 @@
-"""A network's answers to an image: scores, capsules, coupling, and the image that a changed capsule decodes to.
+"""Compute a network's answers to an image: scores, capsules, coupling, and decoded images.
 
-No page and no server in it. J classes, D components, T routing iterations, P objects in an image.
+J classes, D components, T routing iterations, P objects in an image.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from torchcaps.ranges import AtLeastOneIteration
 from torchcaps.tasks import task_of
 from torchcaps.training import Run
 
-LARGEST_COMPONENT = 1000
-"""The bound of a capsule to decode. Those of a network are below one; decoded images stay finite."""
+MAX_COMPONENT = 1000
+"""Largest component of a capsule to decode, so that decoded images stay finite; a network's are below 1."""
 _SHEET = Path(__file__).parent / "mnist-50.png"  # five rows of the ten digits in order, see mnist-50.md
 
 
@@ -46,11 +46,11 @@ class View:
     """A network's answer to one image.
 
     Args:
-        scores: Class scores: lengths ‖v_j‖ or activations of capsules, or a CNN's probabilities.
-        present: The classes of the P highest scores, the highest first.
-        caveats: Why the answer is unsure, each reason in words; empty where it is not.
-        capsules: Class capsules v_j; None for a network without.
-        routing: How its coupling changes, see :func:`describe_routing`; None where routing cannot be followed.
+        scores: Class scores: lengths ‖v_j‖ or activations of capsules, or probabilities of a CNN.
+        present: The predicted classes: the P highest scores, highest first.
+        caveats: Reasons why the answer is unsure; empty if there are none.
+        capsules: Class capsules v_j; None for a network without capsules.
+        routing: Coupling in each iteration, see :func:`describe_routing`; None if routing cannot be followed.
         decoded: The image decoded from each present class's capsule alone, pixels 0..1; None if no capsule can be
             decoded.
     """
@@ -68,24 +68,25 @@ class Explorer:
     """A network, and images to pick from.
 
     Args:
-        model: Any network of torchcaps, in evaluation mode; another one of the same shape may take its place.
-        class_names: The name of each class; its number where none are given.
-        name: The network's name.
-        what: A description of it and of the data that it was trained on.
+        model: Any network of torchcaps, in evaluation mode; it may be replaced by another of the same shape.
+        class_names: Name of each class (default: its number).
+        name: Name of the network.
+        what: Description of the network and its training data.
         images: Images to pick from; None if there are none.
-        images_of: A description of them.
-        no_images: Why there are none, in a sentence.
-        fit: How an image file is brought to the network's size, see :func:`torchcaps.datasets.read_image`.
-        preparation: How the images that it was trained on were made of drawings, so that photos can be made so too;
-            None where they were not.
-        calibration: The bounds of its usual answers.
+        images_of: Description of ``images``.
+        no_images: Sentence that says why there are no images.
+        fit: How an image file is resized to the network's shape, see :func:`torchcaps.datasets.read_image`.
+        preparation: How the training images were made from drawings, to prepare photos in the same way; None: photos
+            are not prepared.
+        calibration: Thresholds beyond which an answer is unsure.
 
     Attributes:
-        no_pose: Why capsules cannot be decoded, in a sentence; None where they can.
-        no_routing: Why routing cannot be followed, in a sentence; None where it can.
-        iterations: In how many iterations its class capsules are routed; None where the routing has no such number.
-        patches: The pixels that a cell of its routing maps sees, see :func:`~torchcaps.explorer.patches.find_patches`.
-        score_name: The name of class scores, such as "length".
+        no_pose: Sentence that says why capsules cannot be decoded; None if they can.
+        no_routing: Sentence that says why routing cannot be followed; None if it can.
+        iterations: Routing iterations of the class capsules; None if the routing has no such number.
+        patches: Receptive fields of the cells of the routing maps, see
+            :func:`~torchcaps.explorer.patches.find_patches`.
+        score_name: Name of the class scores, such as "length".
     """
 
     model: Network
@@ -125,7 +126,7 @@ class Explorer:
 
     @property
     def title(self) -> str:
-        """The network's name, and what it is."""
+        """Return name and description of the network."""
         return f"{self.name}: {self.what}" if self.what else self.name
 
     def look(self, pixels: UInt8[np.ndarray, "C H W"], iterations: int = 0) -> View:
@@ -158,17 +159,25 @@ class Explorer:
         return View(scores.numpy(), present, said.caveats[0], capsules, routing, decoded)
 
     def votes(self, pixels: UInt8[np.ndarray, "C H W"], cell: Sequence[int], iterations: int = 0) -> dict[str, Any]:
-        """The votes of the capsules in one cell of the routing maps, for the classes that have maps.
+        """Return the votes of the capsules in one cell of the routing maps, for the classes that have maps.
 
-        ``agreement`` and ``coupling`` are [T, types, classes]: ⟨û_j|i, v_j⟩ and c_ij of each iteration. Arguments and
-        errors are those of :meth:`look`; a cell is a row and a column.
+        Args:
+            pixels: As for :meth:`look`.
+            cell: Row and column.
+            iterations: As for :meth:`look`.
+
+        Returns:
+            ``agreement`` ⟨û_j|i, v_j⟩ and ``coupling`` c_ij of each iteration, [T, types, classes].
+
+        Raises:
+            InputError: As for :meth:`look`, or a cell outside the maps.
         """
         if self.no_routing:
             raise InputError(self.no_routing)
         trace = trace_routing(self.routed_in(iterations), torch.from_numpy(pixels)[None])
         if not all(0 <= at < size for at, size in zip(cell, trace.grid[1:], strict=True)):
             last = [size - 1 for size in trace.grid[1:]]
-            raise InputError(f"cells, row and column, go from [0, 0] to {last}, got {list(cell)}")
+            raise InputError(f"cell (row, column) must be [0, 0] to {last}, got {list(cell)}")
         row, column = cell
         rounds, _, _, classes = trace.coupling.shape
 
@@ -178,12 +187,12 @@ class Explorer:
         return {"agreement": of_cell(trace.agreement), "coupling": of_cell(trace.coupling)}
 
     def routed_in(self, iterations: int) -> Network:
-        """The network with another number of iterations of its class capsules, the weights being the same tensors."""
-        model = self.model  # another one may take its place meanwhile
+        """Return the network with another number of iterations of its class capsules; weights are shared."""
+        model = self.model  # a training may replace it at any time
         if iterations in (0, self.iterations):
             return model
         if self.iterations is None:
-            raise InputError("this network's routing has no number of iterations that could be changed")
+            raise InputError("this network's routing has no number of iterations to change")
         check("iterations", iterations, AtLeastOneIteration)
         other = copy.deepcopy(model, {id(each): each for each in (*model.parameters(), *model.buffers())})
         assert isinstance(other, CapsNet)
@@ -191,18 +200,22 @@ class Explorer:
         return other
 
     def decode(self, classes: Sequence[int], poses: Float[np.ndarray, "P D"]) -> Float[np.ndarray, "P C H W"]:
-        """Images decoded from one capsule each, of these classes, the other capsules being zero; pixels 0..1.
+        """Return images (pixels 0..1), each decoded from one capsule; the capsules of other classes are zero.
+
+        Args:
+            classes: Class of each capsule.
+            poses: The capsules, components within ±1000.
 
         Raises:
-            InputError: No decoder, no such class, not a capsule for each, or components that are too large.
+            InputError: No decoder, no such class, not one capsule for each class, or too large components.
         """
         network = require_decoder(self.model, "a reconstruction", "explore")
         most, wanted = network.num_classes, (len(classes), network.capsule_dim)
-        known = 0 < len(classes) <= most and all(0 <= j < most for j in classes)
-        if not known or poses.shape != wanted or not (np.abs(poses) <= LARGEST_COMPONENT).all():
+        has_classes = 0 < len(classes) <= most and all(0 <= j < most for j in classes)
+        if not has_classes or poses.shape != wanted or not (np.abs(poses) <= MAX_COMPONENT).all():
             raise InputError(
-                f"what is decoded must be 1 to {most} classes of 0 to {most - 1}, and for each a capsule of "
-                f"{network.capsule_dim} components of at most ±{LARGEST_COMPONENT}"
+                f"decode needs 1 to {most} classes of 0 to {most - 1}, and for each a capsule of {network.capsule_dim} "
+                f"components within ±{MAX_COMPONENT}"
             )
         with inference(network):
             weight = next(network.parameters())
@@ -211,19 +224,24 @@ class Explorer:
             return network.decode(capsules).float().cpu().numpy()
 
     def pick(self, index: int) -> tuple[UInt8[np.ndarray, "C H W"], str]:
-        """The image of an index, from 0, and its label in words; InputError where there is none."""
+        """Return an image by its index, from 0, and its label in words; InputError if there is none."""
         if self.images is None:
             raise InputError(self.no_images)
         if not 0 <= index < len(self.images):
-            raise InputError(f"test images go from 0 to {len(self.images) - 1}, got {index}")
+            raise InputError(f"the number of a test image must be 0 to {len(self.images) - 1}, got {index}")
         labels = self.images.labels[index].reshape(-1).tolist()
         return self.images.images[index].numpy(), " and ".join(self.class_names[j] for j in labels)
 
     def read(self, name: str, data: bytes, *, prepare: bool = False) -> Prepared:
-        """The contents of an image file of this name as the network takes it, and the changes that this took.
+        """Return the image of an uploaded file in the network's shape, and the changes that were made to it.
 
-        With ``prepare`` it is made as the images were that the network was trained on, see
-        :func:`torchcaps.datasets.prepare_image`. Errors are those of :func:`torchcaps.datasets.read_image`.
+        Args:
+            name: Name of the file, for errors.
+            data: Contents of the file.
+            prepare: Preprocess a photo like the training images, see :func:`torchcaps.datasets.prepare_image`.
+
+        Raises:
+            InputError: As for :func:`torchcaps.datasets.read_image`.
         """
         options: Any = {"preparation": self.preparation if prepare else None, "fit": self.fit, "name": f"“{name}”"}
         with tempfile.TemporaryDirectory() as folder:
@@ -233,9 +251,9 @@ class Explorer:
 
 
 def describe_routing(trace: RoutingTrace) -> dict[str, Any]:
-    """The coupling of one image, iteration by iteration, of all classes or of those of the highest scores.
+    """Return the coupling of one image in each iteration, for at most ten classes (those with the highest scores).
 
-    ``maps`` are the coupling on the grid of the input capsules, averaged over their types, as :func:`levels` has it.
+    ``maps`` hold the coupling on the grid of the input capsules, averaged over types and coded by :func:`levels`.
     """
     shown = shown_classes(trace)
     coupling = trace.maps[:, 0, shown].mean(2)
@@ -255,15 +273,15 @@ def describe_routing(trace: RoutingTrace) -> dict[str, Any]:
 
 
 def shown_classes(trace: RoutingTrace) -> list[int]:
-    """The classes that have maps, in their order: those of the highest scores."""
+    """Return the classes that have maps: the ten highest scores, sorted by class."""
     return sorted(trace.highest)
 
 
 def levels(coupling: Float[np.ndarray, "..."], uniform: float) -> tuple[UInt8[np.ndarray, "..."], float]:
-    """128 + 127·sign(d)·√(|d| / reach), where d is how far coupling is from uniform, and the reach: the largest |d|.
+    """Return the bytes 128 + 127·sign(d)·√(|d| / reach) and the reach.
 
-    All maps have one scale; the root shows small distances beside a few large ones. The reach is a fiftieth of uniform
-    coupling at least.
+    d is the difference of coupling from uniform coupling, and reach the largest |d| (at least a fiftieth of uniform
+    coupling). All maps share one scale. The square root makes small differences visible beside a few large ones.
     """
     reach = max(float(np.abs(coupling - uniform).max()), 0.02 * uniform)
     away = (coupling - uniform) / reach
@@ -271,34 +289,34 @@ def levels(coupling: Float[np.ndarray, "..."], uniform: float) -> tuple[UInt8[np
 
 
 def to_bytes(images: Float[np.ndarray, "..."]) -> UInt8[np.ndarray, "..."]:
-    """Pixels 0..1 as 0..255, rounded."""
+    """Convert pixels 0..1 to bytes 0..255, rounded."""
     return np.round(images.clip(0, 1) * 255).astype(np.uint8)
 
 
 def check_side_by_side(explorers: Sequence[Explorer]) -> None:
-    """Raise InputError unless all networks take the same images and have the same classes."""
+    """Raise InputError unless all networks take images of one shape and have the same classes."""
     seen = {(each.model.in_shape, tuple(each.class_names)): each.name for each in explorers}
     if len(seen) > 1:
         networks = "; ".join(f"{name} has images of {shape}, {', '.join(of)}" for (shape, of), name in seen.items())
-        raise InputError(f"two networks are shown side by side where they see the same images and classes: {networks}")
+        raise InputError(f"two networks side by side must take the same images and have the same classes: {networks}")
 
 
 @checked
 def open_explorer(run: Run, data: str | None = None, data_dir: str | None = None) -> Explorer:
-    """An explorer of a run's network, with the test images of the run's data set to pick from.
+    """Return an explorer of a run's network, with the test images of the run's data set to pick from.
 
-    Nothing is downloaded: data that are not on this machine are left out, and the explorer says why.
+    Nothing is downloaded. Without the data set's files the explorer has no test images, and says why.
 
     Args:
-        run: The network.
+        run: The run.
         data: Another data set than the run's.
-        data_dir: Where its files are.
+        data_dir: Folder of its files.
 
     Raises:
-        InputError: ``data`` is named, but is not here or does not fit the network.
+        InputError: ``data`` is given, but is not on this machine or does not fit the network.
     """
     task_of(run.model).require("explore", "the explorer")
-    what, spec = "its folder does not say what it was trained on", run.images
+    what, spec = "trained on unknown data", run.images
     if run.config is not None:
         what = f"{run.config.preset}, trained on {describe_data(run.config.data)}"
     explorer = Explorer(run.model, run.class_names, name=real(run.path).name, what=what)
@@ -313,8 +331,8 @@ def open_explorer(run: Run, data: str | None = None, data_dir: str | None = None
         name = run.config.data if data is None and run.config is not None else data
         if name is not None and not run.has_data(data, data_dir):
             raise InputError(
-                f"the files of {name} are not on this machine and the explorer downloads nothing; name their folder "
-                "with --data-dir or TORCHCAPS_DATA"
+                f"the files of {name} are not on this machine, and the explorer downloads nothing; give their folder "
+                "by --data-dir or TORCHCAPS_DATA"
             )
         dataset = run.dataset(data, data_dir)
     except InputError as error:
@@ -327,14 +345,14 @@ def open_explorer(run: Run, data: str | None = None, data_dir: str | None = None
 
 
 def shipped_images() -> ImageSet:
-    """50 test images of MNIST, which come with torchcaps: five of each digit, row after row of 0 to 9."""
+    """Return the 50 test images of MNIST that come with torchcaps: five rows of the digits 0 to 9."""
     with Image.open(_SHEET) as sheet:
         tiles = np.array(sheet).reshape(5, 28, 10, 28).transpose(0, 2, 1, 3).reshape(50, 1, 28, 28)
     return ImageSet(torch.from_numpy(tiles.copy()), torch.arange(50) % 10)
 
 
 def describe_data(data: str) -> str:
-    """The title of a data set that is known, such as ``MNIST handwritten digits``; else the name as it was given."""
+    """Return the title of a data set, such as ``MNIST handwritten digits``, or ``data`` itself if it has none."""
     try:
         return find_dataset(data)[0].title if ":" not in data else data
     except InputError:

@@ -1,4 +1,4 @@
-"""The page as a folder of static files, in which the network runs in the visitor's browser."""
+"""Write the page as a folder of static files; the network then runs in the visitor's browser."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from torchcaps.models import CapsNet
 from torchcaps.nn import ChannelNorm, Convolution
 from torchcaps.parts import describe as describe_part
 
-MOST_IMAGES = 100
-"""Images to pick from, at most."""
-UNPREPARED = "Photos are only made smaller here, not prepared: give one of light ink on black."
-KNOWN: dict[str, Any] = {
+MAX_IMAGES = 100
+"""Images to pick from."""
+UNPREPARED = "Photos are only resized here, not prepared: use a photo of light ink on black."
+SUPPORTED: dict[str, Any] = {
     "name": "capsules",
     "objects": 1,
     "pixel_scale": 1.0,
@@ -56,16 +56,16 @@ KNOWN: dict[str, Any] = {
     },
     "decoder": {"name": "dense", "decoder_channels": ()},
 }
-"""The settings of the networks that ``page/browser.js`` computes: sabour2017, compact and those like them."""
+"""Settings of the networks that ``page/browser.js`` computes, such as sabour2017 and compact."""
 
 
 @checked
 def write_page(explorer: Explorer, folder: Path) -> None:
-    """Write the explorer's page so that any server of files shows it; the network is computed in the browser.
+    """Write the explorer's page for any web server; the network is computed in the browser.
 
     Args:
-        explorer: A network; the first hundred of its images are taken along.
-        folder: A new or empty folder, which gets ``index.html``.
+        explorer: A network; its first hundred images are written, too.
+        folder: New or empty folder, for ``index.html`` and the other files.
 
     Raises:
         InputError: The folder is not empty, or the network has parts that the page cannot compute.
@@ -86,22 +86,26 @@ def write_page(explorer: Explorer, folder: Path) -> None:
     (folder / "about.js").write_text(f"const props = {facts};", encoding="utf-8")
     weights = {name: value.detach().float().cpu().contiguous() for name, value in explorer.model.named_parameters()}
     halves = {name: value.half() for name, value in weights.items()}
-    fits = all(torch.equal(halves[name].float(), value) for name, value in weights.items())  # as of the shipped one
+    fits = all(
+        torch.equal(halves[name].float(), value) for name, value in weights.items()
+    )  # true of the shipped network
     (folder / "weights.safetensors").write_bytes(save(halves if fits else weights))
 
 
 def describe_network(explorer: Explorer) -> dict[str, Any]:
-    """The facts by which ``page/browser.js`` computes the network, and the images that it offers."""
+    """Return the facts that ``page/browser.js`` needs to compute the network, and the images to pick from."""
     model, calibration, images = explorer.model, explorer.calibration, explorer.images
     config = describe_part(model)
-    for name, value, known in differences(config | {"layers": config.get("layers", [{}])[-1]}, KNOWN):
-        raise InputError(f"a page without a server computes networks with {name} {known!r}, and this one has {value!r}")
+    for name, value, supported in differences(config | {"layers": config.get("layers", [{}])[-1]}, SUPPORTED):
+        raise InputError(
+            f"a page without a server computes networks with {name} {supported!r}, but this one has {value!r}"
+        )
     assert isinstance(model, CapsNet)
     assert model.decoder is not None
     if len(model.layers) != 1:
         raise InputError(f"a page without a server computes networks with one capsule layer, got {len(model.layers)}")
     primary, routing = config["primary_capsules"], config["layers"][0]["routing"]
-    pixels = [] if images is None else list(images.images[:MOST_IMAGES].numpy())
+    pixels = [] if images is None else list(images.images[:MAX_IMAGES].numpy())
     return {
         "backbone": list(steps(model.backbone, "backbone")),
         "primary": {
@@ -125,18 +129,18 @@ def describe_network(explorer: Explorer) -> dict[str, Any]:
     }
 
 
-def differences(config: Any, known: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """The settings of a network that are not as ``known`` has them: name, value, known value."""
-    for name, wanted in known.items():
-        found = config.get(name) if isinstance(config, dict) else None
-        if isinstance(wanted, dict):
-            yield from differences(found, wanted, f"{prefix}{name}.")
-        elif found != wanted:
-            yield prefix + name, found, wanted
+def differences(config: Any, supported: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield each setting of a network that differs from ``supported``: name, value, supported value."""
+    for name, expected in supported.items():
+        value = config.get(name) if isinstance(config, dict) else None
+        if isinstance(expected, dict):
+            yield from differences(value, expected, f"{prefix}{name}.")
+        elif value != expected:
+            yield prefix + name, value, expected
 
 
 def steps(backbone: nn.Module, prefix: str) -> Iterator[dict[str, Any]]:
-    """The layers of a backbone in their order, as ``page/browser.js`` reads them."""
+    """Yield the layers of a backbone in order, in the form that ``page/browser.js`` reads."""
     for name, module in backbone.named_modules(prefix=prefix):
         if isinstance(module, Convolution):
             yield {"kind": "convolution", "name": name, "stride": module.stride[0]}

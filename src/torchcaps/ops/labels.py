@@ -50,14 +50,14 @@ def is_correct(scores: Float[Tensor, "B J"], labels: Shaped[Tensor, "B ..."]) ->
     return (top_classes(scores, labels.shape[1]).sort(-1).values == labels.sort(-1).values).all(-1)
 
 
-def order(given: Int[Tensor, "B P"], labels: Int[Tensor, "B P"]) -> Int[Tensor, "B P"]:
-    """The permutation of an image's labels that puts each beside the class that it is to be compared with.
+def match_labels(given: Int[Tensor, "B P"], labels: Int[Tensor, "B P"]) -> Int[Tensor, "B P"]:
+    """Return the permutation of each row of labels that lines it up with ``given``.
 
-    ``labels.gather(1, order(given, labels))`` stands beside ``given``: a class that is in both beside itself, the
-    others in the order in which either came. The classes of a row are all different.
+    ``labels.gather(1, match_labels(given, labels))`` has each class of ``given`` at the same position. The remaining
+    classes keep their order. The classes of a row must be different.
     """
     same = given.unsqueeze(2) == labels.unsqueeze(1)  # (B, P given, P labels)
-    # both in one order: the classes that are in both by their number, then the others as they came
+    # sort both rows in the same way: common classes by their number, then the remaining classes in their order
     last = torch.iinfo(torch.int32).max + torch.arange(given.shape[1], device=given.device)
     first = torch.where(same.any(2), given, last).argsort(1)
     second = torch.where(same.any(1), labels, last).argsort(1)

@@ -1,4 +1,4 @@
-// ---- two networks side by side: the same image, both answers ----
+// ---- two networks side by side: both answers to the same image ----
 
 function showBeside() {
   if (networks.length < 2) return;
@@ -8,7 +8,7 @@ function showBeside() {
 function showAnswer(answer, network, view) {
   answer.querySelector(".said").replaceChildren(...(view ? verdict(view, network.classes) : ["No image yet."]));
   const ranked = view ? view.scores.map((_, j) => j).sort((a, b) => view.scores[b] - view.scores[a]) : [];
-  const listed = ranked.slice(0, MOST_BARS).sort((a, b) => a - b);
+  const listed = ranked.slice(0, MAX_BARS).sort((a, b) => a - b);
   answer.querySelector(".thin").replaceChildren(...listed.map((j) => {
     const score = view.scores[j].toFixed(2);
     const row = make("div", make("span", network.classes[j]), track(view.scores[j]), make("span", score));
@@ -17,7 +17,7 @@ function showAnswer(answer, network, view) {
   }));
   const shown = view?.decoded
     ? picture(`Reconstruction of ${network.name}`, (canvas) => paint(canvas, decodeBytes(view.decoded.whole)))
-    : classed("hint", make("p", view ? "It has no decoder that would draw." : ""));
+    : classed("hint", make("p", view ? "This network has no decoder." : ""));
   answer.querySelector(".drawn").replaceChildren(shown);
 }
 
@@ -29,7 +29,7 @@ function putInFront(n) {
   buildFront();
   if (!state.views.length) return showNothing();
   state.pose = null;
-  if (wasRouted) return look(); // the other network's answer is that of another number of iterations
+  if (wasRouted) return look(); // the other network answered with another number of iterations
   state.view = state.views[n];
   takePose();
   showView();

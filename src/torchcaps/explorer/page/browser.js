@@ -1,7 +1,7 @@
-// Questions to the network, answered in the browser: server.js asks them of a server. The answers are those of
-// questions.Questions; `props.browser` has the network as static.py describes it, and weights.safetensors its numbers.
+// Answers the page's questions in the browser (server.js sends them to a server). The answers equal those of
+// questions.Questions. `props.browser` describes the network, see static.py; weights.safetensors holds its weights.
 
-// ---- weights: the safetensors format, a header of JSON and the numbers behind it ----
+// ---- weights: the safetensors format, a JSON header followed by the numbers ----
 
 async function loadWeights() {
   const answer = await fetch("weights.safetensors").catch(() => null);
@@ -24,7 +24,7 @@ function fromHalf(bits) {
 }
 
 const weightsLoaded = loadWeights();
-weightsLoaded.catch(() => null); // the first question says it
+weightsLoaded.catch(() => null); // the first question reports the error
 
 // ---- layers. Maps are { data, channels, height, width }, channel after channel ----
 
@@ -47,7 +47,7 @@ function convolve({ data, channels, height, width }, weight, bias, stride) {
   return { data: made, channels: outputs, height: h, width: w };
 }
 
-// Layer normalisation over the channels of each place.
+// Layer normalisation over the channels at each position.
 function normalise({ data, channels, ...sizes }, weight, bias, eps) {
   const places = data.length / channels;
   for (let p = 0; p < places; p++) {
@@ -74,7 +74,7 @@ function squashInto(vector, eps) {
 
 // ---- the network ----
 
-// The primary capsules, one behind the other, capsule i = (type·H + y)·W + x; and their grid.
+// Returns the primary capsules, capsule i = (type·H + y)·W + x, and their grid.
 function primary(pixels, weights) {
   const { backbone, primary } = props.browser, [channels, height, width] = props.networks[0].shape;
   let maps = { data: Float32Array.from(pixels, (byte) => byte / 255), channels, height, width };
@@ -94,7 +94,7 @@ function primary(pixels, weights) {
   return { poses, grid: [types, h, w] };
 }
 
-// Dynamic routing: the coupling and the agreement [i·J + j], and the capsules, of each iteration.
+// Dynamic routing: returns coupling and agreement [i·J + j], and the capsules, of each iteration.
 function route(poses, weight, iterations, eps) {
   const [J, D, K, I] = weight.shape, votes = new Float32Array(I * J * D), rounds = [];
   for (let n = 0, at = 0; n < J * D; n++)
@@ -119,13 +119,13 @@ function route(poses, weight, iterations, eps) {
   return rounds;
 }
 
-// The rounds of an image in this many iterations, 0 being the network's own number; and the grid of its input capsules.
+// Returns the rounds of an image, and the grid of its input capsules; 0 iterations: the network's own number.
 function routed(pixels, iterations, weights) {
   const { name, iterations: own, eps } = props.browser.routing, { poses, grid } = primary(pixels, weights);
   return { rounds: route(poses, weights[name], iterations || own, eps), grid };
 }
 
-// Pixels 0..1 that the decoder makes of one capsule, all the others being zero.
+// Returns pixels 0..1, decoded from one capsule; all other capsules are zero.
 function decoded(capsule, j, weights) {
   const { decoder } = props.browser, [J, D] = [props.networks[0].classes.length, capsule.length];
   let values = new Float32Array(J * D);
@@ -137,13 +137,13 @@ function decoded(capsule, j, weights) {
   return values;
 }
 
-// ---- the answers; core.js has encode and decodeBytes ----
+// ---- answers; encode and decodeBytes are in core.js ----
 
 const lengths = (capsules) => capsules.map((v) => Math.sqrt(v.reduce((sum, x) => sum + x * x, 0) + props.browser.lengthEps));
 const pictureOf = (values) => ({ whole: encode(values.map(toByte)), apart: [] });
 const toByte = (value) => Math.round(255 * Math.min(Math.max(value, 0), 1));
 
-// calibration.Calibration.caveats
+// As calibration.Calibration.caveats.
 function caveats(scores, best, pixels, drawn) {
   const { calibration: { score: least, error: most }, usual } = props.browser, score = scores[best], reasons = [];
   const next = Math.max(...scores.filter((_, j) => j !== best)), two = (x) => x.toFixed(2);
@@ -155,7 +155,7 @@ function caveats(scores, best, pixels, drawn) {
   return reasons;
 }
 
-// state.describe_routing, of all classes
+// As state.describe_routing, for all classes.
 function describeRouting(rounds, [types, h, w]) {
   const places = h * w, J = rounds[0].capsules.length, uniform = 1 / J, classes = Array.from({ length: J }, (_, j) => j);
   const maps = rounds.map(({ coupling }) => classes.map((j) => Array.from({ length: places }, (_, place) => {
@@ -196,10 +196,10 @@ const ANSWERS = {
   },
   pick({ index }) {
     const { pixels, labels } = props.browser, most = pixels.length - 1;
-    if (!(index in pixels)) throw new Error(`Test images go from 0 to ${most}, got ${index}.`);
+    if (!(index in pixels)) throw new Error(`The number of a test image must be 0 to ${most}, got ${index}.`);
     return { pixels: pixels[index], label: labels[index] };
   },
-  // The file's image on a black ground of the network's size, in grey for one channel.
+  // Draws the file's image on a black ground of the network's size, in grey for one channel.
   async read({ name, data }) {
     const [channels, height, width] = props.networks[0].shape, blob = new Blob([decodeBytes(data)]);
     const image = await createImageBitmap(blob).catch(() => null);

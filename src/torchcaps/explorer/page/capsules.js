@@ -1,10 +1,10 @@
-// ---- capsules: what the network in front sees, and which capsule is decoded ----
+// ---- capsules: answer of the network in front, choice of the capsule to decode ----
 
-const MOST_BARS = 20; // of more classes, only the longest and the chosen one are listed
+const MAX_BARS = 20; // with more classes, the longest capsules and the chosen one are listed
 
 const ownClass = () => state.chosen ?? state.view.present[0];
 
-// The classes that are decoded: the longest, the chosen one in place of the last of them where it is none of them.
+// Classes to decode: the predicted ones; a chosen class that is not among them replaces the last.
 function decodedClasses() {
   const { present } = state.view, own = ownClass();
   return present.includes(own) ? present : [...present.slice(0, -1), own];
@@ -15,10 +15,10 @@ const capsuleWords = (classes) =>
 
 function verdict({ present, caveats }, classes) {
   const names = make("strong", present.map((j) => classes[j]).join(" and "));
-  return caveats.length ? ["Most like ", names, ", but the network is not sure."] : ["The network sees ", names, "."];
+  return caveats.length ? ["Most likely ", names, ", but the network is not sure."] : ["The network sees ", names, "."];
 }
 
-// A screen reader reads the verdict aloud whenever it changes, so it changes only when it is another one.
+// A screen reader reads every change of the verdict aloud, so an equal verdict is not written again.
 function showVerdict(...parts) {
   if (make("p", ...parts).textContent !== $(".verdict").textContent) $(".verdict").replaceChildren(...parts);
 }
@@ -49,7 +49,7 @@ function showView() {
 
 function showBars(scores, present) {
   const ranked = scores.map((_, j) => j).sort((a, b) => scores[b] - scores[a]);
-  const listed = new Set([...ranked.slice(0, MOST_BARS), state.chosen]);
+  const listed = new Set([...ranked.slice(0, MAX_BARS), state.chosen]);
   for (const row of element.querySelectorAll(".bar[data-class]")) {
     const j = Number(row.dataset.class), n = present.indexOf(j);
     row.hidden = !listed.has(j);

@@ -1,16 +1,16 @@
-// ---- a cell of the routing maps: the patch of the image that it sees, and the votes of its capsules ----
+// ---- a cell of the routing maps: its patch of the image, and the votes of its capsules ----
 
-let pointed = null; // the cell under the pointer, or that the keys have reached; [row, column]
-let votes = null; // of the chosen cell, state.cell: agreement and coupling, [iteration][capsule][class]
+let pointed = null; // [row, column] of the cell under the pointer, or reached by the arrow keys
+let votes = null; // agreement and coupling of the chosen cell, state.cell: [iteration][capsule][class]
 
-const HOW = "Point at a cell, or use the arrow keys, to see its patch of the image; click it, or press Enter, for its votes.";
+const CELL_HINT = "Point at a cell, or use the arrow keys, to see its patch of the image; click it, or press Enter, for its votes.";
 
-// Outlines a place of an element: shares of its height and width.
+// Outlines a part of an element; all values are shares of its height and width.
 function outline(holder, top, left, high, wide) {
   for (const [name, share] of Object.entries({ top, left, high, wide })) holder.style.setProperty(`--${name}`, `${100 * share}%`);
 }
 
-// The pixels that a cell sees, as far as they are in the image: from the first to behind the last, down and across.
+// Returns the first pixel (row, column) of a cell's patch and the pixel after its last, cut off at the image's edge.
 function patchOf(cell) {
   const { first, stride, size } = about.patches, from = cell.map((n, axis) => first[axis] + n * stride[axis]);
   const within = (at, axis) => Math.min(Math.max(at, 0), [height, width][axis]);
@@ -21,7 +21,7 @@ function showCell() {
   const cell = pointed ?? state.cell, routing = state.view?.routing, isSeen = Boolean(cell && routing);
   $(".maps").classList.toggle("pointed", isSeen);
   $(".patch").hidden = !isSeen || !about.patches;
-  $("#cell").textContent = HOW;
+  $("#cell").textContent = CELL_HINT;
   if (!isSeen) return;
   const [rows, columns] = routing.size, [row, column] = cell, name = `Row ${row + 1}, column ${column + 1}`;
   outline($(".maps"), row / rows, column / columns, 1 / rows, 1 / columns);
@@ -50,12 +50,12 @@ const showVotes = latest(async () => {
   showCell();
   if ($(".votes").hidden) return;
   const found = await ask("votes", { network: networks.indexOf(about), pixels: encode(pixels), iterations, cell });
-  if (view !== state.view || cell !== state.cell) return; // there is another one, for which this is asked again
+  if (view !== state.view || cell !== state.cell) return; // the image or the cell has changed, and the question is asked again
   votes = found;
   drawVotes(Math.round($("[name=iteration]").value) - 1);
 });
 
-// A row for each capsule of the cell, a column for each class: how far they agree, on the colour of the coupling.
+// Draws a table: a row for each capsule of the cell, a column for each class; numbers are agreement, colours coupling.
 function drawVotes(t) {
   if (!votes || votes.drawn === t) return;
   votes.drawn = t;
@@ -70,8 +70,8 @@ function drawVotes(t) {
   };
   const head = ["capsule", ...classes.map((j) => about.classes[j])].map((text) => make("th", text));
   const rows = agreement.map((row, type) => make("tr", make("th", String(type)), ...row.map((a, n) => cell(a, coupling[type][n]))));
-  const words = make("p", `The votes of this cell's ${rows.length} capsules. Numbers: how far a vote agrees with the capsule of a class. `
-    + "Colour: its coupling, as in the maps. Step through the iterations: what agrees turns red.");
+  const words = make("p", `The votes of this cell's ${rows.length} capsules. Numbers: agreement of a vote with the capsule of a class. `
+    + "Colour: its coupling, as in the maps. Step through the iterations: votes that agree turn red.");
   const seen = about.patches ? [picture("The patch of the image that the cell sees", paintPatch)] : [];
   $(".votes").replaceChildren(classed("hint", make("div", ...seen, words)),
     classed("scroll", make("div", make("table", make("thead", make("tr", ...head)), make("tbody", ...rows)))));

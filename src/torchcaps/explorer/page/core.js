@@ -1,62 +1,62 @@
-// What the browser does. The files page/*.js share their names, and run in the order of page.html: a panel each, between
-// what they share and the start. `props` is in about.js, which the server writes (see Questions.about). This file: state,
-// questions, pixels.
+// The scripts page/*.js share one scope and run in the order of page.html: this one first, then one for each panel, then
+// start.js. `props` is defined in about.js, which the server writes (see Questions.about). This file: state, questions,
+// pixels.
 const { networks, learning } = props, element = document.body;
 const $ = (selector) => element.querySelector(selector);
 const page = $(".explorer"), drawing = $(".drawing"), whole = $(".whole");
 const ink = drawing.getContext("2d", { willReadFrequently: true });
-let about = networks[0]; // the network in front, whose capsules are moved and whose routing is followed
+let about = networks[0]; // the network in front: the panels show its capsules and its routing
 const [channels, height, width] = about.shape;
 
 const state = {
-  pixels: null, // C·H·W bytes of the image; null while there is none
-  test: null, // its number, if it is an untouched test image
-  label: "", // what is known of it, in words
-  original: null, // the address of the file that it was prepared from; null for an image that was not prepared
-  views: [], // what each network says about it
-  view: null, // what the network in front says
-  cell: null, // [row, column] of the routing maps whose votes are shown
-  iterations: 0, // in which it routes; 0 for its own number
-  chosen: null, // the class whose capsule is edited; null for the longest
-  pinned: false, // whether it stays chosen for other images
-  pose: null, // that capsule as the sliders have it
-  wanted: null, // the capsule that a link brought with the image; null for an image that none brought
-  decoded: null, // the bytes of the reconstruction
+  pixels: null, // C·H·W bytes of the image; null without an image
+  test: null, // number of the test image; null for any other image
+  label: "", // description of the image
+  original: null, // address of the file that a prepared image was made from; null for other images
+  views: [], // answer of each network
+  view: null, // answer of the network in front
+  cell: null, // [row, column] of the cell of the routing maps whose votes are shown
+  iterations: 0, // routing iterations; 0: the network's own number
+  chosen: null, // class of the capsule to edit; null: the longest
+  pinned: false, // keep the chosen class for other images
+  pose: null, // values of the sliders
+  linkedPose: null, // capsule from a link; null without one
+  decoded: null, // bytes of the reconstruction
 };
 
-// ---- what is said, and what goes on ----
+// ---- messages and actions ----
 
 function say(text) {
   $(".message").textContent = text;
   $(".message").hidden = !text;
 }
 
-// An action that says on the page what goes wrong in it; the page is busy as long as one goes on.
-let going = 0;
+// Wraps an action so that its errors appear on the page. The page is marked as busy while an action runs.
+let running = 0;
 const safely = (action) => async (...given) => {
-  page.setAttribute("aria-busy", String(++going > 0));
+  page.setAttribute("aria-busy", String(++running > 0));
   try {
     await action(...given);
   } catch (error) {
     say(error.message);
   } finally {
-    page.setAttribute("aria-busy", String(--going > 0));
+    page.setAttribute("aria-busy", String(--running > 0));
   }
 };
 
-// One run of the action at a time; of those asked for meanwhile only one more follows, with what is then current.
+// Runs one call of the action at a time. Calls meanwhile are merged into one, which uses the state at its start.
 function latest(action) {
-  let running = false, again = false;
+  let isRunning = false, again = false;
   return safely(async () => {
-    if (running) return void (again = true);
-    running = true;
+    if (isRunning) return void (again = true);
+    isRunning = true;
     try {
       do {
         again = false;
         await action();
       } while (again);
     } finally {
-      running = false;
+      isRunning = false;
     }
   });
 }
@@ -70,7 +70,7 @@ const look = latest(async () => {
   if (state.pixels === null) return; // cleared meanwhile
   Object.assign(state, { views, view: views[networks.indexOf(about)] });
   say("");
-  takePose(pixels === state.pixels ? state.wanted : null);
+  takePose(pixels === state.pixels ? state.linkedPose : null);
   showView();
 });
 
@@ -85,7 +85,7 @@ const decode = latest(async () => {
   $(".apart").replaceChildren(...apart.map((one, n) => figure(one, classes[n], colour(n))));
 });
 
-// The answer to an image has the picture of its highest classes; other capsules, and moved ones, are decoded on demand.
+// The answer to an image has the picture of the predicted classes. Other capsules, and moved ones, are decoded on demand.
 const hasPicture = () => !isMoved() && state.view.present.includes(ownClass());
 
 function askPicture(classes) {
@@ -98,7 +98,7 @@ function askPicture(classes) {
 const encode = (bytes) => btoa(bytes.reduce((text, byte) => text + String.fromCharCode(byte), ""));
 const decodeBytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
-// C·H·W bytes onto a canvas of as many pixels: three channels as colours, else their mean as grey.
+// Paints C·H·W bytes on a canvas of H×W pixels: three channels as colours, otherwise their mean as grey.
 function paint(canvas, bytes, h = height, w = width) {
   const size = h * w, planes = bytes.length / size;
   return paintPixels(canvas, h, w, (i, c) => {
@@ -109,7 +109,7 @@ function paint(canvas, bytes, h = height, w = width) {
   });
 }
 
-// A canvas of h·w pixels, `value(i, c)` the byte of pixel i in red, green and blue (c = 0, 1, 2).
+// Paints a canvas of h×w pixels; `value(i, c)` is the byte of pixel i in red, green or blue (c = 0, 1, 2).
 function paintPixels(canvas, h, w, value) {
   [canvas.width, canvas.height] = [w, h];
   const image = new ImageData(w, h);
@@ -137,16 +137,16 @@ function figure(bytes, j, colour) {
 
 // ---- words and elements ----
 
-// Of the n-th object; there are fewer colours than there may be objects.
+// Colour of the n-th object; colours repeat.
 const colour = (n) => about.colours[n % about.colours.length];
 const short = (share) => share.toFixed(2).replace(/^0/, "");
 const signed = (number) => (number < 0 ? "−" : "+") + Math.abs(number).toFixed(2);
 
-// What the scores of a network are: lengths and activations of capsules, or probabilities, which are another thing.
+// Describes the scores of a network: lengths or activations of capsules, or probabilities.
 const scoreWords = ({ score, components, objects }) =>
   components ? `${score} of each class's capsule` : `${score} of each class${objects > 1 ? "" : "; they sum to 1"}`;
 
-// Why the network in front lacks something, `name` being noPose or noRouting; null where it does not.
+// Returns why the network in front has no decoder ("noPose") or no routing ("noRouting"); null if it has.
 function lack(name) {
   const why = about[name], otherHas = networks.some((network) => !network[name]);
   return why && otherHas ? `${why.slice(0, -1)}; choose the other network.` : why;
@@ -163,7 +163,7 @@ function classed(name, made) {
   return made;
 }
 
-// A bar as long as the share of the largest score, 1.
+// A bar of a score, 0 to 1.
 function track(share) {
   const made = classed("track", make("span"));
   made.style.setProperty("--share", Math.min(share, 1));

@@ -1,17 +1,17 @@
-// ---- the image: drawn, picked, read from a file, taken back ----
+// ---- the image: draw, pick, upload, undo ----
 
-const past = []; // images before the present one, the last one last
-const MOST_PAST = 50;
+const past = []; // earlier images, for Undo; the latest is the last
+const MAX_PAST = 50; // images
 
 function remember() {
   const { pixels, test, label, original } = state;
-  if (past.push({ pixels, test, label, original }) > MOST_PAST) past.shift();
+  if (past.push({ pixels, test, label, original }) > MAX_PAST) past.shift();
   $("[data-do=undo]").disabled = false;
 }
 
-// Another image, or none. The chosen capsule goes with the old one, unless it is pinned or the new one brings its own.
-function take({ pixels, test = null, label = "", original = null, wanted = null, chosen }) {
-  Object.assign(state, { pixels, test, label, original, wanted });
+// Shows another image, or none. The choice of a capsule is reset, unless it is pinned or comes with the new image.
+function take({ pixels, test = null, label = "", original = null, linkedPose = null, chosen }) {
+  Object.assign(state, { pixels, test, label, original, linkedPose });
   if (chosen !== undefined) choose(chosen);
   else if (!state.pinned) choose(null);
   $(".prompt").hidden = pixels !== null;
@@ -36,7 +36,7 @@ function setNewImage(image) {
 
 const takeDrawing = () => take({ pixels: readDrawing() });
 
-// The drawing as C·H·W bytes.
+// Returns the drawing as C·H·W bytes.
 function readDrawing() {
   const size = height * width, { data } = ink.getImageData(0, 0, width, height);
   return Uint8Array.from({ length: channels * size }, (_, n) => {
@@ -60,8 +60,8 @@ async function testImage(index) {
 const pick = async (index) => setNewImage(await testImage(index));
 
 async function upload(file) {
-  if (file.size > networks[0].largestFile)
-    throw new Error(`“${file.name}” is larger than ${networks[0].largestFile / 2 ** 20} MiB; choose a smaller image.`);
+  if (file.size > networks[0].maxFileBytes)
+    throw new Error(`“${file.name}” is larger than ${networks[0].maxFileBytes / 2 ** 20} MiB; choose a smaller image.`);
   const address = await new Promise((done, failed) => {
     const reader = new FileReader();
     reader.onload = () => done(reader.result);
@@ -70,7 +70,7 @@ async function upload(file) {
   });
   const data = address.slice(address.indexOf(",") + 1), prepare = $("[name=prepare]").checked;
   const { pixels, changes } = await ask("read", { name: file.name, data, prepare });
-  const changed = changes.length ? ` The network sees it prepared: ${changes.join("; ")}.` : "";
+  const changed = changes.length ? ` Prepared for the network: ${changes.join("; ")}.` : "";
   const original = changes.length ? address : null;
   return setNewImage({ pixels: decodeBytes(pixels), label: `${file.name}.${changed}`, original });
 }
@@ -85,7 +85,7 @@ function strokeTo(x, y) {
   Object.assign(ink, { strokeStyle: "white", lineWidth: Number($("[name=width]").value), lineCap: "round" });
   ink.beginPath();
   ink.moveTo(pen.x, pen.y);
-  ink.lineTo(x + 0.01, y); // a line without length would leave no dot
+  ink.lineTo(x + 0.01, y); // a line of length 0 would draw no dot
   ink.stroke();
   Object.assign(pen, { x, y });
 }
@@ -96,7 +96,7 @@ function place(event) {
 }
 
 drawing.addEventListener("pointerdown", (event) => {
-  if (event.button !== 0 || !event.isPrimary) return; // one pen: a second finger draws nothing
+  if (event.button !== 0 || !event.isPrimary) return; // one pen: ignore a second finger
   drawing.setPointerCapture(event.pointerId);
   const [x, y] = place(event);
   Object.assign(pen, { x, y, down: true });
@@ -167,19 +167,19 @@ function buildImage() {
   }));
   $("[name=upload]").addEventListener("change", safely(async ({ target }) => {
     const [file] = target.files;
-    target.value = ""; // the same file may be chosen again
+    target.value = ""; // so that the same file can be chosen again
     if (file) await upload(file);
   }));
   document.addEventListener("paste", (event) => {
     const file = imageIn(event.clipboardData);
     if (file) safely(upload)(file);
   });
-  document.addEventListener("dragover", (event) => event.preventDefault()); // else the browser would open the file
+  document.addEventListener("dragover", (event) => event.preventDefault()); // otherwise the browser would open the file
   document.addEventListener("drop", safely(async (event) => {
     event.preventDefault();
     if (!event.dataTransfer.files.length) return;
     const file = imageIn(event.dataTransfer);
-    if (!file) throw new Error(`“${event.dataTransfer.files[0].name}” is no image file.`);
+    if (!file) throw new Error(`“${event.dataTransfer.files[0].name}” is not an image file.`);
     await upload(file);
   }));
   document.addEventListener("keydown", (event) => {

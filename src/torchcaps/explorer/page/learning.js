@@ -1,6 +1,6 @@
-// ---- learning: a network is trained while the page shows it ----
+// ---- learning: show a training ----
 
-const EVERY = 700; // milliseconds between two questions
+const POLL_INTERVAL = 700; // milliseconds between two questions
 
 const showLearning = latest(async () => {
   const now = await ask("progress", {});
@@ -18,11 +18,11 @@ const showLearning = latest(async () => {
     figure.classList.toggle("present", now.right[n]);
     figure.querySelector("figcaption").textContent = `${now.seen[n]}${now.right[n] ? "" : " ✗"} ${short(now.scores[n])}`;
   });
-  if (state.view && !isMoved()) await look(); // what was drawn, as the network sees it now
-  if (now.isRunning) setTimeout(showLearning, EVERY);
+  if (state.view && !isMoved()) await look(); // answer the drawn image by the network's present weights
+  if (now.isRunning) setTimeout(showLearning, POLL_INTERVAL);
 });
 
-// Accuracy upwards from 0 to 1, loss as a share of the largest, against the steps; and the numbers at the axes.
+// Draws accuracy (0 to 1) and loss (relative to its maximum) against the steps, and the numbers at the axes.
 function drawCurves({ steps, loss, accuracy }) {
   const most = Math.max(...loss.map(([, value]) => value), 1e-9);
   const number = (axis, texts) => $(axis).replaceChildren(...texts.map((text) => make("span", text)));

@@ -1,6 +1,6 @@
-// Routing by agreement, moved by hand: input capsules vote for output capsules in the plane, and every number of every
-// iteration is shown. It needs no server and no other script; the explorer and the documentation share it. A place for it
-// is an element of the class "playground", whose property `playground` holds { state, rounds, show }.
+// Routing by agreement, by hand: input capsules vote for output capsules in the plane, and the page shows all numbers of
+// each iteration. The script needs no server and no other script; the explorer and the documentation share it. It fills
+// every element of the class "playground" and sets the element's property `playground` to { state, rounds, show }.
 (() => {
   // ---- the routings. votes[i][j] = [x, y]; a round has logits b, coupling c, sums s, capsules v and agreement a ----
 
@@ -83,12 +83,12 @@
   // The votes of "Three rounds by hand".
   const BY_HAND = [[[1, 0], [0, 1]], [[1, 0], [0, -1]], [[-1, 0], [0, 2]]];
 
-  // The outputs that get the largest share of an input after three iterations of dynamic routing.
+  // Returns the outputs that have the largest coupling of some input after three iterations of dynamic routing.
   const favoured = (votes) =>
     new Set(dynamic(votes, { iterations: 3, over: "outputs" })[2].coupling.map((row) => row.indexOf(Math.max(...row))));
 
-  // As many groups of inputs as outputs: those of a group agree about one output, and scatter about the others. They are
-  // drawn again until every output is favoured.
+  // Returns random votes with one group of inputs for each output: the group agrees about this output only. They are
+  // drawn again until every output has the largest coupling of some input.
   function agreeing(inputs, outputs) {
     const centres = [[0.9, 0.5], [-0.6, 0.8], [0.3, -0.9]];
     const scatter = (size) => size * (Math.random() + Math.random() - 1);
@@ -122,7 +122,7 @@
     return made;
   }
 
-  // A line from the origin with a head; the plane's second axis points up, that of the screen down.
+  // An arrow from the origin; the plane's second axis points up, the screen's down.
   function arrow(name, [x, y], width) {
     const size = 0.09 + width, long = Math.hypot(x, y) || 1, [u, v] = [x / long, y / long];
     const [a, b] = [x - size * u, y - size * v], side = 0.55 * size;
@@ -175,7 +175,7 @@
       says, make("div", { class: "stage" }, graph, planes), table,
     );
 
-    // ---- what is shown ----
+    // ---- display ----
 
     function show(changes = {}) {
       clearInterval(timer);
@@ -192,7 +192,7 @@
       explain();
     }
 
-    // The picture at iteration t, counted from 0; a number between two iterations is a mixture of both.
+    // Draws iteration t, counted from 0; between two iterations, values are interpolated.
     function render(t) {
       const [low, high] = [rounds[Math.floor(t)], rounds[Math.ceil(t)]], part = t - Math.floor(t);
       const at = (name) => low[name] && mixed(low[name], high[name], part);
@@ -212,7 +212,7 @@
       place.querySelector(".controls output").textContent = `iteration ${Math.round(t) + 1} of ${rounds.length}`;
     }
 
-    // Votes of one direction would hide one another, so they are drawn side by side: how far each is moved.
+    // Returns how far to shift each vote, so that votes of one direction are drawn side by side and none is hidden.
     function aside(votes) {
       const directions = votes.map((v) => (length(v) > 0.01 ? scaled(v, 1 / length(v)) : [1, 0]));
       return directions.map(([x, y], i) => {
@@ -268,15 +268,15 @@
       const vote = to.map((x) => Math.max(-REACH, Math.min(REACH, Math.round(100 * x) / 100)));
       state.votes = state.votes.map((row, n) => (n === i ? row.map((old, m) => (m === j ? vote : old)) : row));
       rounds = ROUTINGS[state.routing](state.votes, state);
-      render(state.round); // the elements stay, so that the one that is moved keeps pointer and focus
+      render(state.round); // keep the elements, so that the dragged vote keeps pointer and focus
       explain();
     }
 
-    // ---- the numbers of the iteration, and what they say ----
+    // ---- the numbers of the iteration, and a sentence about them ----
 
-    // The coupling that has grown most since the iteration before, and why.
+    // Returns a sentence about the coupling that has grown most since the iteration before, and why.
     function growth() {
-      if (!state.round) return "All inputs are coupled with every output alike.";
+      if (!state.round) return "All couplings are equal.";
       const { coupling } = rounds[state.round], before = rounds[state.round - 1];
       const grown = coupling.flatMap((row, i) => row.map((c, j) => ({ i, j, by: c - before.coupling[i][j] })));
       const { i, j } = grown.reduce((most, each) => (each.by > most.by ? each : most));
@@ -289,7 +289,7 @@
     function explain() {
       const { logits, coupling, sums, capsules, agreement, activations, spreads } = rounds[state.round];
       const isLast = state.round === rounds.length - 1, perInput = state.over === "outputs" || state.routing !== "dynamic";
-      const rule = perInput ? "Each input shares out its vote: its c sum to 1." : "The inputs compete for each output: the c of an output sum to 1.";
+      const rule = perInput ? "The c of each input sum to 1." : "The inputs compete for each output: the c of each output sum to 1.";
       says.textContent = `${rule} ${rounds.length > 1 ? growth() : ""}`;
       back.disabled = !state.round;
       step.textContent = isLast ? "Start again" : "Step";
@@ -316,7 +316,7 @@
       show({ round: 0 });
       timer = setInterval(() => {
         const passed = (performance.now() - start) / PLAY, done = Math.floor(passed);
-        const t = Math.min(done + (still ? 0 : Math.max(0, 2 * (passed - done) - 1)), rounds.length - 1); // each stays a while
+        const t = Math.min(done + (still ? 0 : Math.max(0, 2 * (passed - done) - 1)), rounds.length - 1); // hold each iteration for a while
         render(t);
         if (Math.floor(t) !== state.round) {
           state.round = Math.floor(t);

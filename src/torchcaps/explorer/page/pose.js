@@ -1,12 +1,12 @@
-// ---- reconstruction and components: a capsule decoded, moved and swept ----
+// ---- reconstruction and components: decode, change and sweep a capsule ----
 
-// The sliders take the capsule that the image gives, unless a link brought another.
-function takePose(wanted = null) {
+// Sets the sliders to the image's capsule, or to the capsule from a link.
+function takePose(linkedPose = null) {
   if (!state.view.capsules) return;
   state.pose = [...state.view.capsules[ownClass()]];
-  if (!wanted) return;
-  if (wanted.length === state.pose.length) state.pose = wanted;
-  else say(`The link has ${wanted.length} components, but a capsule of this network has ${state.pose.length}.`);
+  if (!linkedPose) return;
+  if (linkedPose.length === state.pose.length) state.pose = linkedPose;
+  else say(`The link has ${linkedPose.length} components, but a capsule of this network has ${state.pose.length}.`);
 }
 
 const isMoved = () =>
@@ -15,7 +15,7 @@ const isMoved = () =>
 function showSliders() {
   const { pose, view } = state, own = pose && view.capsules[ownClass()];
   const largest = pose ? Math.max(...pose.map(Math.abs), ...own.map(Math.abs)) : 0;
-  const reach = Math.max(0.5, Math.ceil(largest * 10) / 10); // most components stay within ±0.5, none goes beyond ±1
+  const reach = Math.max(0.5, Math.ceil(largest * 10) / 10); // most components are within ±0.5, all within ±1
   $("#components-heading").textContent = pose ? `Components of capsule ${about.classes[ownClass()]}` : "Components";
   element.querySelectorAll(".slider").forEach((row, k) => {
     const slider = row.querySelector("input");
@@ -42,19 +42,19 @@ function showDecoded() {
 
 function sourceWords() {
   const length = Math.hypot(...state.pose).toFixed(2);
-  const whose = about.objects > 1 ? `that of ${about.classes[ownClass()]} is of` : "its";
+  const whose = about.objects > 1 ? `capsule ${about.classes[ownClass()]} has` : "its";
   const changed = sweeping ? `, component ${sweeping.k} sweeping` : isMoved() ? ", changed by the sliders" : "";
   return `From ${capsuleWords(decodedClasses())}; ${whose} length ${length}${changed}`;
 }
 
-// Squashing makes every capsule shorter than 1; sliders may leave that ball.
+// The squash makes every capsule shorter than 1, but sliders can make it longer.
 function lengthNote() {
   const own = Math.hypot(...state.view.capsules[ownClass()]);
   const beyond = about.score === "length" && own <= 1 && Math.hypot(...state.pose) > 1;
-  return beyond ? " Squashing keeps every capsule of an image shorter than 1, so no image gives this one." : "";
+  return beyond ? " The squash keeps capsules shorter than 1, so no image gives this capsule." : "";
 }
 
-// The reconstruction; overlaid, the image is in the first object's colour and the reconstruction in the second's.
+// Paints the reconstruction; with the overlay, the image has the first object's colour and the reconstruction the second's.
 function paintWhole() {
   if (!state.decoded || !$("[name=overlay]").checked) return void (state.decoded && paint(whole, state.decoded));
   const size = height * width, colours = about.colours.map((text) => text.match(/\d+/g).map(Number));
@@ -74,10 +74,10 @@ function moveSlider(k, value) {
   decode();
 }
 
-// ---- sweep: one component through its range and back, in a few seconds ----
+// ---- sweep: move one component through its range and back ----
 
-const SWEEP = 4000; // milliseconds
-let sweeping = null; // the component, and where it was
+const SWEEP_TIME = 4000; // milliseconds
+let sweeping = null; // the swept component, its value before, and its row
 
 function stopSweep() {
   if (!sweeping) return;
@@ -102,10 +102,10 @@ function sweep(k) {
   sweeping = mine;
   row.classList.add("sweeping");
   row.querySelector("button").setAttribute("aria-pressed", "true");
-  const first = Math.asin(Math.max(-1, Math.min(1, from / reach))); // a sine that begins where the component is
+  const first = Math.asin(Math.max(-1, Math.min(1, from / reach))); // a sine that starts at the component's value
   const step = (now) => {
     if (sweeping !== mine) return;
-    const share = (now - start) / SWEEP;
+    const share = (now - start) / SWEEP_TIME;
     if (share >= 1) return stopSweep();
     setSlider(k, reach * Math.sin(first + 2 * Math.PI * Math.max(share, 0)));
     requestAnimationFrame(step);
@@ -133,6 +133,6 @@ function buildSliders() {
     return classed("slider", make("div", button, slider, output));
   }));
   $("#components-help").textContent =
-    lack("noPose") ?? "Move one to see what it encodes, or press its number to sweep it. The mark below is where the image put it.";
+    lack("noPose") ?? "Move a slider to see its effect, or press its number to sweep it. The mark below a slider is the image's value.";
   whole.hidden = $(".overlay").hidden = Boolean(about.noPose);
 }

@@ -1,9 +1,9 @@
-// ---- routing: coupling on the grid of the input capsules, iteration by iteration ----
+// ---- routing: maps of the coupling on the grid of the input capsules, in each iteration ----
 
-const PLAY = 1000; // milliseconds from one iteration to the next
-let playing = null; // the animation that goes on
+const ITERATION_TIME = 1000; // milliseconds from one iteration to the next
+let playing = null; // timer of the animation; null if it is stopped
 
-// Red, green and blue of a style's variable in the present theme.
+// Returns red, green and blue of a CSS variable in the present theme.
 function themeColour(name) {
   const probe = make("span");
   probe.style.color = `var(${name})`;
@@ -13,7 +13,7 @@ function themeColour(name) {
   return found;
 }
 
-// Levels are −1..1: the square root of the distance from uniform coupling, by which small distances are seen too.
+// Levels −1..1 are signed square roots of the difference from uniform coupling, so that small differences are visible.
 function paintLevels(canvas, h, w, level) {
   const [below, uniform, above] = ["--below", "--uniform", "--above"].map(colourOf);
   return paintPixels(canvas, h, w, (i, c) => {
@@ -34,7 +34,7 @@ function showRouting() {
   $(".routing .shown").hidden = !routing;
   showVotes();
   if (!routing) {
-    $(".routing .what").textContent = lack("noRouting") ?? "Where each capsule takes its input from, once there is an image.";
+    $(".routing .what").textContent = lack("noRouting") ?? "Draw, upload or pick an image to see how each class couples to the input capsules.";
     return;
   }
   const place = routing.inSpace ? `on the grid of the ${routing.inputs}` : `of the ${routing.inputs} in the order of their index, not in space`;
@@ -54,7 +54,7 @@ function showRouting() {
   showIteration(last);
 }
 
-// Maps and scores at iteration t, a number between two iterations being a mixture of both.
+// Shows maps and scores at iteration t; between two iterations they are interpolated.
 function showIteration(t) {
   const { routing } = state.view, [h, w] = routing.size;
   const low = Math.floor(t) - 1, high = Math.min(low + 1, routing.maps.length - 1), part = t - 1 - low;
@@ -76,8 +76,8 @@ function play() {
   clearInterval(playing);
   const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   const mine = setInterval(() => {
-    const passed = (performance.now() - start) / PLAY - 0.5; // the first iteration stays a while
-    const done = Math.floor(passed), part = still ? 0 : Math.min(2 * (passed - done), 1); // and so does every other
+    const passed = (performance.now() - start) / ITERATION_TIME - 0.5; // hold the first iteration for half a second
+    const done = Math.floor(passed), part = still ? 0 : Math.min(2 * (passed - done), 1); // hold every iteration, then move to the next
     const t = Math.max(1, Math.min(1 + done + part, last));
     $("[name=iteration]").value = t;
     showIteration(t);
@@ -100,11 +100,11 @@ function showLegend({ range, uniform, reach }) {
   $(".legend").style.setProperty("--at", high > low ? (uniform - low) / (high - low) : 0.5);
 }
 
-// ---- how many iterations ----
+// ---- number of iterations ----
 
-const MOST_ITERATIONS = 5; // to choose from, if the network itself has not more
+const MAX_ITERATIONS = 5; // choices, or more if the network has more
 
-// 0, or what is no choice, stands for the network's own number.
+// Sets the number of iterations; 0, or a number that is no choice, selects the network's own number.
 function routeIn(iterations) {
   const control = $("[name=iterations]"), own = about.iterations;
   control.value = iterations;
@@ -113,7 +113,7 @@ function routeIn(iterations) {
 }
 
 function buildIterations() {
-  const own = about.iterations, most = Math.max(own, MOST_ITERATIONS);
+  const own = about.iterations, most = Math.max(own, MAX_ITERATIONS);
   $("[name=iterations]").replaceChildren(...Array.from({ length: own ? most : 0 }, (_, n) => new Option(n + 1)));
   $(".iterations").hidden = !own;
   routeIn(0);

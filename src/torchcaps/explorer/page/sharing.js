@@ -1,6 +1,6 @@
-// ---- sharing: a link, and a picture ----
+// ---- sharing: link and picture ----
 
-// All that is needed to show the same again stands after the # of the address.
+// Returns an address whose part after the # restores image, class, iterations and sliders.
 function link() {
   const { pixels, test, chosen, pose, iterations } = state, parts = new URLSearchParams();
   if (test !== null) parts.set("test", test);
@@ -15,12 +15,12 @@ const restore = safely(async () => {
   const parts = new URLSearchParams(location.hash.slice(1));
   if (!parts.has("test") && !parts.has("pixels")) return;
   const name = parts.get("class"), chosen = name === null ? null : about.classes.indexOf(name);
-  if (chosen === -1) throw new Error(`The link names the class “${name}”, which this network has not.`);
-  const wanted = parts.get("pose")?.split(",").map(Number) ?? null;
-  if (wanted && !wanted.every(Number.isFinite)) throw new Error("The link is broken: its components are no numbers.");
+  if (chosen === -1) throw new Error(`The link names the class “${name}”, which this network does not have.`);
+  const linkedPose = parts.get("pose")?.split(",").map(Number) ?? null;
+  if (linkedPose && !linkedPose.every(Number.isFinite)) throw new Error("The link is broken: its components are not numbers.");
   routeIn(parts.get("iterations"));
   const image = parts.has("test") ? await testImage(Number(parts.get("test"))) : linkedImage(parts.get("pixels"));
-  return setNewImage({ ...image, wanted, chosen });
+  return setNewImage({ ...image, linkedPose, chosen });
 });
 
 function linkedImage(text) {
@@ -28,14 +28,14 @@ function linkedImage(text) {
   try {
     pixels = decodeBytes(text);
   } catch {
-    throw new Error("The link is broken: its image was cut.");
+    throw new Error("The link is broken: its image was cut off.");
   }
   if (pixels.length !== channels * height * width)
     throw new Error(`The link is for another network: this one takes images of ${about.shape.join("×")} pixels.`);
   return { pixels };
 }
 
-// The drawing and the reconstruction side by side, ten times as large, with what they are below them, in a margin.
+// Saves the drawing and the reconstruction side by side, ten times enlarged, with captions.
 function download() {
   const apart = [...element.querySelectorAll(".apart figure")];
   const of = state.test === null ? state.label || "The image." : `Test image ${state.test}. ${state.label}`;

@@ -1,6 +1,6 @@
 // ---- building the page ----
 
-// What belongs to the network in front.
+// The controls of the network in front.
 function buildFront() {
   buildCapsules();
   buildSliders();

@@ -1,19 +1,19 @@
-// ---- the page opens with a tour of four steps for those who have not seen it, and with a digit that moves ----
+// ---- a tour of four steps at the first visit, and a moving digit when the page opens ----
 
 const TOUR = [
   [".capsules", "1. Length", "Each class has a capsule, a small vector. Its length says how sure the network is that the class is there."],
-  [".components", "2. Pose", "The components of the longest capsule say how the digit looks: its slant, its size, the width of its strokes. Move one."],
-  [".decoded", "3. Reconstruction", "The decoder draws this from that one capsule alone. What it leaves out, the capsule does not know."],
+  [".components", "2. Pose", "The components of the longest capsule describe the digit: its slant, its size, the width of its strokes. Move one."],
+  [".decoded", "3. Reconstruction", "The decoder draws this image from the longest capsule alone. Missing details are not encoded in the capsule."],
   [".routing", "4. Agreement", "Small capsules of the image vote for the classes. In each iteration the votes that agree count for more. Press Play."],
 ];
 const TASKS = [
   "Draw a 4, then close its top: at which stroke does it become a 9?",
   "Draw two digits over each other: does a second capsule grow?",
-  "Fool the network: draw what is no digit, and look for an answer that it is sure of.",
+  "Fool the network: draw something that is no digit and get a confident answer.",
 ];
-const OPENED = 4; // the test image that the page opens with
+const FIRST_IMAGE = 4; // test image when the page opens
 
-let stop = 0; // of the tour; behind its last step are the tasks
+let stop = 0; // step of the tour; the tasks follow its last step
 
 function showTour() {
   const isOver = stop === TOUR.length, [where, title, words] = isOver ? [".image", "Now try", ""] : TOUR[stop];
@@ -27,7 +27,7 @@ function showTour() {
   $("[data-do=skip]").hidden = isOver;
   tour.hidden = false;
   panel.scrollIntoView();
-  tour.classList.toggle("above", panel.getBoundingClientRect().top > tour.offsetHeight + 20); // where it covers nothing of the panel
+  tour.classList.toggle("above", panel.getBoundingClientRect().top > tour.offsetHeight + 20); // place it where it does not cover the panel
 }
 
 function unmark() {
@@ -40,10 +40,10 @@ function endTour() {
   $(".tour").hidden = true;
   try {
     localStorage.setItem("torchcaps-tour", "seen");
-  } catch {} // a browser that keeps nothing shows the tour again
+  } catch {} // a browser without storage shows the tour again
 }
 
-// The page moves by itself once: the largest component of the capsule goes from end to end.
+// Sweeps the largest component of the capsule once, without being asked.
 function sweepLargest() {
   if (!state.pose || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
   const sizes = state.pose.map(Math.abs);
@@ -71,10 +71,10 @@ Object.assign(ACTIONS, {
   skip: endTour,
 });
 
-// A test image, and the tour, after which its capsule's largest component is swept once.
+// Shows a test image and the tour; after the tour, the capsule's largest component is swept once.
 const openAlive = safely(async () => {
   if (learning) return;
-  if (networks[0].images) await setImage(await testImage(Math.min(OPENED, networks[0].images - 1)));
+  if (networks[0].images) await setImage(await testImage(Math.min(FIRST_IMAGE, networks[0].images - 1)));
   if (about.noPose) return;
   if (isTourSeen() || about.noRouting) sweepLargest();
   else showTour();
