@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.checks import check
+from torchcaps.models.saving import SavedNetwork
 
 
 class ScoresOnly(nn.Module):
@@ -16,10 +17,8 @@ class ScoresOnly(nn.Module):
     """
 
     def __init__(self, network: nn.Module) -> None:
-        from torchcaps.models.network import Network
-
         super().__init__()
-        check("network", network, Network)
+        check("network", network, SavedNetwork)
         self.network = network
         self.train(network.training)
 
