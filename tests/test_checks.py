@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from support import assert_raises
 from torchcaps.checks import check, check_classes, checked
 from torchcaps.errors import InputError, WrongType
-from torchcaps.ranges import MOST_ENTRIES, Range
+from torchcaps.ranges import MAX_ENTRIES, Range
 from torchcaps.tracing import can_look
 
 NAN, INF = float("nan"), float("inf")
@@ -66,9 +66,9 @@ CASES: list[tuple[dict[str, Any], type[InputError], str]] = [
     # a letter stands for one size throughout the call
     ({"weight": torch.zeros(3, 5)}, InputError, "weight must have shape (3, J, D, 4) or (3, J, D), got (3, 5)"),
     ({"weight": torch.zeros(2, 5, 6, 4)}, InputError, "weight must have shape (3, J, D, 4) or (3, J, D), got (2, 5, "),
-    ({"number": 10**5000}, InputError, "number must be 1 to 9, got a value of type int that is too long to be shown"),
+    ({"number": 10**5000}, InputError, "number must be 1 to 9, got a value of type int that is too long to show"),
     ({"sizes": "12"}, WrongType, "sizes must be a sequence, got '12'"),
-    ({"sizes": [1] * (MOST_ENTRIES + 1)}, InputError, f"sizes must have at most {MOST_ENTRIES} entries, got 101"),
+    ({"sizes": [1] * (MAX_ENTRIES + 1)}, InputError, f"sizes must have at most {MAX_ENTRIES} entries, got 101"),
     ({"pair": (1, 2, 3)}, InputError, "pair must have 2 entries, got (1, 2, 3)"),
     ({"module": 3}, WrongType, "module must be a text, got 3"),
 ]

@@ -45,29 +45,29 @@ def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     tracemalloc.start()
     try:
         assert "must have at most 16 MiB, but is larger" in said(tmp_path / "c.json")
-        assert tracemalloc.get_traced_memory()[1] < 3 * files.MOST_BYTES
+        assert tracemalloc.get_traced_memory()[1] < 3 * files.MAX_TEXT_BYTES
     finally:
         tracemalloc.stop()
     (tmp_path / "c.json").write_text('{"a": 1}')
-    monkeypatch.setattr(files, "MOST_BYTES", 8)
+    monkeypatch.setattr(files, "MAX_TEXT_BYTES", 8)
     assert read_json(tmp_path / "c.json", "configuration") == {"a": 1}
-    monkeypatch.setattr(files, "MOST_BYTES", 7)
+    monkeypatch.setattr(files, "MAX_TEXT_BYTES", 7)
     assert "but is larger" in said(tmp_path / "c.json")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
 def test_pipes_and_devices_are_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert "what is there is a FIFO" in said(tmp_path / "pipe")
-    assert "what is there is a device" in said(Path("/dev/zero"))
-    assert "what is there is a folder" in said(tmp_path)
+    assert "this path is a FIFO" in said(tmp_path / "pipe")
+    assert "this path is a device" in said(Path("/dev/zero"))
+    assert "this path is a folder" in said(tmp_path)
     assert "there is no configuration" in said(tmp_path / "nowhere")
     (tmp_path / "file").touch()
     assert "there is no configuration" in said(tmp_path / "file" / "c.json")
 
 
 def test_what_is_no_path_is_refused() -> None:
-    for path, words in (("", "must not be empty"), ("a\0b", "must hold no NUL"), ("\ud800", "no half of a character")):
+    for path, words in (("", "must not be empty"), ("a\0b", "must not hold a NUL"), ("\ud800", "half of a character")):
         with pytest.raises(InputError, match=words):
             user_path(path)
 
@@ -76,11 +76,11 @@ def test_errors_show_long_values_in_short() -> None:
     assert shown("abc") == "'abc'"
     assert len(shown("x" * 10**6)) < 110
     assert shown("x" * 10**6).startswith("'xxx")
-    assert shown(10**5000) == "a value of type int that is too long to be shown"
+    assert shown(10**5000) == "a value of type int that is too long to show"
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    assert shown(deep) == "a value of type list that is too long to be shown"
+    assert shown(deep) == "a value of type list that is too long to show"
     message = str(unknown_name("preset", "y" * 10**5, ["sabour2017"]))
     assert re.fullmatch("there is no preset 'y+ … y+'; known: sabour2017.", message)
     assert len(message) < 200

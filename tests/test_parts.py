@@ -33,7 +33,7 @@ from torchcaps.parts import (
     own_parts,
     part_of,
 )
-from torchcaps.ranges import MOST_ENTRIES, Iterations, PositiveFactor, Range, Size, as_text
+from torchcaps.ranges import MAX_ENTRIES, Iterations, PositiveFactor, Range, Size, as_text
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.recipe import Recipe
 
@@ -139,7 +139,7 @@ def test_what_no_part_is() -> None:
     for function, (spec, said) in itertools.product(
         (build, complete),
         (
-            ("dynamc", 'there is no routing "dynamc"; did you mean "dynamic"? One of your own is loaded by --plugin'),
+            ("dynamc", 'there is no routing "dynamc"; did you mean "dynamic"? Load your own with --plugin'),
             ("zzz", 'there is no routing "zzz"; known: b2i, dynamic, em'),
             ({"name": "dynamic", "leeky": True}, '"leeky"; did you mean "leaky"?'),
             ({"leaky": True}, 'routing must have a "name", one of dynamic'),
@@ -191,12 +191,12 @@ def test_options_that_cannot_be_said_or_mean_something_else() -> None:
         assert_raises(InputError, register("routing", "mine"), Mine, say=f"routing Mine has an option {name}{said}")
         assert "mine" not in PARTS["routing"]
 
-    other = " of another type than transform dense has; a name stands for one thing in all parts"
+    other = " of another type than in transform dense; a name has one type in all parts"
     refused(bool, "weight_std", False, other)
-    refused(Annotated[Spec, Choice("routing")], "transform", "dynamic", " of another type than layer dense has")
+    refused(Annotated[Spec, Choice("routing")], "transform", "dynamic", " of another type than in layer dense")
     refused(int, "epochs", 3, ", which is a recipe field already; choose another name")
     for hint in (dict, list[int], Tensor, tuple[int, int], Literal[1, 2], Any, bool | list[int]):
-        refused(hint, "own", None, f" of type {hint}; an option is a bool, int, float or str, one of the names")
+        refused(hint, "own", None, f" of type {hint}; an option must be a bool, int, float or str, a Literal of names")
 
 
 # ---- changes by flat names
@@ -272,12 +272,12 @@ def test_a_part_that_may_be_absent_and_those_that_may_not() -> None:
 
 def test_what_does_not_fit_is_refused_wherever_it_stands() -> None:
     """Single values: tests/test_arguments.py."""
-    many = [{"name": "dense"}] * (MOST_ENTRIES + 1)
+    many = [{"name": "dense"}] * (MAX_ENTRIES + 1)
     for values, said in (
         ({"decoder_hidden": [1] * 1_000_000}, "decoder_hidden must have at most 100 entries, got 1000000"),
         ({"layers": "dense"}, "layers must be a sequence, got 'dense'"),
         ({"layers": [3]}, "layer must be a name, or a mapping of its name and options, got 3"),
-        ({"layers": many}, f"layers must have at most {MOST_ENTRIES} entries, got 101"),
+        ({"layers": many}, f"layers must have at most {MAX_ENTRIES} entries, got 101"),
         ({"layers": [{}, {}, {}, {"capsule_dim": 3}]}, 'layer must have a "name", one of dense, conv, got None'),
         ({"routing": {"nam": "dynamic"}}, 'there is no option of routing "dynamic" "nam"'),
         ({"num_iteration": 2}, 'there is no option of network "capsules" "num_iteration"; did you mean "num_iter'),
@@ -291,7 +291,7 @@ def test_an_unknown_name_gets_the_nearest_or_the_parts_that_have_it() -> None:
         override("network", DEEP, {"leeky": True}, "knob")
     assert (caught.value.name, caught.value.owners) == ("leeky", [])
     assert "leaky" in caught.value.known
-    with pytest.raises(UnknownOption, match=r'with the parts that are chosen; it belongs to routing "em"$') as caught:
+    with pytest.raises(UnknownOption, match=r'with the parts that you chose; it belongs to routing "em"$') as caught:
         changed(complete("network", "cnn"), final_lambda=2)
     assert caught.value.owners == [("routing", "em")]
 
@@ -421,6 +421,9 @@ def test_no_option_is_parsed_and_ignored(timm_stub: None) -> None:
 def test_options_that_do_not_go_together() -> None:
     for options_, said in (
         ({"standardise": True, "pixel_scale": 255.0}, "pixel_scale must be 1 with standardise=True"),
-        ({"objects": 10}, "objects must be below num_classes, as they are of different classes, got 10 objects and 10"),
+        (
+            {"objects": 10},
+            "objects must be below num_classes, because all objects have different classes, got 10 objects and 10",
+        ),
     ):
         assert_raises(InputError, build_network, changed(USUAL, **options_), (1, 28, 28), 10, say=said)

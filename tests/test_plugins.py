@@ -101,7 +101,7 @@ def test_what_is_wrong_with_a_plugin_is_said_in_a_sentence(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     for name, text, words in (
         ("broken", "import no_such_package", " cannot be loaded: ModuleNotFoundError: No module named 'no_such"),
-        ("twice", ROUTING.replace('"mine"', '"dynamic"'), ': there is a routing "dynamic" already; choose'),
+        ("twice", ROUTING.replace('"mine"', '"dynamic"'), ': a routing "dynamic" exists already; choose'),
         ("kind", ROUTING.replace('"routing"', '"routng"'), ': there is no kind of part "routng"; did you mean'),
         ("leaves", "raise SystemExit(3)", " cannot be loaded: SystemExit: 3"),
         ("mute", MUTE + "raise Mute", " cannot be loaded: Mute: Mute"),
@@ -204,7 +204,7 @@ def test_every_command_takes_it_or_says_why_not(folder: Path) -> None:
         (["evaluate", "run"], 2, needed),
         (["train", "--resume", "run"], 2, needed),
         (["train", *mine, "--temperature", "2"], 2, "--temperature is an option of --routing mine, which is not"),
-        (["presets", "all-mine"], 2, "One of your own is loaded by --plugin FILE."),
+        (["presets", "all-mine"], 2, "Load your own with --plugin FILE."),
     ]
     for name, (code, words) in WRONG.items():
         (folder / f"{name}.py").write_text(code)

@@ -155,7 +155,7 @@ def test_images_count_by_their_weight(digits: tuple[np.ndarray, np.ndarray]) -> 
 
 
 WRONG: list[tuple[np.ndarray, dict[str, Any], str]] = [
-    (np.zeros((6, 64)), {}, r"have the shape \(6, 64\); give .* or flat rows with image_shape"),
+    (np.zeros((6, 64)), {}, r"must have shape .* or be flat rows with image_shape, got \(6, 64\)"),
     (np.zeros((6, 64)), {"image_shape": (8, 9)}, r"\(8, 9\) has 72 numbers an image, but X has 64 features"),
     (np.zeros((6, 64)), {"image_shape": (64,)}, r"must be \(H, W\), .* or \(H, W, C\), of which .*, got \(64,\)"),
     (np.zeros((6, 64)), {"image_shape": (-1, -1)}, r"of which one may be -1, got \(-1, -1\)"),
@@ -167,7 +167,11 @@ WRONG: list[tuple[np.ndarray, dict[str, Any], str]] = [
     ),
     (np.zeros((6, 8, 8)), {"class_weight": {0: 0, 1: 0, 2: 0}}, "must not be negative, nor zero for all images"),
     (np.zeros((6, 8, 8)), {"device": "cuda:77"}, "this machine has no cuda:77 device that PyTorch can use"),
-    (np.zeros((6, 8, 8)), {"preset": "sabour2017-multimnist"}, "is for images with 2 objects, but here each has one"),
+    (
+        np.zeros((6, 8, 8)),
+        {"preset": "sabour2017-multimnist"},
+        "is for images with 2 objects, but here each image has one",
+    ),
     (np.ones((6, 8, 8)), {"learning_rate": 1e30}, r"NaN or infinite; learning_rate must be below 1e\+30"),
 ]
 
@@ -185,7 +189,7 @@ def test_what_does_not_fit_is_said_and_changes_nothing(digits: tuple[np.ndarray,
     assert (fitted.classes_, fitted.network_, fitted.loss_curve_) == before
     assert fitted.predict(images[:1]) in labels
     assert_raises(InputError, fitted.predict, images[:, :7], say="the images are (1, 7, 8), but fit saw (1, 8, 8)")
-    assert_raises(InputError, small().fit, images, np.zeros(300), say="at least two classes to tell apart, got one")
+    assert_raises(InputError, small().fit, images, np.zeros(300), say="y must have at least two classes, got one")
     with pytest.raises(ValueError, match="Unknown label type"):
         small().fit(images, labels + 0.5)
     with pytest.raises(NotFittedError):

@@ -1,8 +1,7 @@
-"""Arguments are held to their annotations: a sentence names the function, the argument, and what would be right.
+"""Check arguments against their annotations; an error names the function, the argument and the values allowed.
 
-:func:`checked` reads what is written anyway: ranges of numbers, ``Literal``, ``bool``, and the shapes and kinds of
-tensors in jaxtyping's words, in which a letter stands for one size throughout a call, and ``{self.name}`` for an
-attribute of the method's own object.
+:func:`checked` reads ranges of numbers, ``Literal``, ``bool``, and jaxtyping's shapes and dtypes of tensors. In a
+shape, a letter is one size throughout a call, and ``{self.name}`` is an attribute of the method's object.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import InputError, WrongType, shown
-from torchcaps.ranges import MOST_ENTRIES, Range, is_number
+from torchcaps.ranges import MAX_ENTRIES, Range, is_number
 from torchcaps.tracing import LAYOUTS, can_look
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-"""Dtypes that are computed with."""
+"""Dtypes of computations."""
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 """Dtypes of labels."""
 _KINDS = {
@@ -46,23 +45,23 @@ _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 Sizes = dict[str, Any]
-"""The sizes that letters stand for in a call, and under ``"device"`` the first tensor's name and device."""
+"""Size of each letter in a call; ``"device"`` holds the first tensor's name and device."""
 
 
 def checked(function: FunctionT) -> FunctionT:
-    """Check the arguments of each call against the function's annotations; nothing is checked while torch compiles.
+    """Check the arguments of each call against the function's annotations, except under torch.compile.
 
     Raises:
-        WrongType: An argument of another type; it is a TypeError too.
-        InputError: A number out of its range, an unknown choice, a shape that does not fit the others, or tensors on
-            different devices; it is a ValueError too.
+        WrongType: An argument has the wrong type; also a TypeError.
+        InputError: A number is out of range, a choice is unknown, shapes do not agree, or tensors are on different
+            devices; also a ValueError.
     """
     parameters = inspect.signature(function).parameters
     names = [name for name, each in parameters.items() if each.kind in _POSITIONAL]
     title = function.__qualname__.rpartition("<locals>.")[2]
     of_object = names[:1] == ["self"]
     method = title.rpartition(".")[2]
-    suffix = "" if method == "forward" or method.startswith("_") else f".{method}"  # what is called by another name
+    suffix = "" if method == "forward" or method.startswith("_") else f".{method}"  # users do not type these names
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -79,9 +78,9 @@ def checked(function: FunctionT) -> FunctionT:
     return cast(FunctionT, call)
 
 
-@functools.cache  # here and not in the closure of ``checked``, since torch.compile cannot wrap a closure's cache
+@functools.cache  # not in the closure of `checked`, because torch.compile cannot wrap a cache in a closure
 def _hints_of(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the annotations of a function, except *args, **kwargs and those that only a type checker imports."""
+    """Return the annotations of a function, without *args, **kwargs and names for type checkers."""
     found: dict[str, Any] = {}
     names = inspect.unwrap(function).__globals__
     rest = {name for name, each in inspect.signature(function).parameters.items() if each.kind in _REST}
@@ -95,10 +94,18 @@ def _hints_of(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def check(name: str, value: Any, hint: Any, sizes: Sizes | None = None, owner: Any = None) -> None:
-    """Raise unless a value, which errors call ``name``, fits an annotation; one that says nothing of values passes all.
+    """Raise unless a value fits an annotation; an annotation that limits nothing accepts every value.
 
-    The ``sizes`` that letters have so far are added to. ``owner`` is the object of a method: sizes may be its
-    attributes.
+    Args:
+        name: Name of the value in error messages.
+        value: The value.
+        hint: The annotation.
+        sizes: Size of each letter so far; new letters are added.
+        owner: Object of the method, whose attributes give sizes.
+
+    Raises:
+        WrongType: The value has the wrong type.
+        InputError: The value has the right type, but does not fit.
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     sizes = {} if sizes is None else sizes
@@ -113,13 +120,13 @@ def check(name: str, value: Any, hint: Any, sizes: Sizes | None = None, owner: A
             raise InputError(f"{name} must be one of {', '.join(args)}, got {shown(value)}")
     elif origin in (typing.Union, types.UnionType):
         _check_union(name, value, args, sizes, owner)
-    elif origin is tuple:  # of any length, or so many of one kind
+    elif origin is tuple:  # tuple[X, ...] or a fixed number of X
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise WrongType(f"{name} must be a sequence, got {shown(value)}")
         if args[1] is not Ellipsis and len(value) != len(args):
             raise InputError(f"{name} must have {len(args)} entries, got {shown(value)}")
-        if len(value) > MOST_ENTRIES:
-            raise InputError(f"{name} must have at most {MOST_ENTRIES} entries, got {len(value)}")
+        if len(value) > MAX_ENTRIES:
+            raise InputError(f"{name} must have at most {MAX_ENTRIES} entries, got {len(value)}")
         for item in value:
             check(name, item, args[0], sizes, owner)
     elif origin in (list, dict):
@@ -143,7 +150,7 @@ def check(name: str, value: Any, hint: Any, sizes: Sizes | None = None, owner: A
 
 
 def _is_instance(value: Any, hint: type) -> bool:
-    if hint is float or getattr(hint, "_is_protocol", False):  # what has the methods of a protocol shows itself
+    if hint is float or getattr(hint, "_is_protocol", False):  # an object without a protocol's methods fails later
         return hint is not float or is_number(value)
     if hint is int:
         return isinstance(value, Integral) and not isinstance(value, bool)
@@ -151,7 +158,7 @@ def _is_instance(value: Any, hint: type) -> bool:
 
 
 def _got(value: object) -> str:
-    """Return plain values as they are written, and the kind of all others: the ``repr`` of a module fills lines."""
+    """Return the ``repr`` of a plain value, and the type of any other, because a module's ``repr`` fills lines."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | list | tuple | dict):
         return shown(value)
     return "a tensor" if isinstance(value, Tensor) else with_article(type(value).__name__)
@@ -165,8 +172,8 @@ def with_article(word: str) -> str:
 def check_contents(name: str, contents: Any, kind: type) -> None:
     """Raise InputError unless a mapping read from a file has the fields of a ``TypedDict`` or a dataclass.
 
-    Each value is held to the annotation of its field. Fields of a dataclass, and those that are ``NotRequired``, may be
-    missing; other entries are passed over.
+    Each value is checked against the annotation of its field. Fields of a dataclass and ``NotRequired`` fields may be
+    missing. Unknown entries are ignored.
     """
     if not isinstance(contents, Mapping):
         raise WrongType(f"{name} must be a mapping, got {shown(contents)}")
@@ -178,20 +185,20 @@ def check_contents(name: str, contents: Any, kind: type) -> None:
 
 
 def _check_union(name: str, value: Any, hints: tuple[Any, ...], sizes: Sizes, owner: Any) -> None:
-    """One of several annotations; what fits none is held to the first, or of tensors to the one of its axes."""
+    """Check a value against several annotations; report the most telling error if it fits none of them."""
     if value is None and type(None) in hints:
         return None
-    found: list[InputError] = []
+    errors: list[InputError] = []
     for hint in hints:
         if hint is not type(None):
             try:
                 return check(name, value, hint, sizes, owner)
             except InputError as error:
-                found.append(error.with_traceback(None))  # a traceback keeps the caller's tensors alive
-    shapes = [str(error).partition(" must have shape ")[2].partition(", got")[0] for error in found]
+                errors.append(error.with_traceback(None))  # a traceback keeps the caller's tensors alive
+    shapes = [str(error).partition(" must have shape ")[2].partition(", got")[0] for error in errors]
     if len(shapes) > 1 and all(shapes):
         raise InputError(f"{name} must have shape {' or '.join(dict.fromkeys(shapes))}, got {tuple(value.shape)}")
-    raise next((error for error in found if not isinstance(error, WrongType)), found[-1])
+    raise next((error for error in errors if not isinstance(error, WrongType)), errors[-1])
 
 
 def _check_tensor(name: str, value: Any, hint: Any, sizes: Sizes, owner: Any) -> None:
@@ -208,27 +215,27 @@ def _check_tensor(name: str, value: Any, hint: Any, sizes: Sizes, owner: Any) ->
         raise InputError(f"{where}: {both} must be on one device, got {device} and {value.device}")
     axes = hint.dim_str.split()
     for n, axis in enumerate(axes):
-        if axis[0] in "*.":  # any number of axes, of any size
+        if axis[0] in "*.":  # any number of axes of any size
             axes[n : n + 1] = [""] * (value.ndim + 1 - len(axes))
             break
-    fits, found = len(axes) == value.ndim, dict(sizes)
+    fits, new_sizes = len(axes) == value.ndim, dict(sizes)
     for axis, size in zip(axes, value.shape, strict=False):
-        if axis and found.setdefault(axis, _told(axis, owner) or size) != size:
+        if axis and new_sizes.setdefault(axis, _axis_size(axis, owner) or size) != size:
             fits = False
     if not fits:
         raise InputError(_wrong_shape(name, hint.dim_str.split(), value.shape, sizes, owner))
-    sizes.update(found)
+    sizes.update(new_sizes)
 
 
-def _told(axis: str, owner: Any) -> int | None:
-    """The size that a number, or an attribute of a method's object, stands for: None of a letter, 0 is any."""
+def _axis_size(axis: str, owner: Any) -> int | None:
+    """Return the size of an axis that is a number or an attribute (0: any size); None if it is a letter."""
     if axis.isdigit():
         return int(axis)
     return operator.attrgetter(axis.removeprefix("{self.")[:-1])(owner) if axis[0] == "{" else None
 
 
 def _wrong_shape(name: str, axes: Sequence[str], shape: Sequence[int], sizes: Sizes, owner: Any) -> str:
-    known = [_told(axis, owner) or sizes.get(axis) for axis in axes]
+    known = [_axis_size(axis, owner) or sizes.get(axis) for axis in axes]
     names = [axis.removeprefix("{self.").removesuffix("}") for axis in axes]
     words = [axis if size is None else str(size) for axis, size in zip(names, known, strict=True)]
     reasons = [
@@ -246,11 +253,11 @@ def _kind(value: object) -> str:
     return f"one of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 
-# ---- what no annotation says
+# ---- checks that no annotation can express
 
 
 def refuse_fx(value: object) -> None:
-    """Raise WrongType if ``torch.fx.symbolic_trace`` is tracing: its proxies of tensors have no shapes to check."""
+    """Raise WrongType under ``torch.fx.symbolic_trace``, because its proxies of tensors have no shapes to check."""
     if isinstance(value, torch.fx.Proxy):
         raise WrongType(
             "torch.fx.symbolic_trace cannot trace parts of torchcaps, which read the shapes of tensors; use "
@@ -259,6 +266,6 @@ def refuse_fx(value: object) -> None:
 
 
 def check_classes(name: str, labels: Tensor, num_classes: int) -> None:
-    """Raise InputError unless labels lie in 0..num_classes-1, as far as :func:`torchcaps.tracing.can_look` permits."""
+    """Raise InputError unless labels are in 0..num_classes-1, if :func:`torchcaps.tracing.can_look` allows a look."""
     if can_look(labels) and (labels.min() < 0 or labels.max() >= num_classes):
         raise InputError(f"{name} must be in 0..{num_classes - 1}, got {int(labels.min())}..{int(labels.max())}")

@@ -1,4 +1,4 @@
-"""What torchcaps says when its input is wrong: one sentence that names what, where, and what would be right."""
+"""Errors of wrong input: one sentence that names the fault, its place, and a value that would be right."""
 
 from __future__ import annotations
 
@@ -6,63 +6,63 @@ import difflib
 import re
 from collections.abc import Iterable
 
-LONGEST, LONGEST_REASON, LONGEST_LIST = 100, 300, 600
-"""Characters of a value, of another error's words, and of the known names, that an error shows whole."""
+MAX_VALUE_CHARACTERS, MAX_REASON_CHARACTERS, MAX_LIST_CHARACTERS = 100, 300, 600
+"""Characters of a value, of another error's message and of a list of names that an error shows in full."""
 
-# What a terminal obeys instead of showing it (C0, delete, C1), other line breaks, what turns the direction of text, and
-# halves of characters. Names in files may hold any of it.
+# Control codes of terminals (C0, delete, C1), other line breaks, marks that turn the direction of text, and halves of
+# characters. Names in files may hold any of these.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class InputError(ValueError):
-    """Input that its giver can mend: a name, a file, a shape, a value.
+    """Wrong input that the caller can correct: a name, a file, a shape, a value.
 
-    The message is one sentence that says what was wrong, where, and what would be right. The command line prints it as
-    it is and exits with code 2.
+    The message is one sentence with the fault, its place, and a value that would be right. The command line prints it
+    unchanged and exits with code 2.
     """
 
 
-class WrongType(InputError, TypeError):  # noqa: N818  it says what is wrong
-    """Input of another type than the one that is meant."""
+class WrongType(InputError, TypeError):  # noqa: N818  the name is the fault
+    """Input of the wrong type."""
 
 
 def install(extra: str) -> str:
-    """What brings the packages of an extra, as the end of a sentence."""
+    """Return the command that installs the packages of an extra, as the end of a sentence."""
     return f'pip install "torchcaps[{extra}]", or in a checkout of torchcaps: pip install -e ".[{extra}]"'
 
 
 def shown(value: object) -> str:
-    """A value as errors show it: its ``repr``, of which the middle is left out where it is long."""
+    """Return a value as errors show it: its ``repr``, without the middle if it is long."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, or lists in each other, thousands deep
-        return f"a value of type {type(value).__name__} that is too long to be shown"
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or lists nested thousands deep
+        return f"a value of type {type(value).__name__} that is too long to show"
     return shortened(text)
 
 
-def shortened(text: str, longest: int = LONGEST) -> str:
-    """A text, of which the middle is left out where it is longer."""
-    return text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 4 :]}"
+def shortened(text: str, max_characters: int = MAX_VALUE_CHARACTERS) -> str:
+    """Return a text without its middle if it has more than ``max_characters``."""
+    return text if len(text) <= max_characters else f"{text[: max_characters // 2]} … {text[-max_characters // 4 :]}"
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """The error for a name that is not among the known ones of its kind, e.g. ``"preset"``, with the nearest one."""
+    """Return the error for an unknown name of a kind, e.g. ``"preset"``; it suggests the nearest known name."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f'did you mean "{near[0]}"?' if near else f"known: {shortened(', '.join(known), LONGEST_LIST)}."
-    quoted = f'"{name}"' if len(name) <= LONGEST else shown(name)
+    hint = f'did you mean "{near[0]}"?' if near else f"known: {shortened(', '.join(known), MAX_LIST_CHARACTERS)}."
+    quoted = f'"{name}"' if len(name) <= MAX_VALUE_CHARACTERS else shown(name)
     return InputError(f"there is no {kind} {quoted}; {hint}")
 
 
 def reason_of(error: BaseException) -> str:
-    """What an error says, as the end of a sentence: its words on one line, or its type where it has none."""
+    """Return the message of an error on one line, as the end of a sentence; its type if it has no message."""
     try:
-        words = " ".join(str(error).split())
-    except (Exception, SystemExit):  # of a plugin, as it may be
-        words = ""
-    return shortened(words, LONGEST_REASON) or type(error).__name__
+        message = " ".join(str(error).split())
+    except (Exception, SystemExit):  # a plugin's error may fail to make its message
+        message = ""
+    return shortened(message, MAX_REASON_CHARACTERS) or type(error).__name__
 
 
 def visible(text: str) -> str:
-    r"""A line of text that may be shown anywhere: control characters and line breaks are written out, as ``\x1b``."""
+    r"""Return a text with control characters and line breaks written out, as ``\x1b``, safe to show anywhere."""
     return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)

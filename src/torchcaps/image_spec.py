@@ -22,7 +22,7 @@ class ImageSpec:
     """Shape and preparation of a network's input images, and the meaning of its outputs.
 
     Raises:
-        InputError: A value is of the wrong type or out of range; files of others may hold anything.
+        InputError: A value has the wrong type or is out of range. Files may hold anything, so all values are checked.
     """
 
     in_shape: tuple[int, int, int]
@@ -32,9 +32,9 @@ class ImageSpec:
     objects: int = 1
     """Number of objects in an image."""
     fit: Literal["pad", "stretch"] = "pad"
-    """How image files are resized: the same way as the training images."""
+    """Way to resize image files, as for the training images: ``"pad"`` keeps their proportions."""
     preparation: Preparation | None = None
-    """How photos of drawings are preprocessed; None if the images are no drawings."""
+    """Preprocessing of photos of drawings; None if the images are not drawings."""
     calibration: Calibration | None = None
     """Thresholds of unsure answers; None if they were not measured."""
     task: TaskName = "classes"

@@ -1,4 +1,4 @@
-"""What this machine has for a process: memory and cores. What does not fit is refused before it is allocated."""
+"""Memory and cores that this process can use. A request for too much memory is refused before allocation."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ MIB = 2**20
 
 
 def usable_cores() -> int:
-    """Processor cores that this process may use."""
+    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_memory(size: int, what: str) -> None:
-    """Raise InputError unless so many bytes still fit into memory, or it is not known how much there is.
+    """Raise InputError if the free memory is known and too small.
 
-    ``what`` they hold, in the plural, is for the error.
+    Args:
+        size: Bytes that are needed.
+        what: Words for their contents in the error message, in the plural.
     """
     free = free_memory_mib()
     if free is not None and size > free * MIB:
@@ -29,7 +31,7 @@ def check_memory(size: int, what: str) -> None:
 
 
 def free_memory_mib() -> float | None:
-    """Memory that this process can still take: MiB; all that the machine has on macOS; None where unknown."""
+    """Return the memory that this process can still take, MiB; on macOS, the machine's total; None if unknown."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         free = _numbers(meminfo)["MemAvailable:"] / 1024
@@ -41,7 +43,7 @@ def free_memory_mib() -> float | None:
 
 
 def peak_resident_memory_mib() -> float | None:
-    """The most memory that this process has taken so far, MiB; None on Windows."""
+    """Return the peak memory of this process so far, MiB; None on Windows."""
     if sys.platform == "win32":
         return None
     import resource
@@ -51,23 +53,26 @@ def peak_resident_memory_mib() -> float | None:
 
 
 def _allowed_by_container(cgroup: Path) -> float | None:
-    """What a container's limit leaves: MiB; None where there is none. Both versions of Linux's control groups."""
+    """Return the memory left under a container's limit, MiB; None without a limit.
+
+    Reads both versions of Linux's control groups.
+    """
     for folder, limit, used, total in (
         (cgroup, "memory.max", "memory.current", ""),
         (cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     ):
         try:
-            most = (folder / limit).read_text().strip()
-            numbers = _numbers(folder / "memory.stat")  # the cache of files is given up for those who need memory
+            maximum = (folder / limit).read_text().strip()
+            numbers = _numbers(folder / "memory.stat")
             cache = sum(numbers.get(f"{total}{kind}_file", 0) for kind in ("active", "inactive"))
-            taken = int((folder / used).read_text()) - cache
+            taken = int((folder / used).read_text()) - cache  # Linux frees the cache of files for processes
         except OSError:
             continue
-        return None if most == "max" else max(0.0, (int(most) - taken) / MIB)
+        return None if maximum == "max" else max(0.0, (int(maximum) - taken) / MIB)
     return None
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """The second word of each line, a number, by the first."""
+    """Return the number in the second column of each line by the word in the first."""
     lines = (line.split() for line in path.read_text().splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) > 1}

@@ -1,13 +1,18 @@
-"""Parts: what a network, and its training, is made of. Each is chosen by its name and declares its options once.
+"""Parts: the modules of a network and its optimizer. Each is chosen by its name and declares its options once.
 
-A part is a class that is registered under a name. An argument of its constructor *without* a default is a size, told by
-the data. One *with* a default is an option: its annotation says its range, its ``Args:`` line is its help, and an
-attribute of the same name holds its value. So options are checked, saved in config.json, read back, and set by their
-names from Python and from the command line, and nothing is declared twice.
+A part is a class that is registered under a name. An argument of its constructor *without* a default is a size, which
+follows from the data. An argument *with* a default is an option: its annotation gives its range, its ``Args:`` line is
+its help, and an attribute of the same name holds its value. That is enough to check an option, to save it in
+config.json, to read it back, and to set it by its name from Python and from the command line.
 
-A part is written as its name, ``"dynamic"``, with the value of its first option if that is a text,
-``"timm:resnet18"``, as a mapping, ``{"name": "dynamic", "leaky": True}``, or as the module itself. A tree is a mapping
-in which every option of every part stands, as config.json holds it.
+A caller names a part in one of four ways:
+
+- by its name: ``"dynamic"``;
+- by its name and the value of its first option, if that is a text: ``"timm:resnet18"``;
+- by a mapping: ``{"name": "dynamic", "leaky": True}``;
+- by the module itself.
+
+A tree is a mapping with every option of every part, as config.json holds it.
 """
 
 from __future__ import annotations
@@ -30,15 +35,16 @@ from torchcaps.errors import InputError, shown, unknown_name
 EntryT = TypeVar("EntryT")
 ClassT = TypeVar("ClassT", bound=type)
 Spec = str | Mapping[str, Any] | nn.Module | bool | None
-"""How a part is written; True is the usual one, False and None leave out a part that may be absent."""
+"""Name, mapping or module of a part. `True`: the default part. `False`, `None`: no part, if it is optional."""
 Tree = dict[str, Any]
+"""Every option of a part, and of the parts inside it, by its name."""
 
 
 class Registry(dict[str, EntryT]):
     """Entries of one kind, e.g. ``"preset"``, by their names, in the order in which they were added.
 
     Raises:
-        InputError: ``registry[name]`` without such an entry; the nearest name is given.
+        InputError: ``registry[name]``, if there is no such entry. The message suggests the nearest name.
     """
 
     def __init__(self, kind: str) -> None:
@@ -46,13 +52,13 @@ class Registry(dict[str, EntryT]):
         self.kind = kind
 
     def __missing__(self, name: str) -> NoReturn:
-        raise InputError(f"{unknown_name(self.kind, name, self)} One of your own is loaded by --plugin FILE.")
+        raise InputError(f"{unknown_name(self.kind, name, self)} Load your own with --plugin FILE.")
 
     def add(self, name: str, entry: EntryT) -> None:
         """Add an entry; raise InputError if the name is taken."""
         if name in self:
             article = "an" if self.kind[0] in "aeiou" else "a"
-            raise InputError(f'there is {article} {self.kind} "{name}" already; choose another name')
+            raise InputError(f'{article} {self.kind} "{name}" exists already; choose another name')
         self[name] = entry
 
 
@@ -63,12 +69,12 @@ PARTS: dict[str, Registry[type]] = {kind: Registry(kind) for kind in KINDS}
 
 @dataclass(frozen=True)
 class Choice:
-    """Marks an option that holds a part, ``Annotated[Spec, Choice("routing")]``, or a sequence of ``many``."""
+    """Mark an option that holds a part: ``Annotated[Spec, Choice("routing")]``; with ``many``, a sequence of parts."""
 
     kind: str
     many: bool = False
     optional: bool = False
-    """Whether the part may be left out."""
+    """The part may be left out."""
 
 
 class Option(NamedTuple):
@@ -79,21 +85,21 @@ class Option(NamedTuple):
     hint: Any
     help: str
     choice: Choice | None
-    """The kind of the parts that it holds, if it holds parts."""
+    """Kind of the parts that the option holds; None if it holds no parts."""
 
 
 @checked
 def register(kind: str, name: str) -> Callable[[ClassT], ClassT]:
-    """Add a class to the parts of a kind; the decorator of every part, one's own too.
+    """Register a class as a part of a kind: the decorator of every part, also of your own parts.
 
     Args:
         kind: ``"backbone"``, ``"primary"``, ``"transform"``, ``"routing"``, ``"layer"``, ``"decoder"``, ``"loss"``,
             ``"network"`` or ``"optimizer"``.
-        name: By which it is chosen.
+        name: Name by which users choose the part.
 
     Raises:
-        InputError: There is no such kind, or the name is taken; or an option has a type that no text can give, or the
-            name of an option that stands for something else in another part.
+        InputError: The kind is unknown or the name is taken; an option has a type that the command line cannot
+            express; or another part has an option of the same name and another type.
     """
     if kind not in PARTS:
         raise unknown_name("kind of part", kind, PARTS)
@@ -110,38 +116,41 @@ def register(kind: str, name: str) -> Callable[[ClassT], ClassT]:
 
 
 def part_of(cls: type) -> tuple[str, str]:
-    """The kind and the name by which a class is registered."""
+    """Return the kind and the name under which a class is registered; two empty texts if it is not."""
     kind, name = vars(cls).get("part", ("", ""))
     return kind, name
 
 
 def find(kind: str, name: object) -> type:
-    """The class of a part; raise InputError, with the nearest name, if there is none."""
+    """Return the class of a part; raise InputError, with the nearest name, if there is none."""
     if not isinstance(name, str):
         raise InputError(f'{kind} must have a "name", one of {", ".join(PARTS[kind])}, got {shown(name)}')
     return PARTS[kind][name]
 
 
 def options(cls: type) -> Mapping[str, Option]:
-    """The options of a part, or of settings, by their names."""
-    return _options(cls)  # mypy takes no class of a dataclass for hashable
+    """Return the options of a part, or of settings, by their names."""
+    return _options(cls)  # not cached itself, because mypy does not accept a dataclass as hashable
 
 
 @functools.cache
 def _options(cls: Any) -> Mapping[str, Option]:
     hints = typing.get_type_hints(cls if dataclasses.is_dataclass(cls) else cls.__init__, include_extras=True)
-    words = _words(cls)
+    help_texts = _help_texts(cls)
     found = {}
     for name, parameter in inspect.signature(cls).parameters.items():
         if parameter.default is not parameter.empty:
             hint = hints.get(name, Any)
             choice = next((each for each in typing.get_args(hint) if isinstance(each, Choice)), None)
-            found[name] = Option(name, parameter.default, hint, words.get(name, ""), choice)
+            found[name] = Option(name, parameter.default, hint, help_texts.get(name, ""), choice)
     return types.MappingProxyType(found)
 
 
-def _words(cls: type) -> dict[str, str]:
-    """What the docstrings of a class and of those that it derives from say of each argument, on one line each."""
+def _help_texts(cls: type) -> dict[str, str]:
+    """Return the ``Args:`` line of each argument, from the docstrings of a class and of its base classes.
+
+    A part may describe an option in its own words, also if another part has an option of the same name.
+    """
     found = {}
     for each in reversed(cls.__mro__):
         section = inspect.cleandoc(vars(each).get("__doc__") or "").partition("Args:\n")[2]
@@ -154,15 +163,15 @@ def _check_option(kind: str, cls: type, option: Option) -> None:
     where = f"{kind} {cls.__name__} has an option {option.name}"
     if _type_of(option.hint) is None:
         raise InputError(
-            f"{where} of type {option.hint}; an option is a bool, int, float or str, one of the names of a Literal, a "
+            f"{where} of type {option.hint}; an option must be a bool, int, float or str, a Literal of names, a "
             "tuple[…, ...] of one of these, or another part"
         )
     for other in all_parts():
         same = options(other).get(option.name)
         if same is not None and _type_of(same.hint) != _type_of(option.hint):
             raise InputError(
-                f"{where} of another type than {' '.join(part_of(other))} has; a name stands for one thing in all "
-                "parts, so choose another name"
+                f"{where} of another type than in {' '.join(part_of(other))}; a name has one type in all parts, so "
+                "choose another name"
             )
     for settings in Settings.__subclasses__():
         if option.name in options(settings):
@@ -170,7 +179,7 @@ def _check_option(kind: str, cls: type, option: Option) -> None:
 
 
 def _type_of(hint: Any) -> Any:
-    """What options of one name have in common: the type without ranges; None for one that no text and no JSON gives."""
+    """Return the type of an option without its ranges; None if the command line and JSON cannot express it."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return next((arg for arg in args if isinstance(arg, Choice)), _type_of(args[0]))
@@ -186,35 +195,38 @@ def _type_of(hint: Any) -> Any:
 
 
 def build(kind: str, spec: Spec, **sizes: Any) -> Any:
-    """The module that a description stands for; a module is returned as it is.
+    """Build the module that a caller named; return a module unchanged.
 
-    Of the sizes, which the data tell, the constructor is given those that it asks for by their names.
+    Args:
+        kind: Kind of the part.
+        spec: Name, mapping or module.
+        **sizes: Sizes that follow from the data. The constructor receives the ones that it has arguments for.
 
     Raises:
-        InputError: An unknown part or option (the nearest name is given), an option out of its range, or a constructor
-            that asks for a size which nobody tells.
+        InputError: An unknown part or option (the message suggests the nearest name), an option out of its range, or a
+            constructor with an argument that is neither an option nor a known size.
     """
     if isinstance(spec, nn.Module):
         return spec
-    given = complete(kind, spec)
-    cls = find(kind, given.pop("name"))
-    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    wanted = [n for n, p in inspect.signature(cls).parameters.items() if p.default is p.empty and p.kind in plain]
-    for name in wanted:
+    values = complete(kind, spec)
+    cls = find(kind, values.pop("name"))
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    required = [n for n, p in inspect.signature(cls).parameters.items() if p.default is p.empty and p.kind in named]
+    for name in required:
         if name not in sizes:
             raise InputError(
                 f"{kind} {cls.__name__} has an argument {name} without a default, which is no size of a {kind}; known "
                 f"sizes: {', '.join(sizes) or 'none'}"
             )
-    return cls(**{name: sizes[name] for name in wanted}, **given)
+    return cls(**{name: sizes[name] for name in required}, **values)
 
 
 def describe(part: Any) -> Any:
-    """The tree of a part, read off the module itself; any other value as it is.
+    """Return the tree of a part, read from the attributes of the module; return any other value unchanged.
 
     Raises:
-        InputError: A module that is not registered, so that no file could bring it back, or that does not keep the
-            value of an option.
+        InputError: The module's class is not registered, so no file could restore it; or the module does not keep the
+            value of an option as an attribute.
     """
     if isinstance(part, nn.ModuleList):
         return tuple(describe(each) for each in part)
@@ -223,8 +235,8 @@ def describe(part: Any) -> Any:
     kind, name = part_of(type(part))
     if kind not in PARTS or PARTS[kind].get(name) is not type(part):
         raise InputError(
-            f"a {type(part).__name__} cannot be saved: register its class by torchcaps.register, and build the network "
-            "with its name"
+            f"a {type(part).__name__} cannot be saved: register its class with torchcaps.register, and build the "
+            "network with its name"
         )
     for option in options(type(part)):
         if not hasattr(part, option):
@@ -233,17 +245,22 @@ def describe(part: Any) -> Any:
 
 
 def complete(kind: str, spec: Spec, before: Mapping[str, Any] | None = None) -> Any:
-    """The tree that a description stands for, each option checked; a module as it is.
+    """Return the complete tree of a part, with each option checked; return a module unchanged.
 
-    A tree that was there before gives the name where ``spec`` has none, and the values of options that both have.
+    Args:
+        kind: Kind of the part.
+        spec: Name, mapping or module.
+        before: Tree of the part that is replaced. It supplies the name if ``spec`` has none, and the values of the
+            options that both parts have.
     """
     if isinstance(spec, nn.Module):
         return spec
-    before, given = before or {}, _mapping(kind, spec)
-    name = given.pop("name", before.get("name"))
-    own = options(find(kind, name))
-    usual = {option.name: _chosen(option, None, option.default) for option in own.values()}
-    return override(kind, {"name": name, **usual, **{key: before[key] for key in own if key in before}}, given)
+    before, changes = before or {}, _mapping(kind, spec)
+    name = changes.pop("name", before.get("name"))
+    known = options(find(kind, name))
+    defaults = {option.name: _checked_value(option, None, option.default) for option in known.values()}
+    kept = {key: before[key] for key in known if key in before}
+    return override(kind, {"name": name, **defaults, **kept}, changes)
 
 
 def _mapping(kind: str, spec: Spec) -> Tree:
@@ -259,15 +276,22 @@ def _mapping(kind: str, spec: Spec) -> Tree:
 
 
 def override(kind: str, tree: Tree, changes: Mapping[str, Any], what: str | None = None) -> Tree:
-    """A tree with other values of some options, of the part itself or of the parts in it.
+    """Return a tree with other values of some options, of the part itself or of the parts inside it.
 
-    A name that several parts have is changed in all of them. A part is chosen by its name, and keeps the values of
-    options that the new one has too; a mapping changes the options of that part only; False or None leave out a part
-    that may be absent, and True puts it in. In a sequence, a mapping without a name changes the part at its place.
-    Errors call a name ``what``.
+    - An option that several parts have is changed in all of them.
+    - The name of a part replaces the part, which keeps the values of the options that both have.
+    - A mapping changes the options of that part only.
+    - False or None removes an optional part, and True adds it.
+    - In a sequence, a mapping without "name" modifies the part at its position.
+
+    Args:
+        kind: Kind of the part.
+        tree: Complete tree of the part.
+        changes: New values by the names of options.
+        what: Words for an option in error messages.
 
     Raises:
-        InputError: An unknown option (the nearest name is given), or a value that does not fit its option.
+        InputError: An unknown option (the message suggests the nearest name), or a value that does not fit its option.
     """
     cls = find(kind, tree["name"])
     what = what or f'option of {kind} "{tree["name"]}"'
@@ -275,15 +299,21 @@ def override(kind: str, tree: Tree, changes: Mapping[str, Any], what: str | None
 
 
 class UnknownOption(InputError):  # noqa: N818  one kind of wrong input
-    """A name that is not one of the known options; ``what`` was looked up, in words."""
+    """A name that is not one of the known options.
+
+    Args:
+        what: Words for an option in the message.
+        name: The unknown name.
+        known: Names of the known options.
+    """
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         self.name, self.known = name, tuple(known)
-        #: Parts that could be chosen and have such an option, by their kind and name.
+        #: Kind and name of each registered part that has such an option.
         self.owners = [part_of(cls) for cls in all_parts() if name in options(cls)]
         if self.owners:
             owners = " and ".join(f'{kind} "{part}"' for kind, part in self.owners)
-            super().__init__(f'there is no {what} "{name}" with the parts that are chosen; it belongs to {owners}')
+            super().__init__(f'there is no {what} "{name}" with the parts that you chose; it belongs to {owners}')
         else:
             super().__init__(str(unknown_name(what, name, self.known)))
 
@@ -298,34 +328,38 @@ def _override(cls: type, tree: Mapping[str, Any], changes: Mapping[str, Any], wh
 
 
 def _changed(cls: type, tree: Mapping[str, Any], changes: Mapping[str, Any], found: set[str]) -> Tree:
-    """The options of a part, or of settings, with other values, also in what they hold; ``found`` is added to."""
+    """Return the options of a part, or of settings, with other values, also in the parts inside it.
 
-    def inside(held: Any) -> Any:
-        if isinstance(held, Settings):
-            return type(held)(**_changed(type(held), held.fields, changes, found))
-        if isinstance(held, Mapping) and option.choice is not None:
-            kind, name = option.choice.kind, held["name"]
-            return {"name": name} | _changed(find(kind, name), held, changes, found)
-        return held
-
+    The names of the options that were met are added to ``found``.
+    """
     out = {}
     for option in options(cls).values():
         value = before = tree[option.name]
         if option.name in changes:
             found.add(option.name)
-            value = _chosen(option, before, changes[option.name])
+            value = _checked_value(option, before, changes[option.name])
             if isinstance(before, Mapping) and value is None:
-                found |= set(flat(before))  # the options of a part that is left out need not be left out, too
-        out[option.name] = _each(value, inside)
+                found |= set(flat(before))  # options of a removed part may be given, but have no effect
+        inner = functools.partial(_changed_inside, option.choice, changes=changes, found=found)
+        out[option.name] = _map_parts(value, inner)
     return out
 
 
-def _each(value: Any, function: Callable[[Any], Any]) -> Any:
+def _changed_inside(choice: Choice | None, held: Any, *, changes: Mapping[str, Any], found: set[str]) -> Any:
+    """Apply the changes to the settings or the part that an option holds; return any other value unchanged."""
+    if isinstance(held, Settings):
+        return type(held)(**_changed(type(held), held.fields, changes, found))
+    if isinstance(held, Mapping) and choice is not None:
+        return {"name": held["name"]} | _changed(find(choice.kind, held["name"]), held, changes, found)
+    return held
+
+
+def _map_parts(value: Any, function: Callable[[Any], Any]) -> Any:
     return tuple(map(function, value)) if isinstance(value, tuple) else function(value)
 
 
-def _chosen(option: Option, before: Any, given: Any) -> Any:
-    """What an option is given: checked, and where it holds a part, the tree that a description stands for."""
+def _checked_value(option: Option, before: Any, given: Any) -> Any:
+    """Check the value for an option; return the complete tree if the option holds a part."""
     choice = option.choice
     if isinstance(before, Settings) and isinstance(given, Mapping):
         return before.replace(given)
@@ -333,18 +367,22 @@ def _chosen(option: Option, before: Any, given: Any) -> Any:
         check(option.name, given, option.hint)
         return tuple(given) if isinstance(given, list) else given
     if not choice.many:
-        return _part(choice, before, given, option.default)
+        return _complete_part(choice, before, given, option.default)
     check(option.name, given, tuple[Any, ...])
-    padded = [*(before or ()), *[None] * len(given)]  # only what has no name of its own changes what stands there
-    changes = [isinstance(new, Mapping) and "name" not in new for new in given]
-    return tuple(_part(choice, old if c else None, new) for old, new, c in zip(padded, given, changes, strict=False))
+    # a mapping without "name" modifies the existing part at this position; anything else replaces it
+    existing = [*(before or ()), *[None] * len(given)]
+    modifies = [isinstance(new, Mapping) and "name" not in new for new in given]
+    return tuple(
+        _complete_part(choice, old if keep else None, new)
+        for old, new, keep in zip(existing, given, modifies, strict=False)
+    )
 
 
-def _part(choice: Choice, before: Any, given: Any, usual: Spec = None) -> Any:
+def _complete_part(choice: Choice, before: Any, given: Any, default: Spec = None) -> Any:
     if choice.optional and (given is False or given is None):
         return None
     if given is True:
-        given = usual or next(iter(PARTS[choice.kind])) if before is None else {}
+        given = default or next(iter(PARTS[choice.kind])) if before is None else {}
     return complete(choice.kind, given, before if isinstance(before, Mapping) else None)
 
 
@@ -352,9 +390,10 @@ def _part(choice: Choice, before: Any, given: Any, usual: Spec = None) -> Any:
 
 
 def flat(tree: Mapping[str, Any]) -> Tree:
-    """Every option of a tree by its name; a part stands by its own name, or by None where it is left out.
+    """Return every option of a tree by its name; a part appears as its name, or as None if it is left out.
 
-    Where parts have an option of the same name but different values, the value is a tuple of them, in their order.
+    If several parts have an option of the same name with different values, the value is a tuple of them, in the order
+    of the parts.
     """
     values: dict[str, list[Any]] = {}
 
@@ -363,7 +402,7 @@ def flat(tree: Mapping[str, Any]) -> Tree:
             fields = each.fields if isinstance(each, Settings) else each
             for name, value in fields.items() if isinstance(fields, Mapping) else ():
                 if name != "name" and not isinstance(value, Settings):
-                    names = _each(value, lambda part: part["name"] if isinstance(part, Mapping) else part)
+                    names = _map_parts(value, lambda part: part["name"] if isinstance(part, Mapping) else part)
                     values.setdefault(name, []).append(names)
                 collect(value)
 
@@ -372,13 +411,13 @@ def flat(tree: Mapping[str, Any]) -> Tree:
 
 
 def all_parts() -> Iterator[type]:
-    """The class of every part of every kind."""
+    """Iterate over the classes of all parts of all kinds."""
     for registry in PARTS.values():
         yield from registry.values()
 
 
 def own_parts(kind: str, tree: Mapping[str, Any]) -> list[str]:
-    """The parts of a tree that do not come with torchcaps: ``["routing mine"]``."""
+    """Return the parts of a tree that do not come with torchcaps: ``["routing mine"]``."""
     cls = find(kind, tree["name"])
     found = [] if cls.__module__.startswith("torchcaps.") else [f"{kind} {tree['name']}"]
     for option in options(cls).values():
@@ -389,31 +428,31 @@ def own_parts(kind: str, tree: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-# ---- settings: options of what is no module
+# ---- settings: options without a module
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A frozen dataclass whose fields are options, as those of a part: a recipe, a run."""
+    """Base class of frozen dataclasses whose fields are options: a recipe, a run."""
 
     kind: typing.ClassVar[str] = "setting"
 
     def __post_init__(self) -> None:
         for option in options(type(self)).values():
-            value = _chosen(option, None, getattr(self, option.name))
+            value = _checked_value(option, None, getattr(self, option.name))
             if isinstance(value, int) and not isinstance(value, bool) and typing.get_args(option.hint)[:1] == (float,):
                 value = float(value)
             object.__setattr__(self, option.name, value)
 
     @property
     def fields(self) -> Tree:
-        """The value of each field by its name."""
+        """Value of each field by its name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def to_dict(self) -> Tree:
-        """The same as JSON takes it."""
+        """Return the fields as plain values for JSON."""
         return {name: each.to_dict() if isinstance(each, Settings) else each for name, each in self.fields.items()}
 
     def replace(self, changes: Mapping[str, Any], what: str | None = None) -> Self:
-        """A copy with other values by flat names; arguments and errors are those of :func:`override`."""
+        """Return a copy with other values by flat names; see :func:`override` for arguments and errors."""
         return type(self)(**_override(type(self), self.fields, changes, what or self.kind))

@@ -1,7 +1,7 @@
-"""One's own parts, presets and data sets, from a Python file or from an installed package.
+"""Plugins: your own parts, presets and data sets, from a Python file or an installed package.
 
-A plugin is code: it runs only where it is named, on the command line by ``--plugin``, from Python by
-:func:`load_plugin`; never because a file of a run names it.
+A plugin is code. It runs only if the user names it: with ``--plugin`` on the command line, or with :func:`load_plugin`
+in Python. It never runs because a file of a run names it.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from types import ModuleType
 from torchcaps.errors import InputError, reason_of
 
 GROUP = "torchcaps.plugins"
-"""The entry points of installed packages that are plugins."""
+"""Group of the entry points that are plugins."""
 
-OWN = ("torchcaps.models.presets", "torchcaps.training.recipe", "torchcaps.datasets.sources")
-"""They register what comes with torchcaps, so that no plugin can take its name."""
+BUILT_IN = ("torchcaps.models.presets", "torchcaps.training.recipe", "torchcaps.datasets.sources")
+"""Modules that register torchcaps' own parts. They are imported first, so that no plugin can take a name of theirs."""
 
-_loaded: dict[str, str] = {}  # as it was named → the file that was run
+_loaded: dict[str, str] = {}  # name of a plugin as the user typed it → the file that was run
 
 
 def load_plugin(source: str | Path) -> None:
-    """Run a Python file, or load an entry point, so that what it registers is known. A second time does nothing.
+    """Run a Python file or load an entry point, which registers its parts, presets and data sets.
 
-    A file runs as the module that an ``import`` of it by its neighbours gives, so that plugins may import each other.
+    Loading a plugin again does nothing. Plugins in one folder may import each other.
 
     Args:
-        source: A file ``….py``; or the name of an entry point that an installed package has in the group
+        source: A file ``….py``, or the name of an entry point of an installed package in the group
             ``torchcaps.plugins``.
 
     Raises:
-        InputError: There is none, or it raises an error, which is the cause of this one.
+        InputError: There is no such file or entry point, or the plugin raises an error (``__cause__``).
     """
     name = str(source)
-    for module in OWN:
+    for module in BUILT_IN:
         importlib.import_module(module)
     try:
         _loaded[name] = _run_file(name) if name.endswith(".py") else _load_entry_point(name)
@@ -51,22 +51,22 @@ def load_plugin(source: str | Path) -> None:
 
 
 def loaded_plugins() -> tuple[str, ...]:
-    """The plugins of this process, as they were named."""
+    """Return the plugins of this process, by the names that the user typed."""
     return tuple(_loaded)
 
 
 def plugin_options(names: Iterable[str]) -> list[str]:
-    """The words of a command line that load plugins."""
+    """Return the options of a command line that load plugins."""
     return [word for name in names for word in ("--plugin", name)]
 
 
 def is_loaded(name: str) -> bool:
-    """Whether a plugin that was named so, here or elsewhere, is loaded: the same name, or a file of the same name."""
+    """Return True if a plugin of this name, or a file of the same name in any folder, is loaded."""
     return Path(name).name in {Path(each).name for each in _loaded}
 
 
 def place_in_plugin(error: BaseException) -> str | None:
-    """The last line of a plugin that an error came through, in words; None if it came through none."""
+    """Return the last line of a plugin in an error's traceback, in words; None if no plugin is in it."""
     names = {file: name for name, file in _loaded.items()}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         name = names.get(os.path.realpath(frame.filename))
@@ -76,7 +76,7 @@ def place_in_plugin(error: BaseException) -> str | None:
 
 
 def import_file(name: str | Path) -> ModuleType:
-    """Run a Python file as the module that an ``import`` of it by its neighbours gives, or return that module.
+    """Import a Python file, as an ``import`` in the same folder would; return the module if it is imported already.
 
     Raises:
         InputError: There is no such file.
@@ -85,16 +85,16 @@ def import_file(name: str | Path) -> ModuleType:
     if not Path(file).is_file():
         raise InputError(f"there is no file {name}")
     folder, stem = str(Path(file).parent), Path(file).stem
-    sys.path.append(folder)  # it may import its neighbours
+    sys.path.append(folder)  # the file may import other files of its folder
     try:
         found = importlib.util.find_spec(stem) if stem.isidentifier() else None
         if found is not None and os.path.realpath(found.origin or "") == file:
             return importlib.import_module(stem)
-        # its name is no module's, or that of another one
+        # the file's name is not a module name, or belongs to another module
         spec = importlib.util.spec_from_file_location(f"torchcaps_plugin_{stem}", file)
         assert spec is not None
         assert spec.loader is not None
-        sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)  # dataclasses look themselves up there
+        sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)  # dataclasses look up their module
         spec.loader.exec_module(module)
         return module
     finally:
@@ -112,7 +112,7 @@ def _load_entry_point(name: str) -> str:
     known = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
     if name not in known:
         raise InputError(
-            f"it is neither a file ….py nor an entry point of an installed package; known entry points: "
+            "it is neither a file ….py nor an entry point of an installed package; known entry points: "
             f"{', '.join(sorted(known)) or 'none'}"
         )
     known[name].load()

@@ -1,4 +1,4 @@
-"""The values that a setting may have: its check, its help and its errors take its numbers from one range."""
+"""Numeric ranges of options. One `Range` does the check and supplies the numbers for help and errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from torchcaps.errors import InputError, WrongType, shown
 
-MOST_ENTRIES = 100
-"""So many entries at most are in a list of widths, or of capsule layers."""
+MAX_ENTRIES = 100
+"""Largest number of entries in a list of widths or of capsule layers."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Range:
     Args:
         least: The smallest number.
         most: The largest number.
-        above: Whether ``least`` itself is left out.
-        below: Whether ``most`` itself is left out.
-        odd: Whether only odd numbers are meant.
-        whole: Whether only integers are meant.
+        above: Exclude ``least`` itself.
+        below: Exclude ``most`` itself.
+        odd: Accept odd numbers only.
+        whole: Accept integers only.
     """
 
     least: float
@@ -41,8 +41,8 @@ class Range:
         if self.whole and not isinstance(value, Integral):
             return False
         near = _as_float32(value)
-        left_out = (self.above and near == self.least) or (self.below and near == self.most)
-        return not left_out and (not self.odd or value % 2 == 1)
+        excluded = (self.above and near == self.least) or (self.below and near == self.most)
+        return not excluded and (not self.odd or value % 2 == 1)
 
     def __str__(self) -> str:
         least, most = (f"{end:g}" if isinstance(end, float) else str(end) for end in (self.least, self.most))
@@ -51,11 +51,11 @@ class Range:
         return f"an odd number from {least} to {most}" if self.odd else f"{least} to {most}"
 
     def check(self, name: str, value: object) -> None:
-        """Raise InputError, which says what the number is, unless it is in the range; NaN never is."""
+        """Raise InputError, which calls the number ``name``, unless it is in the range. NaN never is."""
         if value not in self:
             kind = "a whole number, " if self.whole and is_number(value) and not isinstance(value, Integral) else ""
-            wrong = InputError if is_number(value) and not kind else WrongType
-            raise wrong(f"{name} must be {kind}{self}, got {shown(value)}")
+            error = InputError if is_number(value) and not kind else WrongType
+            raise error(f"{name} must be {kind}{self}, got {shown(value)}")
 
 
 def _as_float32(value: Any) -> float:
@@ -68,12 +68,12 @@ def _as_float32(value: Any) -> float:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a real number, of Python or of NumPy."""
+    """Return True for a real number of Python or NumPy, but not for a bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def image_shape(in_shape: object) -> tuple[int, int, int]:
-    """The channels, height and width that ``in_shape`` has; else an InputError says what is wrong."""
+    """Return ``in_shape`` as (channels, height, width); raise InputError if it is not three positive integers."""
     if not isinstance(in_shape, Sequence) or len(in_shape) != 3 or not all(size in COUNT for size in in_shape):
         raise InputError(f"in_shape must be (channels, height, width), three positive integers, got {shown(in_shape)}")
     channels, height, width = map(int, in_shape)
@@ -81,7 +81,7 @@ def image_shape(in_shape: object) -> tuple[int, int, int]:
 
 
 def as_text(value: object) -> str:
-    """An option's value as a person reads it, and types it: ``on``, ``none``, ``0.001``, ``512,1024``."""
+    """Return an option's value as users read and type it: ``on``, ``none``, ``0.001``, ``512,1024``."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple | list):
@@ -91,55 +91,55 @@ def as_text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-# Float settings go up to a number that float32, in which networks compute, still holds.
-_LARGEST = 1e38
+# Networks compute in float32, whose largest number is about 3.4e38.
+_MAX_FLOAT = 1e38
 
 COUNT = Range(1, 1_000_000_000, whole=True)
 INDEX = Range(0, COUNT.most, whole=True)
 SEED = Range(0, 2**32 - 1, whole=True)
 
 Width = Annotated[int, Range(1, 65_536, whole=True)]
-"""Channels, capsule types, components: how wide a layer is."""
+"""Width of a layer: channels, capsule types, components."""
 Size = Annotated[int, Range(1, 2**31 - 1, whole=True)]
-"""Capsules, classes, channels, as the data have them."""
+"""Capsules, classes or channels of the data."""
 Pixels = Annotated[int, Range(1, 4096, whole=True)]
 """Sides of images, kernels and strides."""
 Padding = Annotated[int, Range(0, 4095, whole=True)]
 """Pixels or positions on each side."""
 OddKernel = Annotated[int, Range(1, 255, odd=True, whole=True)]
-"""The side of a kernel of a convolution that keeps the size."""
+"""Kernel side of a convolution that keeps the size of its maps, pixels."""
 Count = Annotated[int, COUNT]
-"""Images, steps, epochs."""
+"""Number of images, steps or epochs."""
 Index = Annotated[int, INDEX]
-"""The number of an epoch, a batch, a process."""
+"""Index of an epoch, a batch or a process, from 0."""
 Iterations = Annotated[int, Range(0, 1000, whole=True)]
-"""Routing iterations."""
+"""Number of routing iterations."""
 AtLeastOneIteration = Annotated[int, Range(1, 1000, whole=True)]
-"""Iterations of an algorithm that does nothing without any."""
+"""Number of iterations of an algorithm that needs at least one."""
 Processes = Annotated[int, Range(1, 4096, whole=True)]
-"""Processes of a run, and machines."""
+"""Number of processes or machines of a run."""
 Seed = Annotated[int, SEED]
-"""Of everything random; numpy's generators take no other."""
-Factor = Annotated[float, Range(0, _LARGEST)]
+"""Random seed, in the range that NumPy's generators accept."""
+Factor = Annotated[float, Range(0, _MAX_FLOAT)]
 """A weight or a margin, which may be zero."""
-PositiveFactor = Annotated[float, Range(0, _LARGEST, above=True)]
-"""A scale, a rate, a duration."""
+PositiveFactor = Annotated[float, Range(0, _MAX_FLOAT, above=True)]
+"""A scale, a rate or a duration."""
 Epsilon = Annotated[float, Range(1e-24, 1)]
-"""What is added under a root; the gradient of a smaller root overflows in float32."""
+"""Number added under a square root. The gradient of a smaller root would overflow in float32."""
 Amount = Annotated[float, Range(0, 1e300)]
-"""Seconds, bytes and other amounts that a file holds; NaN is none."""
+"""Seconds, bytes and other amounts in a file; NaN is not allowed."""
 Finite = Annotated[float, Range(-1e300, 1e300)]
 """Any finite number."""
 Degrees = Annotated[float, Range(0, 180)]
-"""An angle, either way."""
+"""Largest angle of a rotation in either direction, degrees."""
 Share = Annotated[float, Range(0, 1)]
-"""A part of a whole, both ends included."""
+"""A fraction from 0 to 1, both included."""
 ShareBelowOne = Annotated[float, Range(0, 1, below=True)]
-"""A part of a whole of which something is left, such as a probability of dropout."""
+"""A fraction below 1, such as a probability of dropout."""
 ShareAboveZero = Annotated[float, Range(0, 1, above=True)]
-"""A part of a whole that is not nothing."""
+"""A fraction above 0."""
 
 Fill = Literal["zeros", "edge"]
-"""What lies around an image: zeros, or everywhere the nearest pixel of its edge."""
+"""Pixels outside an image: zeros, or copies of the nearest pixel of its edge."""
 ValidationSplit = Literal["random", "first", "last"]
-"""Which of the training images are for validation: a random choice, or the first or the last ones."""
+"""Choice of the validation images among the training images: at random, the first or the last."""

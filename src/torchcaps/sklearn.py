@@ -1,4 +1,4 @@
-"""A capsule network as a scikit-learn classifier: fit, predict, score, in pipelines and grid searches."""
+"""Capsule network as a scikit-learn classifier for pipelines and grid searches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CapsNetClassifier"]
 
-#: Dtypes that arrays keep; others, such as integers, are converted to the first.
+#: Dtypes that arrays keep. Other dtypes, such as integers, are converted to the first.
 DTYPES = (np.float64, np.float32, np.uint8)
 
 PixelRange = tuple[float, float] | tuple[np.ndarray, np.ndarray]
@@ -52,54 +52,55 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
     """A network from :func:`torchcaps.create_model`, trained with Adam on a one-cycle schedule.
 
     Images are an array (N, H, W), (N, C, H, W) or (N, H, W, C), or, with ``image_shape``, flat rows of any of these.
-    Pixels are uint8 of 0..255, or numbers of 0..1, which are rounded to 256 levels. Other numbers are scaled to 0..1
-    by the smallest and the largest that ``fit`` saw, as by ``MinMaxScaler(clip=True)``. All pixels have one scale,
-    except in flat rows with negative numbers, as a ``StandardScaler`` gives them, and in rows of features,
-    ``image_shape=(1, -1)``: there each column has its own. Labels are of any kind, strings too.
+    Labels may have any type, including strings. Pixels are converted to 256 levels:
 
-    :meth:`decision_function` gives the scores of the classes: the lengths of their capsules, or their activations
-    where the routing gives them. :meth:`predict_proba` makes probabilities of them by a softmax of t · scores, whose
-    factor t has the smallest cross-entropy on the held-out images of ``early_stopping``, or on the training images
-    without it. Training images make probabilities too certain:
-    :class:`sklearn.calibration.CalibratedClassifierCV` is the alternative. The scores of CNN presets are the
-    probabilities of a softmax already, and are given as they are.
+    - uint8 of 0..255 stay unchanged;
+    - numbers of 0..1 are rounded;
+    - other numbers are scaled to 0..1 by the minimum and maximum in ``fit``, as by ``MinMaxScaler(clip=True)``. All
+      pixels have one scale. Only flat rows with negative numbers, as from a ``StandardScaler``, and rows of features,
+      ``image_shape=(1, -1)``, have a scale for each column.
+
+    :meth:`decision_function` returns the scores of the classes: the lengths of their capsules, or their activations if
+    the routing computes activations. :meth:`predict_proba` returns softmax(t · scores). The factor t minimises the
+    cross-entropy on the held-out images of ``early_stopping``, or else on the training images. Training images make
+    probabilities too certain; use :class:`sklearn.calibration.CalibratedClassifierCV` instead. The scores of CNN
+    presets are already probabilities of a softmax and do not change.
 
     Args:
         preset: A name from :func:`torchcaps.list_presets`.
-        options: Other values for fields of the preset's network, e.g. ``{"conv_channels": 64}``.
-        num_iterations: Routing iterations; the preset's if None.
-        softmax_over: ``"outputs"`` or ``"inputs"``; the preset's if None.
-        image_shape: (H, W), (C, H, W) or (H, W, C) of images that are rows of a flat array; None for arrays of images.
-            One of these numbers may be -1 and follows from the array: (1, -1) takes rows of any number of features, of
-            which a network with ``conv_kernel`` and ``primary_kernel`` 1 makes capsules one by one.
+        options: Options of the preset's network to change, e.g. ``{"conv_channels": 64}``.
+        num_iterations: Routing iterations; None: the preset's.
+        softmax_over: ``"outputs"`` or ``"inputs"``; None: the preset's.
+        image_shape: (H, W), (C, H, W) or (H, W, C) of images in the rows of a flat array; None: arrays of images. One
+            of these numbers may be -1 and follows from the array. (1, -1) accepts rows of any number of features; with
+            ``conv_kernel`` and ``primary_kernel`` 1, each feature becomes capsules.
         channels: ``"first"`` or ``"last"``, the axis of the channels; None: the axis of 1 to 4, if one is so short.
         epochs: Largest number of passes over the training images.
-        batch_size: Images a step; fewer where there are fewer images.
-        learning_rate: The peak of the one-cycle schedule.
-        max_shift: Training images are shifted by at most this many pixels in each direction.
-        class_weight: How much an image of each class counts in the gradient, beside its ``sample_weight``: a number for
-            each class by its label, ``"balanced"`` for N / (J · images of the class), or None for 1.
+        batch_size: Images in a step, at most the number of training images.
+        learning_rate: Peak of the one-cycle schedule.
+        max_shift: Largest random shift of training images, pixels in each direction.
+        class_weight: Weight of each class in the gradient, multiplied by ``sample_weight``: a mapping from labels to
+            numbers, ``"balanced"`` for N / (J · images of the class), or None for 1.
         early_stopping: Hold out images of each class, stop when their accuracy no longer improves, and keep the best
             epoch.
-        validation_fraction: The share of the images that are held out.
-        n_iter_no_change: Stop after this many epochs without a better one.
-        device: Where to train and predict, e.g. ``"cuda"`` or ``"cuda:1"``.
-        precision: Of training: ``"32"`` is float32, ``"bf16"`` bfloat16 convolutions and dense layers, and ``"auto"``
-            the second on CUDA GPUs of compute capability 8 or more, the first elsewhere. Scores are float32.
-        random_state: An int, a RandomState or None, which decides the initial weights, the order of the images and how
-            they are shifted. The same int gives the same network; torch's own random generator of the CPU is left as
-            it was.
+        validation_fraction: Share of the images to hold out.
+        n_iter_no_change: Number of epochs without improvement before training stops.
+        device: Device for training and prediction, e.g. ``"cuda"`` or ``"cuda:1"``.
+        precision: Precision of training. ``"32"``: float32. ``"bf16"``: bfloat16 convolutions and dense layers.
+            ``"auto"``: ``"bf16"`` on CUDA GPUs of compute capability 8 or more, else ``"32"``. Scores are float32.
+        random_state: An int, a RandomState or None. It determines the initial weights, the order of the images and
+            their shifts. The same int gives the same network. The state of torch's random generator does not change.
 
     Attributes:
         classes_: The labels, sorted.
         network_: The trained network, in evaluation mode, on the CPU.
         loss_curve_: Mean loss of each epoch.
         validation_scores_: Accuracy on the held-out images after each epoch; None without ``early_stopping``.
-        n_iter_: Number of epochs that were trained.
-        score_scale_: The factor t of :meth:`predict_proba`; None where scores are probabilities.
-        pixel_range_: The numbers that stand for 0 and 1 in the images: (0, 255) of uint8, (0, 1), or the smallest and
-            the largest that ``fit`` saw, numbers or arrays of the shape of an image.
-        n_features_in_: Numbers a row; only where the images were given flat.
+        n_iter_: Number of trained epochs.
+        score_scale_: Factor t of :meth:`predict_proba`; None if scores are probabilities.
+        pixel_range_: Numbers in the images that are scaled to 0 and 1: (0, 255) for uint8; (0, 1); or the minimum and
+            maximum in ``fit``, as numbers or as arrays of the shape of an image.
+        n_features_in_: Numbers in a row, for flat images.
 
     Examples:
         >>> from sklearn.datasets import load_digits
@@ -146,12 +147,12 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
 
         Args:
             X: Images; see the class.
-            y: The label of each image.
-            sample_weight: How much each image counts in the gradient, 0 or more; all the same if None.
+            y: Label of each image.
+            sample_weight: Weight of each image in the gradient, 0 or more; None: 1.
 
         Raises:
-            InputError: An image shape, pixels or an option that do not fit; a ValueError, as scikit-learn expects.
-            ValueError: Errors of scikit-learn about arrays: NaN, lengths that differ, a continuous target.
+            InputError: An image shape, pixels or an option do not fit; a ValueError, as scikit-learn expects.
+            ValueError: Errors of scikit-learn about arrays: NaN, different lengths, a continuous target.
         """
         array = self._read(X, reset=True)
         by_pixel = self._takes_rows() or (self.image_shape is not None and bool(array.min() < 0))
@@ -163,7 +164,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         check_classification_targets(labels)
         classes, codes = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
-            raise InputError(f"there must be at least two classes to tell apart, got one class: {classes[0]!r}")
+            raise InputError(f"y must have at least two classes, got one class: {classes[0]!r}")
         weights = self._weights(labels, sample_weight)
         seed = check_random_state(self.random_state).randint(2**31)
         train, held_out = self._split(codes, seed)
@@ -179,27 +180,27 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
                 patience=None if held_out is None else self.n_iter_no_change,
                 **sizes,
             )
-            how: dict[str, Any] = {"accelerator": str(self.device), "precision": self.precision, "progress": Progress()}
-            how |= {} if held_out is None else {"validation": _image_set(images, codes, weights, held_out)}
+            run: dict[str, Any] = {"accelerator": str(self.device), "precision": self.precision, "progress": Progress()}
+            run |= {} if held_out is None else {"validation": _image_set(images, codes, weights, held_out)}
             try:
-                rows = fit(network, data, recipe, seed=seed, **how)
+                rows = fit(network, data, recipe, seed=seed, **run)
             except Diverged:
-                said = "the loss became NaN or infinite; learning_rate must be below"
-                raise InputError(f"{said} {self.learning_rate}") from None
+                message = "the loss became NaN or infinite; learning_rate must be below"
+                raise InputError(f"{message} {self.learning_rate}") from None
         measured = train if held_out is None else held_out
         scale = _score_scale(network, images[measured], codes[measured], weights[measured])
-        # together, so that a fit that fails leaves the results of an earlier one
+        # set all together at the end, so that a failed fit keeps the results of an earlier one
         self.classes_, self.network_, self.loss_curve_ = classes, network.cpu(), [row["train_loss"] for row in rows]
         self.validation_scores_ = None if held_out is None else [row["validation_accuracy"] for row in rows]
         self.n_iter_, self.pixel_range_, self.score_scale_ = len(rows), pixel_range, scale
         return self
 
     def capsule_scores(self, X: ArrayLike) -> Float[np.ndarray, "N J"]:
-        """The scores of the class capsules, in the order of ``classes_``: lengths ‖v_j‖ in 0..1, or activations.
+        """Return the scores of the class capsules in the order of ``classes_``: lengths ‖v_j‖ in 0..1, or activations.
 
         Raises:
             NotFittedError: ``fit`` was not called.
-            InputError: Images of another shape than those of ``fit``.
+            InputError: The images have another shape than in ``fit``.
         """
         check_is_fitted(self, "network_")
         array = self._read(X, reset=False)
@@ -214,14 +215,17 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         return scores
 
     def decision_function(self, X: ArrayLike) -> Float[np.ndarray, "N J"] | Float[np.ndarray, "N"]:
-        """Scores of the classes; of two classes, the second's minus the first's. Errors: see :meth:`capsule_scores`."""
+        """Return the scores of the classes; for two classes, the second score minus the first.
+
+        Errors: see :meth:`capsule_scores`.
+        """
         scores = self.capsule_scores(X)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def predict_proba(self, X: ArrayLike) -> Float[np.ndarray, "N J"]:
-        """Probabilities of the classes, in the order of ``classes_``: softmax(t · scores), t being ``score_scale_``.
+        """Return the probabilities of the classes in the order of ``classes_``: softmax(``score_scale_`` · scores).
 
-        Scores of a CNN are probabilities already. See the class for how t is chosen. Errors: see
+        Scores of a CNN are already probabilities. The class describes the choice of ``score_scale_``. Errors: see
         :meth:`capsule_scores`.
         """
         scores = self.capsule_scores(X).astype(np.float64)
@@ -230,18 +234,18 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         return softmax(self.score_scale_ * scores, axis=1)
 
     def predict(self, X: ArrayLike) -> np.ndarray:
-        """The class with the highest score for each image. Errors: see :meth:`capsule_scores`."""
+        """Return the class with the highest score for each image. Errors: see :meth:`capsule_scores`."""
         scores = self.capsule_scores(X)
         return self.classes_[scores.argmax(1)]
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.two_d_array = self._takes_rows()  # of any width, which an image_shape without -1 is not
+        tags.input_tags.two_d_array = self._takes_rows()  # the tag means rows of any width: an image_shape with -1
         tags.input_tags.three_d_array = self.image_shape is None
         return tags
 
     def _takes_rows(self) -> bool:
-        """Whether images are rows of any number of features."""
+        """Return True if images are rows of any number of features."""
         return self.image_shape is not None and -1 in tuple(self.image_shape)
 
     def _build(self, in_shape: Sequence[int], num_classes: int) -> Network:
@@ -251,13 +255,13 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         task_of(network).require("classifier", "a classifier")
         if network.objects > 1:
             raise InputError(
-                f"{self.preset} is for images with {network.objects} objects, but here each has one label; "
-                "take another preset, or options={'objects': 1}"
+                f"{self.preset} is for images with {network.objects} objects, but here each image has one label; "
+                "choose another preset, or options={'objects': 1}"
             )
         return network
 
     def _weights(self, labels: np.ndarray, sample_weight: ArrayLike | None) -> Float32[np.ndarray, "N"]:
-        """How much each image counts."""
+        """Return the weight of each image in the gradient."""
         weights = np.asarray(compute_sample_weight(self.class_weight, labels), np.float32)
         if sample_weight is not None:
             counts = column_or_1d(check_array(sample_weight, ensure_2d=False, dtype=np.float32))
@@ -268,7 +272,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         return weights
 
     def _split(self, codes: Int64[np.ndarray, "N"], seed: int) -> tuple[Any, Any]:
-        """Indices of the images to train on and of those held out, None without early stopping."""
+        """Return the indices of the training images and of the held-out images (None without early stopping)."""
         if not self.early_stopping:
             return slice(None), None
         parts = train_test_split(
@@ -277,13 +281,13 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         return parts[0], parts[1]
 
     def _read(self, X: ArrayLike, *, reset: bool) -> Shaped[torch.Tensor, "N C H W"]:
-        """An array of any form that the class takes, channels first, its numbers as they are."""
+        """Return images in any form that the class accepts with channels first; numbers do not change."""
         if self.image_shape is None:
             array = check_array(X, ensure_2d=False, allow_nd=True, dtype=DTYPES)
             if array.ndim not in (3, 4):
                 raise InputError(
-                    f"images have the shape {array.shape}; give (N, H, W), (N, C, H, W), (N, H, W, C), or "
-                    "flat rows with image_shape"
+                    f"images must have shape (N, H, W), (N, C, H, W), (N, H, W, C), or be flat rows with "
+                    f"image_shape, got {array.shape}"
                 )
         else:
             array, shape = validate_data(self, X, reset=reset, dtype=DTYPES), tuple(self.image_shape)
@@ -303,9 +307,9 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
     def _scaled(
         self, array: Shaped[torch.Tensor, "N C H W"], pixel_range: PixelRange
     ) -> UInt8[torch.Tensor, "N C H W"]:
-        """Pixels of 0..255: the ends of the range become 0 and 255, and numbers beyond it are clipped.
+        """Scale pixels to 0..255: the ends of the range become 0 and 255, and numbers beyond it are clipped.
 
-        Bytes and numbers of 0..1 stand for the same pixels: a network that was fitted to the one takes the other.
+        Bytes and numbers of 0..1 are equivalent: a network fitted to one accepts the other.
         """
         if np.ndim(pixel_range[0]) == 0:
             own: Any = _range_of(array)
@@ -319,7 +323,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
 
 
 def _image_set(images: torch.Tensor, codes: np.ndarray, weights: np.ndarray, part: Any) -> ImageSet:
-    """Some of the images with their classes, and how much each counts beside the mean."""
+    """Return some of the images with their classes and weights; the weights have the mean 1."""
     own = weights[part]
     if own.max() == 0:
         raise InputError("sample_weight is zero for all images that are not held out")
@@ -329,11 +333,11 @@ def _image_set(images: torch.Tensor, codes: np.ndarray, weights: np.ndarray, par
 
 
 def _score_scale(network: Network, images: torch.Tensor, codes: np.ndarray, weights: np.ndarray) -> float | None:
-    """The factor t that gives softmax(t · scores) the smallest cross-entropy; None where scores are probabilities."""
-    said = predict(network, images)
-    if said.score_name == "probability":
+    """Return the factor t with the smallest cross-entropy of softmax(t · scores); None if scores are probabilities."""
+    prediction = predict(network, images)
+    if prediction.score_name == "probability":
         return None
-    scores = said.scores.astype(np.float64)
+    scores = prediction.scores.astype(np.float64)
     weights = weights if weights.any() else np.ones_like(weights)
 
     def cross_entropy(scale: float) -> float:
@@ -344,7 +348,7 @@ def _score_scale(network: Network, images: torch.Tensor, codes: np.ndarray, weig
 
 
 def _range_of(array: Shaped[torch.Tensor, "N C H W"], *, by_pixel: bool = False) -> PixelRange:
-    """The numbers that stand for 0 and 1 where pixels are neither bytes nor in 0..1; each pixel's own ``by_pixel``."""
+    """Return the numbers that become 0 and 1: for bytes, for 0..1, or the minimum and maximum (``by_pixel``: each)."""
     if array.dtype == torch.uint8:
         return BYTES
     low, high = float(array.min()), float(array.max())

@@ -50,7 +50,7 @@ def test_the_suffix_gives_the_format_and_a_failed_save_leaves_the_old_figure(tmp
 
 def test_what_names_no_figure_is_refused_before_anything_is_made(tmp_path, figure):
     for path in ("..", "folder/..", "folder/", "a\0.png", "new/a.docx"):
-        with pytest.raises(InputError, match=r"is a folder; name a|no NUL and no half|must end in \.png, \.pdf, \.svg"):
+        with pytest.raises(InputError, match=r"is a folder; name a|hold a NUL or half|must end in \.png, \.pdf, \.svg"):
             save_figure(figure, f"{tmp_path}/{path}")
     assert not list(tmp_path.iterdir())
 

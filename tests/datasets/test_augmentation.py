@@ -125,7 +125,7 @@ def test_changes_that_cannot_be() -> None:
     for option in ("brightness", "contrast"):
         with pytest.raises(InputError, match="are for images of one object, got 2 objects in each"):
             one_batch(fixed_pairs(image_set(12)), **{option: 0.1})
-    got, *_ = one_batch(image_set(40, (1, 28, 28)), max_scaling=0.99999999, max_shift=20)
+    got, *_ = one_batch(image_set(40, (1, 28, 28)), max_scaling=0.9999999, max_shift=20)
     assert ((got >= 0) & (got <= 1)).all(), "very small they may be made"
 
 

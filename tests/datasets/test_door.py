@@ -285,8 +285,9 @@ def test_keys_say_which_parts_are_image_and_label(plain: dict[str, list[float]])
     ):
         assert train_tiny(data, keys=keys) == pytest.approx(plain["fit"], rel=2e-3)
     pairs = Made(lambda n: (PIXELS[n], LABELS[n]))
-    for wrong, said in (((0, 2), "have 2 parts"), ("image", "keys must be two"), (("a", "b"), "have 2 parts")):
+    for wrong, said in (((0, 2), "have 2 parts"), (("a", "b"), "have 2 parts")):
         assert_raises(InputError, train_tiny, pairs, keys=wrong, say=said)
+    assert_raises(WrongType, train_tiny, pairs, keys="image", say="keys must be a sequence")
     dicts = Made(lambda n: {"image": PIXELS[n], "label": LABELS[n]})
     assert_raises(InputError, train_tiny, dicts, keys=("image", "b"), say="have the entries 'image, label'")
 

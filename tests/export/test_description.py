@@ -54,7 +54,7 @@ def test_entries_that_do_not_fit_or_are_missing() -> None:
         ("{not json", "is not valid JSON"),
         ("9" * 5000, "is not valid JSON"),
         ("[" * 100_000 + "]" * 100_000, "is not valid JSON"),
-        ("[1, 2]", "is no description of a network"),
+        ("[1, 2]", "is not the description of a network"),
     ):
         assert_raises(InputError, Description.from_metadata, {"torchcaps": entry}, say=f"its entry torchcaps {said}")
     assert_raises(InputError, Description.from_metadata, {"author": "somebody"}, say="it has no entry torchcaps")

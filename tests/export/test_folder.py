@@ -99,7 +99,7 @@ def test_runs_that_do_not_go_together(run: Run, runs: tuple[Path, Path], tmp_pat
     assert_raises(InputError, training_record, run, others=[runs[1], again], say="two of the runs have the seed 1")
     assert_raises(InputError, training_record, run, others=[runs[0]], say="two of the runs have the seed 0")
     other = copied(runs[1], tmp_path / "other", precision="bf16")
-    said = f"{other} is not of the same training as {runs[0]}: they differ in precision"
+    said = f"{other} must have the same settings as {runs[0]}, but precision differs"
     assert_raises(InputError, training_record, run, others=[other], say=said)
     elsewhere = copied(runs[1], tmp_path / "elsewhere", devices=2, data_dir="x")
     assert len(training_record(run, others=[elsewhere]).results) == 2
@@ -108,7 +108,7 @@ def test_runs_that_do_not_go_together(run: Run, runs: tuple[Path, Path], tmp_pat
     assert_raises(InputError, training_record, run, others=[again], say=said)
     assert_raises(InputError, training_record, load_run(again), say=said)
     saved = load_run(runs[0] / "best")
-    assert_raises(InputError, training_record, saved, say="a model card is written from a run folder")
+    assert_raises(InputError, training_record, saved, say="export a run folder instead")
 
 
 def with_data(run: Run, data: str, data_dir: str | None = None) -> Run:
@@ -124,7 +124,7 @@ def test_images_to_compare_on(run: Run, runs: tuple[Path, Path], tmp_path: Path)
     for other, said in (
         (with_data(run, "mnist", str(tmp_path)), "32 random images (mnist is not on this machine)"),
         (with_data(run, f"npz:{tmp_path / 'gone.npz'}"), "32 random images (the data cannot be read: "),
-        (load_run(runs[0] / "best"), f"32 random images ({runs[0] / 'best'} does not say what it was trained on)"),
+        (load_run(runs[0] / "best"), f"32 random images ({runs[0] / 'best'} has no record of its data)"),
     ):
         images, words = sample_images(other)
         assert torch.equal(images, random_images(run.model.in_shape))
@@ -144,7 +144,7 @@ def test_a_folder_is_the_network_with_its_card(run: Run, runs: tuple[Path, Path]
     assert again.class_names == run.class_names
     for ours, theirs in zip(again.model.parameters(), run.model.parameters(), strict=True):
         assert_close(ours, theirs, 0)
-    said = f"there is something at {tmp_path / 'a' / 'net'}"
+    said = f"{tmp_path / 'a' / 'net'} exists already"
     assert_raises(InputError, export_folder, run, tmp_path / "a" / "net", say=said)
     card = (tmp_path / "a" / "net" / "README.md").read_text(encoding="utf-8")
     assert record.command in card
@@ -160,7 +160,7 @@ def test_half_precision_is_measured_as_it_is_stored(run: Run, tmp_path: Path) ->
     card = (tmp_path / "net" / "README.md").read_text(encoding="utf-8")
     assert f"{100 * record.stored_error:.2f} % test error, measured after rounding" in card
     elsewhere = with_data(run, "mnist", str(tmp_path))
-    said = "rounded weights are tested again, but mnist is not on this machine"
+    said = "weights in half precision must be tested again, but mnist is not on this machine"
     assert_raises(InputError, export_folder, elsewhere, tmp_path / "other", half=True, say=said)
     assert not (tmp_path / "other").exists()
 
@@ -195,7 +195,7 @@ def test_refusals(run: Run, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
         (401, "someone/net", "the hub did not take someone/net: HfHubHTTPError: "),
         (500, "someone/net", "the hub did not take someone/net: HfHubHTTPError: "),
         (None, "some/one?", "the hub did not take some/one?: HFValidationError: "),
-        (None, "someone", "someone is no name of a repository with its owner, such as someone/capsnet-mnist"),
+        (None, "someone", "a repository must be named OWNER/NAME, such as someone/capsnet-mnist, got someone"),
     ):
         hub.refuse_with = refuse_with
         with pytest.raises(InputError) as caught:
@@ -204,7 +204,7 @@ def test_refusals(run: Run, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "\n" not in str(caught.value)
         assert hub.token not in str(caught.value)
         assert not hub.files
-    said = "set HF_TOKEN to a token that may write"
+    said = "set HF_TOKEN to a token with permission to write"
     assert_raises(InputError, share, run, "someone/net", token="hf_wrong", say=said)
 
 

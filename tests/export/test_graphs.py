@@ -181,7 +181,7 @@ def test_what_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for write, name in WRITERS.values():
         said = f"the file must end in {Path(name).suffix}, got {tmp_path / 'model.bin'}"
         assert_raises(InputError, write, network, tmp_path / "model.bin", describe(), say=said)
-        said = "the description must be of the network: its in_shape, number of class_names and objects are "
+        said = "the description does not fit the network: its in_shape, number of class_names and objects are "
         for wrong in ({"in_shape": (1, 18, 21)}, {"class_names": ("a", "b")}, {"objects": 2}):
             assert_raises(InputError, write, network, tmp_path / name, describe(**wrong), say=said)
     write, path = export_onnx, tmp_path / "x.onnx"
@@ -190,6 +190,6 @@ def test_what_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             patch.setitem(sys.modules, package, None)
             said = f'an ONNX file needs the package {package}: pip install "torchcaps[export]"'
             assert_raises(InputError, write, network, path, describe(), say=said)
-    monkeypatch.setattr(graphs, "ONNX_LIMIT", 1000)
+    monkeypatch.setattr(graphs, "MAX_ONNX_WEIGHT_BYTES", 1000)
     assert_raises(InputError, write, network, path, describe(), say="an ONNX file holds 2 GiB")
     assert not list(tmp_path.iterdir())

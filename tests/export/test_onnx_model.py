@@ -93,9 +93,9 @@ def test_files_that_are_none_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyP
     other = write_mean(tmp_path / "other.onnx", {})
     assert_raises(InputError, OnnxModel, other, say=f"{other} was not written by torchcaps export: it has no entry")
     other = write_mean(tmp_path / "other.onnx", metadata, output="scores")
-    assert_raises(InputError, OnnxModel, other, say="it takes ['images'] and gives ['scores']")
+    assert_raises(InputError, OnnxModel, other, say="it has the inputs ['images'] and the outputs ['scores']")
     for shape, changed, said in (
-        ((1, 1, 18, 20), {"class_names": ("a", "b")}, "cannot be used: its graph does not give finite lengths"),
+        ((1, 1, 18, 20), {"class_names": ("a", "b")}, "cannot be used: its graph does not return finite lengths"),
         ((1, 3, 18, 20), {"in_shape": (3, 18, 20)}, "cannot be run: "),
     ):
         model = OnnxModel(write_mean(other, describe(**changed).to_metadata()))
@@ -221,7 +221,7 @@ def test_a_constant_of_another_folder_is_not_read(tmp_path: Path) -> None:
 
 def test_images_run_one_by_one_where_a_batch_takes_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each image takes 60 MB of the 168."""
-    monkeypatch.setattr(onnx_model, "MAX_MEMORY", 160 * 2**20)
+    monkeypatch.setattr(onnx_model, "MAX_MEMORY_BYTES", 160 * 2**20)
     copies = [onnx.helper.make_node("Expand", ["mean_column", "size"], ["added"])]
     path = write_mean(
         tmp_path / "x.onnx", describe().to_metadata(), more=(copies, [whole_numbers("size", [1, 15_000_000])])
@@ -236,5 +236,5 @@ def test_scores_that_are_not_finite(tmp_path: Path) -> None:
         fill = onnx.helper.make_tensor("value", onnx.TensorProto.FLOAT, [1], [value])
         node = onnx.helper.make_node("ConstantOfShape", ["size"], ["added"], value=fill)
         path = write_mean(tmp_path / "x.onnx", describe().to_metadata(), more=([node], [whole_numbers("size", [2])]))
-        said = f"{path} cannot be used: its graph does not give finite lengths for each image"
+        said = f"{path} cannot be used: its graph does not return finite lengths for each image"
         assert_raises(InputError, OnnxModel(path), np.zeros((1, 1, 18, 20), np.uint8), say=said)

@@ -48,9 +48,9 @@ def test_targets_choose_the_capsule_that_is_decoded() -> None:
 
 def test_bad_images_targets_and_sizes() -> None:
     model = network()
-    assert_raises(WrongType, model, (IMAGES * 255).to(torch.uint8), say="uint8 images are divided by 255")
+    assert_raises(WrongType, model, (IMAGES * 255).to(torch.uint8), say="divide uint8 images by 255")
     assert_raises(WrongType, model, IMAGES.half(), say="of one dtype, got torch.float16 and torch.float32")
-    said = "images must have shape (B, 1, 20, 20), as the network was built for (channels, height, width), got "
+    said = "images must have shape (B, 1, 20, 20), the network's (channels, height, width), got "
     for images in (IMAGES[0], torch.rand(2, 3, 20, 20), torch.rand(2, 1, 20, 21)):
         assert_raises(InputError, model, images, say=f"{said}{tuple(images.shape)}")
     without = network(decoder=False)
@@ -156,5 +156,5 @@ def test_labels_and_parts_that_do_not_fit_several_objects() -> None:
     twice = torch.tensor([[0, 1], [3, 2], [1, 1]])  # others: test_output.py
     for call in (lambda: model(IMAGES, twice), lambda: model.loss(output, PARTS, twice)):
         assert_raises(InputError, call, say="must be of different classes, got [1, 1] for image 2")
-    said = "images must be the objects of each image, each alone, of shape (3, 2, 1, 20, 20), got (3, 1, 20, 20)"
+    said = "images must show each object of an image alone and have shape (3, 2, 1, 20, 20), got (3, 1, 20, 20)"
     assert_raises(InputError, model.loss, output, IMAGES, PAIRS, say=said)

@@ -167,11 +167,11 @@ def test_any_module_that_gives_a_map_is_a_backbone() -> None:
 
 
 def test_a_backbone_that_does_not_fit_is_refused() -> None:
-    said = 'there is no option of baseline-cnn "backbone" with the parts that are chosen; it belongs to network'
+    said = 'there is no option of baseline-cnn "backbone" with the parts that you chose; it belongs to network'
     assert_raises(UnknownOption, create_model, "baseline-cnn", SHAPE, CLASSES, backbone=Flat(), say=said)
     small = nn.Sequential(nn.Conv2d(1, 6, 7), nn.MaxPool2d(2))
     for backbone, shape, said in (
-        (Flat(), SHAPE, "Flat must give maps (B, c, h, w), of the number and the dtype of its images; of 2 images"),
+        (Flat(), SHAPE, "Flat must return maps (B, c, h, w), as many as images and of their dtype; for 2 images"),
         (small, (1, 10, 20), "images of 10×20 are too small for the network's convolutions; the smallest size that"),
         (small, (3, 20, 20), "Sequential takes no input of shape (3, 20, 20): "),
     ):
@@ -198,10 +198,10 @@ def test_what_is_changed_by_hand_is_saved_as_what_it_is(tmp_path: Path) -> None:
 
 def test_what_no_file_could_bring_back_is_not_saved(tmp_path: Path) -> None:
     for place, part, said in (
-        ("backbone", nn.Conv2d(1, 8, 9), "a Conv2d cannot be saved: register its class by torchcaps.register, and"),
+        ("backbone", nn.Conv2d(1, 8, 9), "a Conv2d cannot be saved: register its class with torchcaps.register, and"),
         ("layers.0.routing", Mine(), "a Mine cannot be saved: register its class"),
-        ("backbone.conv", nn.Conv2d(1, 8, 3), "its options make another one: backbone.conv.weight is floats (8, 1, 3"),
-        ("another", nn.Linear(3, 3), "another.weight is floats (3, 3), wanted nothing; register a part"),
+        ("backbone.conv", nn.Conv2d(1, 8, 3), "its options build another one: backbone.conv.weight is floats (8, 1, 3"),
+        ("another", nn.Linear(3, 3), "another.weight is floats (3, 3), wanted nothing; register your own part"),
     ):
         model = network()
         owner, _, name = place.rpartition(".")

@@ -159,7 +159,7 @@ def comes_back_from_its_folder_and_its_card(
 
 def test_names_are_taken_once_and_unknown_ones_get_the_nearest() -> None:
     assert set(KEPT) == set(list_presets())
-    assert_raises(InputError, register_preset, "sabour2017", "Mine.", say='there is a preset "sabour2017" already')
+    assert_raises(InputError, register_preset, "sabour2017", "Mine.", say='a preset "sabour2017" exists already')
     said = 'there is no preset "sabor2017"; did you mean "sabour2017"?'
     assert_raises(InputError, create_model, "sabor2017", say=said)
     assert_raises(InputError, register_preset, "mine", "Mine.", base="sabor2017", say=said)

@@ -324,7 +324,7 @@ class TargetCollector(Collector):
 
     def result(self, loss: float) -> TargetEvaluation:
         targets, scores, task = torch.cat(self._targets), torch.cat(self._scores), self.model.task
-        accuracy = float(self.model.right(scores, targets).cpu().double().mean())
+        accuracy = float(self.model.score(scores, targets).cpu().double().mean())
         return TargetEvaluation(task, targets.cpu().numpy(), scores.cpu().numpy(), loss, accuracy, self.class_names)
 
 

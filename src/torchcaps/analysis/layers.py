@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchcaps.analysis.figures import EDGE, GAP, LINE, MARGIN, MUTED, SMALL, canvas, text_width, write
 from torchcaps.checks import checked
 from torchcaps.models import CapsNet, Network
-from torchcaps.models.images import follow
+from torchcaps.models.images import infer_shapes
 from torchcaps.nn import CapsuleLayer, ConvCapsules, PrimaryCapsules
 from torchcaps.parts import part_of
 
@@ -111,7 +111,7 @@ def _called(module: nn.Module, given: Tensor) -> list[Layer]:
 
     hooks = [each.register_forward_hook(note) for each in module.modules() if not any(each.children())]
     try:
-        out = follow(module, given)[0]
+        out = infer_shapes(module, given)[0]
     finally:
         for hook in hooks:
             hook.remove()

@@ -1,7 +1,7 @@
-"""A trained network taken elsewhere: ONNX files, torch.export programs, folders with a model card, and the hub.
+"""Export of trained networks: ONNX files, torch.export programs, folders with a model card, and the hub.
 
-``onnx_model.py`` runs an ONNX file without torch, in the process of ``onnx_worker.py``; ``description.py`` is what a
-file says of its network.
+``onnx_model.py`` runs an ONNX file without torch, in the process of ``onnx_worker.py``. ``description.py`` is the
+description of the network inside an exported file.
 """
 
 from torchcaps._lazy import attach

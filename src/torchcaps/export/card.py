@@ -1,4 +1,4 @@
-"""The model card, README.md beside the weights: what a reader must know first. Its words are in ``card.md.jinja``."""
+"""Model card: the README.md beside a network's weights. Its text is in ``card.md.jinja``."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def model_card(
     class_names: Sequence[str] | None = None,
     half: bool = False,
 ) -> str:
-    """A README.md with the metadata that the Hugging Face hub reads. It does not depend on the time or the machine.
+    """Return the text of a README.md with the metadata of the Hugging Face hub, independent of time and machine.
 
     Args:
         network: A :class:`torchcaps.models.Network`.
-        training: What is known of its training; None where nothing is.
-        source: What ``load_pretrained`` is given to load it: a repository of the hub with its owner, or the name of a
-            network that comes with torchcaps; the card's own folder if None.
-        class_names: The name of each class; None where the classes have numbers only.
-        half: Whether the weights are stored in half precision.
+        training: Facts about the training; None if unknown.
+        source: Name to load in the card's example: a repository of the hub, OWNER/NAME, or a network that comes with
+            torchcaps; None: the card's folder.
+        class_names: Name of each class; None: classes have only numbers.
+        half: The weights are stored in half precision.
 
     Raises:
         ImportError: Jinja or the hub's client is not installed; both come with the extra ``app``.
@@ -76,13 +76,13 @@ def model_card(
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         changed={option: value for option, value in flat(tree).items() if value != published.get(option)},
         own_parts=own_parts("network", tree),
-        # those that the training names; a file that is called parts.py, where it names none
+        # plugins of the training command; parts.py is an example if it has none
         plugins=[word for option, word in itertools.pairwise(words) if option == "--plugin"] or ["parts.py"],
     )
 
 
 def _escape(text: str) -> str:
-    """A name as Markdown shows it and nothing else: no link, no HTML, no emphasis, no line of its own."""
+    """Escape a name so that Markdown shows it literally, without links, HTML, emphasis or line breaks."""
     text = re.sub(r"[\\`*\[\]|~$@]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.", r"\\\g<0>", visible(text))
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 

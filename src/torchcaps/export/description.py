@@ -1,4 +1,4 @@
-"""What an exported file says of its network. Nothing here imports torch."""
+"""Description of a network inside an exported file. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torchcaps.errors import InputError, shown
 from torchcaps.image_spec import ImageSpec
 
 ENTRY = "torchcaps"
-"""The name of a file's entry."""
+"""Name of the metadata entry in a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description(ImageSpec):
-    """What must be known to use an exported network: it stands in the file as JSON."""
+    """Facts needed to use an exported network, stored in the file as JSON."""
 
     preset: str | None = None
-    """The preset that the network started from, if known."""
+    """Preset of the network, if known."""
     version: str = __version__
-    """Of the torchcaps that wrote the file."""
+    """Version of torchcaps that wrote the file."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -31,24 +31,24 @@ class Description(ImageSpec):
                 raise InputError(f"{name} cannot be {shown(getattr(self, name))}")
 
     def to_metadata(self) -> dict[str, str]:
-        """An entry for a file's metadata."""
+        """Return the metadata entry for a file."""
         return {ENTRY: json.dumps(self.to_dict(), ensure_ascii=False)}
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Self:
-        """The inverse of :meth:`to_metadata`; entries of others are passed over.
+        """Invert :meth:`to_metadata`; entries of other programs are ignored.
 
         Raises:
-            InputError: The entry is missing, or does not fit.
+            InputError: The entry is missing or invalid.
         """
         if ENTRY not in metadata:
             raise InputError(f"it has no entry {ENTRY}")
         try:
             values = json.loads(metadata[ENTRY])
-        except (ValueError, RecursionError):  # no JSON, numbers of thousands of digits, or lists too deep in lists
+        except (ValueError, RecursionError):  # invalid JSON, numbers of thousands of digits, or lists nested too deep
             raise InputError(f"its entry {ENTRY} is not valid JSON") from None
         if not isinstance(values, dict):
-            raise InputError(f"its entry {ENTRY} is no description of a network")
+            raise InputError(f"its entry {ENTRY} is not the description of a network")
         try:
             return cls.from_dict(values)
         except InputError as error:

@@ -1,4 +1,4 @@
-"""A trained network as a folder with its model card, and that folder on the Hugging Face hub."""
+"""Export a trained network as a folder with a model card, or upload that folder to the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ def export_folder(
 ) -> TrainingRecord:
     """Write a run's network as a folder: config.json, model.safetensors, classes.json and a model card, README.md.
 
-    The folder is there whole or not at all. :func:`torchcaps.load_pretrained` reads it, and every command takes it as
-    RUN.
+    The folder appears in full or not at all. :func:`torchcaps.load_pretrained` reads it, and every command accepts it
+    as RUN.
 
     Args:
-        run: The run, finished.
-        path: The folder, a new one.
-        which: The epoch whose weights ``run.model`` has.
-        half: Store the weights in half precision, and test them again as they were stored.
+        run: A finished run.
+        path: New folder.
+        which: Epoch of the weights of ``run.model``.
+        half: Store the weights in half precision, and test the stored weights again.
         others: Folders of runs of the same configuration with other seeds, for a mean over seeds in the card.
-        source: What the card tells its readers to load; see :meth:`torchcaps.CapsNet.save_pretrained`.
+        source: Name to load in the card's example; see :meth:`torchcaps.CapsNet.save_pretrained`.
 
     Returns:
-        What the card says of the training.
+        The facts about the training in the card.
 
     Raises:
-        InputError: Something is at ``path`` already; the runs do not go together; or, with ``half``, the data of the
-            run are not there to test on.
+        InputError: ``path`` exists; the configurations of the runs differ; or, with ``half``, the data of the run are
+            not on this machine.
         OSError: The folder cannot be written.
     """
     path = Path(path)
     if path.exists():
-        raise InputError(f"there is something at {path} already; choose another place, or remove it first")
+        raise InputError(f"{path} exists already; choose another path, or remove it first")
     if real(path) in SHIPPED.values():
         source = path.name
     record, saved = _saved(run, which, half, others)
@@ -78,9 +78,9 @@ def share(
     others: Sequence[str | Path] = (),
     token: str | None = None,
 ) -> str:
-    """Put what :func:`export_folder` writes into a repository of the Hugging Face hub.
+    """Upload the files of :func:`export_folder` to a repository of the Hugging Face hub.
 
-    Arguments, result and errors are those of :func:`export_folder` and :meth:`torchcaps.CapsNet.push_to_hub`.
+    See :func:`export_folder` and :meth:`torchcaps.CapsNet.push_to_hub` for arguments, result and errors.
     """
     record, saved = _saved(run, which, half, others)
     message = f"{record.preset.name} on {record.data_title}, made with torchcaps"
@@ -88,12 +88,14 @@ def share(
 
 
 def _saved(run: Run, which: Which, half: bool, others: Sequence[str | Path]) -> tuple[TrainingRecord, dict[str, Any]]:
-    """What the card says of the training, with ``half`` also of the weights as they are stored, and what is saved."""
+    """Return the facts for the card, with ``half`` also the error of the stored weights, and the files' contents."""
     record = training_record(run, which, others)
     if half:
         if not run.has_data():
             assert run.config is not None
-            raise InputError(f"rounded weights are tested again, but {run.config.data} is not on this machine")
+            raise InputError(
+                f"weights in half precision must be tested again, but {run.config.data} is not on this machine"
+            )
         with tempfile.TemporaryDirectory() as temporary:
             run.model.save_files(Path(temporary), torch.float16)
             rounded = load_pretrained(temporary)

@@ -1,4 +1,4 @@
-"""ONNX files and torch.export programs, compared with the network before they are left behind."""
+"""ONNX files and torch.export programs. Each is compared with the network before it is kept."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ from torchcaps.nn import SequenceBackbone
 from torchcaps.tasks import task_of
 
 OPSET = 18
-"""ONNX's version of operators: the oldest that torch's exporter writes, for the most runtimes."""
+"""Version of ONNX's operators: the oldest that torch's exporter writes, so that most runtimes can read it."""
 TOLERANCE = 1e-4
-"""The largest difference from the network's own output that a file may have; of numbers above 1, relative to them."""
+"""Largest allowed difference between outputs of the file and the network; relative for numbers above 1."""
 DESCRIPTION = "torchcaps.json"
-"""Where a torch.export program keeps its description."""
-ONNX_LIMIT = 2**31 - 2**20
-"""Bytes of weights that an ONNX file holds, less room for the graph: protobuf takes no more than 2 GiB."""
+"""Name of the description among the extra files of a torch.export program."""
+MAX_ONNX_WEIGHT_BYTES = 2**31 - 2**20
+"""Largest size of the weights in an ONNX file: protobuf's 2 GiB, less room for the graph."""
 
 Outputs = tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far a file's output is from the network's, of one image and of all together."""
+    """Largest differences between outputs of a file and of the network, for one image and for all images at once."""
 
     images: int
-    """How many images were compared."""
+    """Number of compared images."""
     lengths: float
-    """Largest difference of the class scores, the file's ``lengths``."""
+    """Largest difference of the class scores, ``lengths`` in the file."""
     reconstruction: float | None
     """Largest difference of the reconstructed pixels; None without a decoder."""
 
@@ -66,33 +66,38 @@ def export_onnx(
 ) -> Agreement:
     """Write a network as an ONNX file for any batch size, and compare it with the network.
 
-    The file takes ``images`` (B, C, H, W), float32 pixels 0..1, and gives ``lengths`` (B, J), the class scores, and,
-    with a decoder, ``reconstruction`` (B, C, H, W), or (B, P, C, H, W) of P objects in an image, from the capsules of
-    the highest scores. Of a network for sequences it takes (B, C, 1, l), of any length l up to W, NaN after the end of
-    a row. All weights are in it; it names no file, no path and no line of source.
+    - Input ``images`` (B, C, H, W): float32 pixels 0..1. For a network of sequences (B, C, 1, l), any length l up to W,
+      with NaN as padding.
+    - Output ``lengths`` (B, J): the class scores.
+    - Output ``reconstruction`` (B, C, H, W), if there is a decoder: drawn from the capsule with the highest score. For
+      P objects in an image (B, P, C, H, W).
+
+    The file contains all weights, and no names of files, paths or lines of source.
 
     Args:
-        network: Its weights are written as float32.
-        path: Where to; it must end in ``.onnx``.
-        description: What the file says of the network.
-        images: Images or sequences to compare on, at least one; random ones if None.
+        network: The network; its weights are written as float32.
+        path: File to write; the name must end in ``.onnx``.
+        description: Description of the network for the file.
+        images: Images or sequences for the comparison, at least one; random ones if None.
 
     Raises:
-        InputError: The file's output differs from the network's by more than 1e-4, and is not left behind; the
-            network is too large for one file; the description is not of this network; or a package of the extra
-            ``export`` is not installed.
+        InputError: The file's output differs from the network's by more than 1e-4, and the file is removed; the network
+            is too large for one file; the description is of another network; or a package of the extra ``export`` is
+            not installed.
         OSError: The file cannot be written.
     """
     path = _checked(path, ".onnx", description, network)
     try:
         import onnx
-        import onnxruntime  # noqa: F401  found missing before the work, not after it
-        import onnxscript  # noqa: F401  likewise
+        import onnxruntime  # noqa: F401  a missing package must be noticed before the work
+        import onnxscript  # noqa: F401
     except ImportError as error:
         raise InputError(f"an ONNX file needs the package {error.name}: {install('export')}") from None
     size = sum(parameter.numel() * 4 for parameter in network.parameters())
-    if size > ONNX_LIMIT:
-        raise InputError(f"the weights take {size / 2**30:.1f} GiB, an ONNX file holds 2 GiB; take a torch program")
+    if size > MAX_ONNX_WEIGHT_BYTES:
+        raise InputError(
+            f"the weights take {size / 2**30:.1f} GiB, but an ONNX file holds 2 GiB; export a torch.export program"
+        )
     program = trace(network)
     names = [LENGTHS, RECONSTRUCTION][: len(program.graph_signature.user_outputs)]
     model = to_onnx(program, [INPUT], names)
@@ -110,12 +115,12 @@ def export_program(
 ) -> Agreement:
     """Write a network as a torch.export program for any batch size, and compare it with the network.
 
-    ``torch.export.load(path).module()`` takes what an ONNX file takes, and gives the tuple ``(lengths,
-    reconstruction)``, or ``(lengths,)`` without a decoder. It needs torch, but not torchcaps. It also
-    unpickles, so a file made for it can execute code: load one only from people you trust.
+    ``torch.export.load(path).module()`` has the input of an ONNX file and returns ``(lengths, reconstruction)``, or
+    ``(lengths,)`` without a decoder. It needs torch, but not torchcaps. ``torch.export.load`` unpickles, so a file can
+    execute code: load files only from people you trust.
 
-    Arguments and errors are those of :func:`export_onnx`, but ``path`` must end in ``.pt2``, the description is JSON in
-    the program's extra file ``torchcaps.json``, no other package is needed, and no size is too large.
+    See :func:`export_onnx` for arguments and errors. The differences: ``path`` must end in ``.pt2``, the description
+    is JSON in the program's extra file ``torchcaps.json``, no further package is needed, and any size is allowed.
     """
     path = _checked(path, ".pt2", description, network)
     program = trace(network)
@@ -126,7 +131,7 @@ def export_program(
 
 
 class _Outputs(nn.Module):
-    """A network that takes images alone and gives what it has of (scores, reconstruction), for inference."""
+    """A network for inference that takes only images and returns (scores, reconstruction), or (scores,)."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -138,24 +143,24 @@ class _Outputs(nn.Module):
 
 
 def takes_sequences(network: Network) -> bool:
-    """Whether padding changes no result of a network, so that it can take rows of any length."""
+    """Return True if padding changes no result of a network, so that it accepts sequences of any length."""
     return isinstance(getattr(network, "backbone", None), SequenceBackbone)
 
 
 def in_full_length(network: Network, images: Float[Tensor, "B C H w"]) -> Float[Tensor, "B C H W"]:
-    """Images as they are; sequences padded with NaN to the length that their network was built for."""
+    """Return sequences padded with NaN to the network's length; return images unchanged."""
     if not takes_sequences(network):
         return images
     return F.pad(images, (0, network.in_shape[2] - images.shape[3]), value=math.nan)
 
 
 def trace(network: Network) -> ExportedProgram:
-    """The network as torch.export sees it, made of torch's own operations, for any number of images.
+    """Return the torch.export program of a network for any number of images.
 
-    Lines of source, which would name paths of this machine, are left out.
+    Lines of source are removed, because they would show paths of this machine.
     """
     traced = _Outputs(copy.deepcopy(network).float().cpu()).eval()
-    example = as_pixels(network, random_images(network.in_shape, 2))  # a single image would fix the batch size
+    example = as_pixels(network, random_images(network.in_shape, 2))  # one image would fix the batch size at 1
     axes = {0: Dim("batch")} | ({3: Dim(ANY_LENGTH, max=network.in_shape[2])} if takes_sequences(network) else {})
     with torch.no_grad(), quiet():
         program = torch.export.export(traced, (example.float().cpu(),), dynamic_shapes=(axes,), strict=False)
@@ -165,9 +170,9 @@ def trace(network: Network) -> ExportedProgram:
 
 
 def to_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
-    """A program in ONNX, without the exporter's notes, among them paths of this machine."""
+    """Return a program as an ONNX model, without the exporter's notes, which show paths of this machine."""
     with quiet():
-        # its optimizer takes 1e-9 for zero, and leaves it out of sums
+        # no optimization: the optimizer treats 1e-9 as zero and removes it from sums
         written = torch.onnx.export(
             program, (), input_names=inputs, output_names=outputs, opset_version=OPSET,
             dynamo=True, external_data=False, verbose=False, optimize=False,
@@ -182,13 +187,13 @@ def to_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[s
 
 
 def run_onnx(path: Path, pixels: Tensor) -> Outputs:
-    """The outputs of an ONNX file."""
-    said = OnnxModel(path)(pixels.numpy())
-    return (said.scores,) if said.reconstruction is None else (said.scores, said.reconstruction)
+    """Return the outputs of an ONNX file."""
+    output = OnnxModel(path)(pixels.numpy())
+    return (output.scores,) if output.reconstruction is None else (output.scores, output.reconstruction)
 
 
 def run_program(path: Path, pixels: Tensor) -> Outputs:
-    """The outputs of a torch.export program."""
+    """Return the outputs of a torch.export program."""
     with quiet():
         module = torch.export.load(path).module()
     with torch.inference_mode():
@@ -202,10 +207,10 @@ def _write(
     network: Network,
     images: Shaped[Tensor, "N C H W"] | None,
 ) -> Agreement:
-    """Write a file, if its outputs, one at a time and all at once, are the network's up to ``TOLERANCE``.
+    """Write a file and keep it if its outputs differ from the network's by at most ``TOLERANCE``.
 
-    The network decodes the capsules whose scores the file found highest: where two are equal, rounding may choose
-    either. Sequences are also compared without their second half.
+    The comparison uses one image, then all images. The network decodes the capsules with the file's highest scores,
+    because rounding decides between equal scores. Sequences are also compared without their second half.
     """
     pixels = as_pixels(network, random_images(network.in_shape) if images is None else images)
     cases, differences = [pixels[:1], pixels], []
@@ -213,52 +218,52 @@ def _write(
         cases.append(pixels[..., : -(-pixels.shape[3] // 2)])
     with atomic_path(path) as temporary:
         temporary.write_bytes(contents)
-        for given in cases:
+        for batch in cases:
             try:
-                got = run(temporary, given.float().cpu())
-            except InputError as error:  # it names a temporary file
+                got = run(temporary, batch.float().cpu())
+            except InputError as error:  # its message begins with the name of the temporary file
                 raise InputError(f"{path} was not written: {str(error).partition(': ')[2]}") from error
             with inference(network):
                 chosen = classes_of(torch.from_numpy(got[0]), network.objects)
-                output = network(in_full_length(network, given), chosen.to(pixels.device))
-            wanted = [output.scores] if output.reconstruction is None else [output.scores, output.reconstruction]
-            differences.append([difference(a, b.float().cpu().numpy()) for a, b in zip(got, wanted, strict=True)])
+                output = network(in_full_length(network, batch), chosen.to(pixels.device))
+            expected = [output.scores] if output.reconstruction is None else [output.scores, output.reconstruction]
+            differences.append([difference(a, b.float().cpu().numpy()) for a, b in zip(got, expected, strict=True)])
         largest = np.max(differences, axis=0).tolist()  # NaN stays NaN
         for name, each in zip((LENGTHS, RECONSTRUCTION), largest, strict=False):
             if not each <= TOLERANCE:
                 raise InputError(
-                    f"{path} was not written: its {name} would differ by {each:.1e} from the network's; "
+                    f"{path} was not written: its {name} would differ by {each:.1e} from the network's, but at most "
                     f"{TOLERANCE:.0e} is allowed"
                 )
     return Agreement(len(pixels), largest[0], largest[1] if len(largest) > 1 else None)
 
 
-def difference(got: np.ndarray, wanted: np.ndarray) -> float:
-    """The largest difference; of numbers above 1, in relation to the largest of them."""
-    if got.shape != wanted.shape:
+def difference(got: np.ndarray, expected: np.ndarray) -> float:
+    """Return the largest difference, divided by the largest expected number if that is above 1."""
+    if got.shape != expected.shape:
         return math.inf
-    return float(np.abs(got - wanted).max() / max(1.0, np.abs(wanted).max()))
+    return float(np.abs(got - expected).max() / max(1.0, np.abs(expected).max()))
 
 
 def _checked(path: str | Path, suffix: str, description: Description, network: Network) -> Path:
-    """Where a file is written to, if its name ends as it must and what it is to say is true of the network."""
+    """Check the name of a file and its description of the network; return the path."""
     path = Path(path)
     if path.suffix.lower() != suffix:
         raise InputError(f"the file must end in {suffix}, got {path}")
     task_of(network).require(suffix, f"a {suffix} file (--format folder has all tasks)")
-    said = (description.in_shape, len(description.class_names), description.objects)
-    wanted = (network.in_shape, network.num_classes, network.objects)
-    if said != wanted:
+    described = (description.in_shape, len(description.class_names), description.objects)
+    actual = (network.in_shape, network.num_classes, network.objects)
+    if described != actual:
         raise InputError(
-            "the description must be of the network: its in_shape, number of class_names and objects are "
-            f"{said}, the network's {wanted}"
+            "the description does not fit the network: its in_shape, number of class_names and objects are "
+            f"{described}, but must be {actual}"
         )
     return path
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what torch's exporters say to their developers."""
+    """Silence the messages of torch's exporters for their developers."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

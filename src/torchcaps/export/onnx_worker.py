@@ -1,8 +1,8 @@
-"""The process that opens and runs an ONNX file for `OnnxModel`: a script that imports nothing of torchcaps.
+"""Open and run an ONNX file for `OnnxModel` in a separate process. This script does not import torchcaps.
 
-Usage: ``python onnx_worker.py FILE THREADS MEMORY SECONDS``. It reads arrays from standard input and answers on
-standard output: once when the file is open, then once for each array. A message is a line of JSON with the dtype and
-shape of each of its arrays, followed by their bytes.
+Usage: ``python onnx_worker.py FILE THREADS MEMORY SECONDS``. The script reads arrays from standard input and answers on
+standard output, once when the file is open, then once for each array. A message is a line of JSON with the dtype and
+shape of each array, followed by the bytes of the arrays.
 """
 
 from __future__ import annotations
@@ -18,50 +18,51 @@ from typing import IO, Any
 import numpy as np
 
 OUT_OF_MEMORY = "memory"
-"""An error's word for memory that does not suffice."""
-STACK = 8 * 2**20
-"""Bytes of address space for the stack of a thread."""
+"""Error message if the memory is not sufficient."""
+STACK_BYTES = 8 * 2**20
+"""Address space for the stack of a thread."""
 
 
 def main(path: str, threads: int, memory: int, seconds: float) -> None:
-    """Open a file and run it for each array on standard input; end with the input.
+    """Open a file and run it for each array on standard input, until the input ends.
 
     Args:
         path: The ONNX file.
-        threads: How many threads compute; 0 stands for one a core.
+        threads: Number of threads; 0: one for each core.
         memory: Bytes that this process may take from now on; enforced on Linux.
-        seconds: How long an answer may take. The caller ends this process then; if the caller is gone, an alarm does.
+        seconds: Time limit of an answer. After it, the caller ends this process; if the caller has ended, an alarm
+            does.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     with Path(os.devnull).open("wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())  # libraries that print do not disturb the answers
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())  # so that prints of libraries do not disturb the answers
     import onnxruntime
 
-    onnxruntime.set_default_logger_severity(4)  # what goes wrong comes as an exception too
+    onnxruntime.set_default_logger_severity(4)  # no log of errors, which are raised as exceptions too
     options: Any = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = threads
     grow_as_requested(onnxruntime)
     options.add_session_config_entry("session.use_env_allocators", "1")
-    limit_memory(memory + STACK * (threads or os.cpu_count() or 1))
+    limit_memory(memory + STACK_BYTES * (threads or os.cpu_count() or 1))
     alarm(seconds)
     try:
         session = onnxruntime.InferenceSession(Path(path).read_bytes(), options, providers=["CPUExecutionProvider"])
-        about = session.get_modelmeta().custom_metadata_map
+        metadata = session.get_modelmeta().custom_metadata_map
         inputs = [[each.name, each.shape] for each in session.get_inputs()]
         outputs = [each.name for each in session.get_outputs()]
-    except Exception as error:  # onnxruntime's exceptions have no common class of their own
-        send(answers, error=words_of(error))
+    except Exception as error:  # onnxruntime's exceptions have no common base class
+        send(answers, error=message_of(error))
         return
     alarm(0)
-    send(answers, metadata=about, inputs=inputs, outputs=outputs)
+    send(answers, metadata=metadata, inputs=inputs, outputs=outputs)
     while (images := receive(sys.stdin.buffer)) is not None:
         alarm(seconds)
         try:
             send(answers, *session.run(None, {inputs[0][0]: images[1][0]}))
-        except Exception as error:  # likewise
-            send(answers, error=words_of(error))
+        except Exception as error:  # as above
+            send(answers, error=message_of(error))
         alarm(0)
 
 
@@ -69,10 +70,10 @@ def send(stream: IO[bytes], *arrays: np.ndarray, **facts: Any) -> None:
     """Write facts and arrays.
 
     Raises:
-        TypeError: An array is none, or one of objects; nothing is written then.
+        TypeError: An array is not an array of numbers; then nothing is written.
     """
     if any(not isinstance(each, np.ndarray) or each.dtype.hasobject for each in arrays):
-        raise TypeError("an output is no array of numbers")
+        raise TypeError("an output is not an array of numbers")
     kinds = [[each.dtype.str, each.shape] for each in arrays]
     stream.write(json.dumps({"arrays": kinds, **facts}).encode() + b"\n")
     for each in arrays:
@@ -81,7 +82,7 @@ def send(stream: IO[bytes], *arrays: np.ndarray, **facts: Any) -> None:
 
 
 def receive(stream: IO[bytes]) -> tuple[dict[str, Any], list[np.ndarray]] | None:
-    """Read facts and arrays; None if the stream ended before or within a message."""
+    """Read facts and arrays; return None if the stream ends before or within a message."""
     line = stream.readline()
     if not line.endswith(b"\n"):
         return None
@@ -96,13 +97,13 @@ def receive(stream: IO[bytes]) -> tuple[dict[str, Any], list[np.ndarray]] | None
 
 
 def alarm(seconds: float) -> None:
-    """End this process after twice the seconds; 0 calls it off. Windows has no alarm."""
+    """End this process after twice the seconds; 0 cancels the alarm. Windows has no alarm."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, 2 * seconds)
 
 
 def limit_memory(more: int) -> None:
-    """Let this process take so many bytes more, where the system can hold it to that: on Linux."""
+    """Limit the further memory of this process, bytes; only on Linux."""
     if sys.platform != "linux":
         return
     import resource
@@ -112,7 +113,7 @@ def limit_memory(more: int) -> None:
 
 
 def grow_as_requested(onnxruntime: Any) -> None:
-    """Let the memory that onnxruntime keeps grow by what is needed, not by powers of two."""
+    """Let onnxruntime allocate memory as requested instead of in powers of two."""
     where = onnxruntime.OrtMemoryInfo(
         "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
     )
@@ -121,10 +122,10 @@ def grow_as_requested(onnxruntime: Any) -> None:
     onnxruntime.create_and_register_allocator(where, growth)
 
 
-def words_of(error: Exception) -> str:
-    """The first line of an error; one word for memory that does not suffice, which has many texts."""
-    words = str(error).strip().partition("\n")[0] or type(error).__name__
-    return OUT_OF_MEMORY if isinstance(error, MemoryError) or "alloc" in words.lower() else words
+def message_of(error: Exception) -> str:
+    """Return the first line of an error, or ``OUT_OF_MEMORY`` for any of the messages about memory."""
+    message = str(error).strip().partition("\n")[0] or type(error).__name__
+    return OUT_OF_MEMORY if isinstance(error, MemoryError) or "alloc" in message.lower() else message
 
 
 if __name__ == "__main__":

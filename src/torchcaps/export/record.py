@@ -1,4 +1,4 @@
-"""What is taken from a run: the words of its model card and of an exported file, and images to compare that on."""
+"""Facts from a run for its model card and for exported files, and images to compare an exported file on."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ from torchcaps.training import Recipe, Run, TrainConfig, read_config
 from torchcaps.training.config import AUTO_FIELDS, LOCATION_FIELDS, OWN_IMAGE_DEFAULTS
 from torchcaps.training.folder import SUMMARY, read_summary
 
-SAMPLE = 32
-"""Images that a file is compared on."""
+SAMPLE_SIZE = 32
+"""Number of images for the comparison of an exported file with its network."""
 MAY_DIFFER = ("seed", *LOCATION_FIELDS)
-"""Settings in which runs of the same training may differ; those after the seed are of no use to others."""
+"""Settings that may differ between runs of the same training: the seed, and settings of the machine."""
 
 
 @checked
 def describe_run(run: Run) -> Description:
-    """What an exported file says of a run's network."""
+    """Return the description of a run's network for an exported file."""
     preset = None if run.config is None else run.config.preset
     return Description(**vars(run.images), preset=preset)
 
 
 @checked
 def sample_images(run: Run) -> tuple[Shaped[Tensor, "N C H W"], str]:
-    """The first 32 test images of a run's data, or all, if there are fewer; and what they are, in words.
+    """Return at most 32 test images of a run's data, and a description of them in words.
 
-    They are random where the data are not on this machine: nothing is downloaded. For a network that comes with
-    torchcaps they are the embedded digits.
+    If the data are not on this machine, the images are random, because nothing is downloaded. For a network that comes
+    with torchcaps they are the embedded digits.
     """
     data = run.shown_data
     try:
         if data is None:
-            why = f"{run.path} does not say what it was trained on"
+            why = f"{run.path} has no record of its data"
         elif run.has_data(data):
-            images = run.dataset(data).test.images[:SAMPLE]
+            images = run.dataset(data).test.images[:SAMPLE_SIZE]
             return images, f"the first {len(images)} test images of {data}"
         else:
             why = f"{data} is not on this machine"
     except InputError as error:
         why = f"the data cannot be read: {error}"
-    return random_images(run.model.in_shape), f"{SAMPLE} random images ({why})"
+    return random_images(run.model.in_shape), f"{SAMPLE_SIZE} random images ({why})"
 
 
 @checked
-def random_images(in_shape: Sequence[int], count: Count = SAMPLE) -> UInt8[Tensor, "N C H W"]:
-    """Noise, the same each time."""
+def random_images(in_shape: Sequence[int], count: Count = SAMPLE_SIZE) -> UInt8[Tensor, "N C H W"]:
+    """Return images of noise, the same ones in each call."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, 256, (count, *image_shape(in_shape)), dtype=torch.uint8, generator=generator)
 
@@ -69,27 +69,25 @@ def random_images(in_shape: Sequence[int], count: Count = SAMPLE) -> UInt8[Tenso
 def training_record(
     run: Run, which: Literal["best", "last"] = "best", others: Sequence[str | Path] = ()
 ) -> TrainingRecord:
-    """What a model card says of a run's training.
+    """Return the facts about a run's training for a model card.
 
     Args:
-        run: The run, finished.
-        which: The epoch whose weights ``run.model`` has.
+        run: A finished run.
+        which: Epoch of the weights of ``run.model``.
         others: Folders of finished runs of the same configuration with other seeds, for a mean over seeds.
 
     Raises:
-        InputError: The run is not finished, or another one is not of the same training, or of the same seed; or its
-            data set is none that is known here.
+        InputError: The run is not finished; another run has a different configuration or the same seed; or the data
+            set is unknown.
     """
     if run.config is None:
-        raise InputError(
-            f"{run.path} is a saved network without its training; a model card is written from a run folder"
-        )
+        raise InputError(f"{run.path} is a saved network without a record of its training; export a run folder instead")
     summary = _finished(run.path, run.summary)
     summaries = [summary, *(_same_training(run.path, run.config, Path(folder)) for folder in others)]
     seeds = [each["result"].seed for each in summaries]
     for seed in seeds:
         if seeds.count(seed) > 1:
-            raise InputError(f"two of the runs have the seed {seed}; a mean over seeds needs different ones")
+            raise InputError(f"two of the runs have the seed {seed}; a mean over seeds needs different seeds")
     info, _ = find_dataset(run.config.data)
     return TrainingRecord(
         preset=get_preset(run.config.preset),
@@ -112,20 +110,20 @@ def training_record(
 
 
 def _shown_recipe(recipe: Recipe) -> dict[str, Any]:
-    """What every training has, and what this one does beyond the usual."""
-    always, usual = {"epochs", "batch_size", "learning_rate", "schedule"}, flat(Recipe().fields)
+    """Return the settings to show: the most important ones, and all that differ from their defaults."""
+    always, defaults = {"epochs", "batch_size", "learning_rate", "schedule"}, flat(Recipe().fields)
     if recipe.schedule.startswith("decay"):
         always |= {"decay", "min_learning_rate"}
     if recipe.schedule == "decay-by-step":
         always |= {"decay_steps"}
-    return {name: each for name, each in flat(recipe.fields).items() if name in always or each != usual.get(name)}
+    return {name: each for name, each in flat(recipe.fields).items() if name in always or each != defaults.get(name)}
 
 
 def _finished(folder: Path, summary: dict[str, Any] | None) -> dict[str, Any]:
-    """What a card says of a run's summary."""
+    """Return the facts for a card from a run's summary; raise InputError if the run is not finished."""
     if summary is None:
         raise InputError(
-            f"{folder} has no {SUMMARY}, so there is no result for its card; finish it with "
+            f"{folder} has no {SUMMARY}, because the run is not finished; finish it with "
             f"torchcaps train --resume {folder}"
         )
     with reading(folder / SUMMARY, "summary"):
@@ -141,16 +139,16 @@ def _finished(folder: Path, summary: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _same_training(first: Path, config: TrainConfig, folder: Path) -> dict[str, Any]:
-    """The summary of another run, which must be of the same configuration."""
+    """Return the summary of another run; raise InputError if its configuration is not the same."""
     other = read_config(folder / CONFIG).to_dict()
     for name, value in config.to_dict().items():
         if name not in MAY_DIFFER and other[name] != value:
-            raise InputError(f"{folder} is not of the same training as {first}: they differ in {name}")
+            raise InputError(f"{folder} must have the same settings as {first}, but {name} differs")
     return _finished(folder, read_summary(folder / SUMMARY) if (folder / SUMMARY).exists() else None)
 
 
 def _command(config: TrainConfig, info: DatasetInfo) -> str:
-    """What trains the run again, with nothing of this machine in it; its precision is the machine's, too."""
+    """Return the command that repeats a run, without settings of this machine, such as paths and the precision."""
     preset = get_preset(config.preset)
     plain = TrainConfig(preset=preset.name, model=preset.network, recipe=Recipe().replace(preset.recipe))
     words = ["torchcaps", "train", preset.name, "--data", info.spec, "--seed", str(config.seed)]

@@ -1,4 +1,4 @@
-"""Networks built from the tree of their parts, and planned without memory for their parameters."""
+"""Build a network from the tree of its parts, or plan it without memory for its parameters."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from torchcaps.tracing import unset_fake_temporarily
 if TYPE_CHECKING:
     from torchcaps.models.network import Network
 
-LARGEST_SIDE = 512
-"""Pixels up to which the smallest size of images is looked for that a network takes."""
+MAX_SEARCHED_SIDE = 512
+"""Largest side, pixels, in the search for the smallest images that a network accepts."""
 
 
 def build_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Network:
-    """The network that a tree describes.
+    """Build the network of a tree.
 
     Raises:
-        InputError: As for :func:`plan_network`, or parameters that do not fit into memory; none is allocated then.
+        InputError: As for :func:`plan_network`; or the parameters do not fit into memory, and none is allocated.
     """
     planned = plan_network(spec, in_shape, num_classes)
     device = torch.get_default_device().type
@@ -39,15 +39,17 @@ def build_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Netw
 
 
 def plan_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Network:
-    """The same without memory for its parameters, on the meta device.
+    """Build the network of a tree on the meta device, without memory for its parameters.
+
+    Other errors of a part, such as one of your own, are raised unchanged.
 
     Raises:
-        InputError: Images that do not fit it (the smallest size that fits is given), or more parameters than can be
-            counted. Any other error of a part, such as one of your own, is raised as it is.
+        InputError: The images are too small (the message gives the smallest size that fits), or the network has more
+            parameters than PyTorch can count.
     """
 
     def planned(shape: Sequence[int]) -> Network:
-        with unset_fake_temporarily(), torch.device("meta"):  # torch's fake mode mistakes constants on meta for real
+        with unset_fake_temporarily(), torch.device("meta"):  # fake mode would take constants on meta for real ones
             network: Network = build("network", spec, in_shape=shape, num_classes=num_classes)
         return network
 
@@ -64,21 +66,21 @@ def plan_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Netwo
     try:
         return planned(in_shape)
     except TooSmall as error:
-        larger = range(min(in_shape[1:]) + 1, LARGEST_SIDE + 1)
+        larger = range(min(in_shape[1:]) + 1, MAX_SEARCHED_SIDE + 1)
         try:
-            place = bisect_left(larger, True, key=fits)
-        except Exception:  # larger images meet another error, so that size is not the reason
+            smallest = bisect_left(larger, True, key=fits)
+        except Exception:  # larger images raise another error, so the size is not the reason
             raise InputError(str(error)) from error
-        if place == len(larger):
+        if smallest == len(larger):
             raise InputError(str(error)) from error
-        sizes = ["×".join(map(str, shape[1:])) for shape in (in_shape, at_least(larger[place]))]
+        sizes = ["×".join(map(str, shape[1:])) for shape in (in_shape, at_least(larger[smallest]))]
         raise InputError(
             f"images of {sizes[0]} are too small for the network's convolutions; the smallest size that fits is "
             f"{sizes[1]}"
         ) from error
     except (RuntimeError, OverflowError) as error:
-        if "overflow" not in str(error).lower():  # torch's word for too large a size
+        if "overflow" not in str(error).lower():  # PyTorch's word for a size that is too large
             raise
         raise InputError(
-            f"the network would have more parameters than can be counted; choose smaller sizes ({reason_of(error)})"
+            f"the network would have more parameters than PyTorch can count; choose smaller sizes ({reason_of(error)})"
         ) from error

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import torchcaps.models.loss  # noqa: F401  registers the losses
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
-from torchcaps.models.images import check_images, follow, follow_backbone, map_chunks, standardise
+from torchcaps.models.images import check_images, infer_map_shape, infer_shapes, map_chunks, standardise
 from torchcaps.models.network import Network
 from torchcaps.models.output import Losses, ModelOutput, Targets
 from torchcaps.nn import (
@@ -30,35 +30,34 @@ from torchcaps.ranges import Epsilon, Factor, PositiveFactor, Width
 from torchcaps.tasks import TaskName
 from torchcaps.tracing import is_graph_capture
 
-USUAL_LAYERS: tuple[Mapping[str, Any], ...] = (
+DEFAULT_LAYERS: tuple[Mapping[str, Any], ...] = (
     {"name": "dense", "transform": {"name": "dense", "weight_init": "normal"}},
 )
 
 
 @register("network", "capsules")
 class CapsNet(Network):
-    """A capsule network for images of any size, channels and class count that its parts fit.
+    """Capsule network for images of any size, number of channels and number of classes.
 
     :func:`torchcaps.create_model` builds it from a preset's name.
 
     Args:
-        pixel_scale: What pixels of 0..1 are multiplied with before the network: 255.0 for networks fed with unscaled
-            pixels.
-        standardise: Bring each image to mean 0 and deviation 1 before the network; the decoder still draws pixels of
+        pixel_scale: Factor on the pixels (0..1) before the network: 255.0 for networks fed with unscaled pixels.
+        standardise: Scale each image to mean 0 and deviation 1 before the network; the decoder still draws pixels of
             0..1.
-        length_eps: Added under the root of the class capsules' lengths, which are the scores; as for squash_eps.
-        backbone: The network that makes feature maps of images.
-        primary_capsules: From maps to the first capsules.
-        layers: From capsules to capsules, one after the other; the last one has a capsule for each class.
-        decoder: Reconstruct the image from the capsule of its class.
-        classification_loss: The loss of the class scores: margin loss; cross-entropy of the scores divided by their
-            sum; of the softmax of the scores times a scale; or spread loss.
+        length_eps: Number added under the root of the class capsules' lengths, which are the scores; see squash_eps.
+        backbone: Network that turns images into feature maps.
+        primary_capsules: Layer that turns feature maps into the first capsules.
+        layers: Capsule layers, one after another; the last one has a capsule for each class.
+        decoder: Network that reconstructs the image from the capsule of its class.
+        classification_loss: Loss of the class scores: margin loss; cross-entropy of the scores divided by their sum;
+            cross-entropy of the softmax of scaled scores; or spread loss.
         reconstruction_weight: Weight of the squared reconstruction error.
         reconstruction_over_pixels: Squared reconstruction error summed over an image's pixels (the paper) or averaged.
 
     Raises:
-        TooSmall: Images smaller than the convolutions need.
-        InputError: Parts that do not fit each other, or as many objects in an image as there are classes.
+        TooSmall: The images are smaller than the convolutions need.
+        InputError: The parts do not fit each other, or an image has as many objects as there are classes.
 
     Source: Sabour, Frosst, Hinton 2017 (arXiv:1710.09829).
     """
@@ -77,7 +76,7 @@ class CapsNet(Network):
         length_eps: Epsilon = 1e-7,
         backbone: Annotated[Spec, Choice("backbone")] = "conv",
         primary_capsules: Annotated[Spec, Choice("primary")] = "conv",
-        layers: Annotated[Sequence[Spec], Choice("layer", many=True)] = USUAL_LAYERS,
+        layers: Annotated[Sequence[Spec], Choice("layer", many=True)] = DEFAULT_LAYERS,
         decoder: Annotated[Spec, Choice("decoder", optional=True)] = "dense",
         classification_loss: Annotated[Spec, Choice("loss")] = "margin",
         reconstruction_weight: Factor = 0.0005,
@@ -85,31 +84,31 @@ class CapsNet(Network):
     ) -> None:
         super().__init__(in_shape, num_classes, objects, task)
         if standardise and pixel_scale != 1:
-            raise InputError(f"pixel_scale must be 1 with standardise=True, which undoes it, got {pixel_scale}")
+            raise InputError(f"pixel_scale must be 1 with standardise=True, which cancels it, got {pixel_scale}")
         self.pixel_scale, self.standardise, self.length_eps = pixel_scale, standardise, length_eps
         self.reconstruction_weight = reconstruction_weight
         self.reconstruction_over_pixels = reconstruction_over_pixels
 
         self.backbone = build("backbone", backbone, in_channels=self.in_shape[0], in_shape=self.in_shape)
-        maps, self._largest_map = follow_backbone(self.backbone, self.in_shape)
+        maps, self._largest_map = infer_map_shape(self.backbone, self.in_shape)
         self.map_shape = tuple(maps.shape[1:])
         """Channels, height and width of the backbone's maps."""
         self.primary_capsules: PrimaryCapsules = build("primary", primary_capsules, in_channels=maps.shape[1])
-        capsules: Capsules = follow(self.primary_capsules, maps)[0]
+        capsules: Capsules = infer_shapes(self.primary_capsules, maps)[0]
         self.flow = [capsules]
-        """What goes into each layer, and comes out of the last, as shapes without numbers."""
+        """Input of each capsule layer, then the output of the last layer, on the meta device: shapes only."""
         self.layers = nn.ModuleList()
         for spec in layers:
             sizes: dict[str, Any] = {"in_dim": capsules.poses.shape[2], "out_capsules": num_classes}
             sizes |= {"in_capsules": capsules.grid or capsules.poses.shape[1]}
             layer = build("layer", spec, **sizes, in_types=(capsules.grid or capsules.poses.shape[1:])[0])
             self.layers.append(layer)
-            capsules = Capsules.of(follow(layer, capsules)[0])
+            capsules = Capsules.of(infer_shapes(layer, capsules)[0])
             self.flow.append(capsules)
         last = self.layers[-1] if len(self.layers) else None
         if not isinstance(last, DenseCapsules) or last.out_capsules != num_classes:
             raise InputError(
-                "layers must end with a dense layer without num_capsules, which has a capsule for each class"
+                "layers must end with a dense layer without num_capsules, so that each class has a capsule"
             )
         self.decoder = None
         if decoder is not None and decoder is not False:
@@ -124,17 +123,17 @@ class CapsNet(Network):
     def forward(
         self, images: Float[Tensor, "B C H W"], targets: Targets | None = None, return_coupling: bool = False
     ) -> ModelOutput:
-        """Classify images, and reconstruct them from one capsule each; several objects in an image each from its own.
+        """Classify images and reconstruct each from one capsule; with several objects in an image, one for each object.
 
         Args:
             images: Pixels 0..1.
-            targets: Choose the capsules to decode: labels (B,) or (B, 1), or multi-hot rows (B, J), or, where the
-                network sees P objects in an image, their labels (B, P). Without them, the longest capsule is decoded,
-                or the P longest, each by itself, the longest first.
+            targets: Labels that choose the capsules to decode: (B,) or (B, 1); multi-hot rows (B, J); or (B, P) for P
+                objects in an image. None: decode the longest capsule, or the P longest ones separately, the longest
+                first.
             return_coupling: Also return the coupling of the last routing iteration.
 
         Raises:
-            InputError: Images or targets that do not fit, or two objects of one class in an image.
+            InputError: Images or targets do not fit the network, or an image has two objects of one class.
         """
         return self.classify(self.capsules(images)[-1], targets, return_coupling)
 
@@ -157,7 +156,7 @@ class CapsNet(Network):
         if return_coupling:
             poses, activations, coupling = self.class_capsules.route(capsules, return_coupling=True)
         else:
-            poses, activations, *_ = self.class_capsules(capsules)  # called, so that hooks on the layer run
+            poses, activations, *_ = self.class_capsules(capsules)  # a call of the module, so that its hooks run
         if self.readout is None:
             scores = Capsules(poses, activations).scores(self.length_eps)
         else:
@@ -169,61 +168,61 @@ class CapsNet(Network):
             if targets is None:
                 decoded = top_classes(scores, self.objects)
             else:
-                label_rows(scores, targets, self.objects)  # raises, where targets do not fit
+                label_rows(scores, targets, self.objects)  # raises an error if targets do not fit
                 decoded = targets
             alone = separate_capsules(poses, decoded)  # (B, P, J, D)
             reconstruction = self.decode(alone.flatten(0, 1)).unflatten(0, decoded.shape)
         return ModelOutput(scores, poses, reconstruction, coupling, decoded=decoded, activations=activations)
 
     def _decoded(self, poses: Float[Tensor, "B J D"], scores: Float[Tensor, "B J"], targets: Targets | None) -> Tensor:
-        """The capsules that an image is decoded from, others zero: that of its class, those of its labels, or all."""
+        """Return the poses to decode, with zeros for other capsules: of the class, of the labels, or all."""
         chosen = self._task.decoded_capsules(scores, targets)
         return poses if chosen is None else mask_capsules(poses, chosen)
 
     @property
     def class_capsules(self) -> DenseCapsules:
-        """The last layer, which has a capsule for each class."""
+        """Last capsule layer, with a capsule for each class."""
         layer = self.layers[-1]
         assert isinstance(layer, DenseCapsules)
         return layer
 
     @property
     def capsule_dim(self) -> int:
-        """D, the components of a class's capsule."""
+        """Components of a class capsule (D)."""
         return self.class_capsules.out_dim
 
     def layer(self, number: int) -> CapsuleLayer:
-        """A capsule layer, counted from 1."""
+        """Return a capsule layer by its number, from 1."""
         layer = self.layers[number - 1]
         assert isinstance(layer, CapsuleLayer)
         return layer
 
     def capsules(self, images: Float[Tensor, "B C H W"]) -> list[Capsules]:
-        """What goes into each layer: the primary capsules, and the output of each layer but the last."""
+        """Return the input of each capsule layer: the primary capsules, and the output of each layer but the last."""
         flow = [self.primary(images)]
         for layer in self.layers[:-1]:
             flow.append(layer(flow[-1]))
         return flow
 
     def primary(self, images: Float[Tensor, "B C H W"]) -> Capsules:
-        """The primary capsules of images.
+        """Return the primary capsules of images.
 
-        On a CPU, where nothing is learned, some images at a time go through the convolutions, within
+        During inference on a CPU, the convolutions process a few images at a time, to keep within the limit of
         :func:`torchcaps.set_working_memory`.
 
         Args:
             images: Pixels 0..1.
 
         Raises:
-            InputError: Images that do not fit.
+            InputError: The images do not fit the network.
         """
         check_images(images, self.in_shape, next(self.parameters()))
         if images.device.type != "cpu" or torch.is_grad_enabled() or is_graph_capture():
             return self._primary(images)
-        number = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else images.dtype
-        is_wide = getattr(self.primary_capsules, "is_wide", None)  # one's own need not say it
-        wide = number == torch.float32 and is_wide is not None and is_wide(self.map_shape[1:], len(images))
-        return map_chunks(self._primary, images, self._largest_map * number.itemsize, wide)
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else images.dtype
+        is_wide = getattr(self.primary_capsules, "is_wide", None)  # optional in parts of plugins
+        wide = dtype == torch.float32 and is_wide is not None and is_wide(self.map_shape[1:], len(images))
+        return map_chunks(self._primary, images, self._largest_map * dtype.itemsize, wide)
 
     def _primary(self, images: Float[Tensor, "B C H W"]) -> Capsules:
         if self.standardise:
@@ -232,24 +231,24 @@ class CapsNet(Network):
         return self.primary_capsules(self.backbone(pixels))
 
     def decode(self, capsules: Float[Tensor, "B J D"]) -> Float[Tensor, "B C H W"]:
-        """Images from class capsules of which the unwanted ones are zero (:func:`torchcaps.nn.mask_capsules`).
+        """Draw images from masked class capsules; see :func:`torchcaps.nn.mask_capsules`.
 
         Raises:
             InputError: The network has no decoder.
         """
         if self.decoder is None:
-            raise InputError("this network has no decoder, so there is nothing to reconstruct with; set decoder=True")
+            raise InputError("this network has no decoder and cannot reconstruct images; set decoder=True")
         return self.decoder(capsules)
 
     def decoder_targets(self, targets: Targets) -> Targets | None:
-        """The targets whose capsules the network's source decodes, to be given to :meth:`forward`; None: the longest.
+        """Return the targets to give to :meth:`forward` for decoding, as the network's source does; None: the longest.
 
-        ``decoder_mask`` decides: the label's capsule always, in training mode only, or never.
+        The option ``decoder_mask`` decides: decode the label's capsule always, in training mode only, or never.
 
         Args:
             targets: As for :meth:`loss`.
         """
-        mask = getattr(self.decoder, "decoder_mask", None)  # one's own need not say it
+        mask = getattr(self.decoder, "decoder_mask", None)  # optional in decoders of plugins
         by_label = mask == "label" or (mask == "label-in-training" and self.training)
         return targets if by_label else None
 
@@ -260,21 +259,21 @@ class CapsNet(Network):
         images: Float[Tensor, "B C H W"] | Float[Tensor, "B P C H W"],
         targets: Targets,
     ) -> Losses:
-        """The loss of this network's source, with its weights and scales.
+        """Return the loss of the network's source, with its weights and scales.
 
-        With P objects in an image, the reconstruction error is the sum, or the mean, over the pixels of all of them, as
-        ``reconstruction_over_pixels`` says. Each reconstruction is compared with the object of its own class; where the
-        capsules decoded are not those of the labels, what is left over is compared in the order in which it comes.
+        With P objects in an image, the reconstruction error is the sum or the mean over the pixels of all of them
+        (``reconstruction_over_pixels``). Each reconstruction is compared with the object of its class. If the decoded
+        classes and the labels differ, the remaining reconstructions and objects are compared in their order.
 
         Args:
-            output: What the network returned for ``images``.
-            images: Pixels 0..1; of P objects in an image each alone, (B, P, C, H, W). A network without decoder does
-                not look at them.
-            targets: Labels (B,) or (B, 1), or multi-hot rows (B, J); of P objects their labels (B, P); of a regression
-                numbers (B, J), with the mean squared error in the place of the loss of the classes.
+            output: Output of the network for ``images``.
+            images: Pixels 0..1; with P objects in an image, each object alone, (B, P, C, H, W). Not used without a
+                decoder.
+            targets: Labels (B,) or (B, 1), or multi-hot rows (B, J); labels (B, P) of P objects; or numbers (B, J) of
+                a regression, whose loss is the mean squared error.
 
         Raises:
-            InputError: Images or targets that do not fit, or two objects of one class in an image.
+            InputError: Images or targets do not fit the network, or an image has two objects of one class.
         """
         classification = self._task.loss(output, targets, self)
         reconstruction = output.reconstruction
@@ -283,7 +282,7 @@ class CapsNet(Network):
         if output.decoded is not None:
             if images.shape != reconstruction.shape:
                 raise InputError(
-                    f"CapsNet.loss: images must be the objects of each image, each alone, of shape "
+                    "CapsNet.loss: images must show each object of an image alone and have shape "
                     f"{tuple(reconstruction.shape)}, got {tuple(images.shape)}"
                 )
             images = images.take_along_dim(match_labels(output.decoded, targets)[..., None, None, None], 1)
@@ -293,7 +292,7 @@ class CapsNet(Network):
 
 
 class Readout(nn.Module):
-    """A number from the pose of each capsule: ⟨w_j, v_j⟩ + b_j."""
+    """Linear readout of a number from the pose of each capsule: ⟨w_j, v_j⟩ + b_j."""
 
     def __init__(self, num_capsules: int, capsule_dim: int) -> None:
         super().__init__()
@@ -301,5 +300,5 @@ class Readout(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_capsules))
 
     def forward(self, poses: Float[Tensor, "B J D"]) -> Float[Tensor, "B J"]:
-        """The numbers."""
+        """Return the numbers."""
         return (poses * self.weight).sum(-1) + self.bias

@@ -1,4 +1,4 @@
-"""Convolutional networks to compare with: the paper's baselines, one of its network's size, any backbone, pooled."""
+"""Convolutional baselines: the paper's, one with as many parameters as its network, and any pooled backbone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
-from torchcaps.models.images import check_images, follow_backbone
+from torchcaps.models.images import check_images, infer_map_shape
 from torchcaps.models.network import Network
 from torchcaps.models.output import Losses, ModelOutput, Targets
 from torchcaps.nn.convolutions import ChannelNorm, ConvNorm, Convolution, conv_stem
@@ -24,14 +24,14 @@ from torchcaps.tasks import TaskName
 
 
 class CNN(Network):
-    """What the convolutional networks have in common: logits of the classes, their probabilities, and the loss.
+    """Base class of convolutional networks: logits of the classes, their probabilities, and the loss.
 
-    They are called like :class:`~torchcaps.CapsNet`; ``scores`` are probabilities: of a softmax, or, for several
-    objects in an image, of sigmoids.
+    It is called like :class:`~torchcaps.CapsNet`. The ``scores`` are probabilities of a softmax, or of sigmoids for
+    several objects in an image.
     """
 
     classify: nn.Linear
-    """The last layer, which gives the logits."""
+    """Last layer, which returns the logits."""
 
     def __init__(self, in_shape: Sequence[int], num_classes: int, objects: int, task: TaskName) -> None:
         super().__init__(in_shape, num_classes, objects, task)
@@ -39,18 +39,18 @@ class CNN(Network):
 
     @abstractmethod
     def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F"]:
-        """What the last layer sees of images with pixels 0..1."""
+        """Return the input of the last layer for images with pixels 0..1."""
 
     def forward(
         self,
         images: Float[Tensor, "B C H W"],
-        targets: Targets | None = None,  # noqa: ARG002  as all
+        targets: Targets | None = None,  # noqa: ARG002  all networks have the same arguments
         return_coupling: bool = False,
     ) -> ModelOutput:
-        """Classify images with pixels 0..1; ``targets`` are not used, as there is no capsule to choose.
+        """Classify images with pixels 0..1. ``targets`` are not used, because a CNN has no capsule to choose.
 
         Raises:
-            InputError: Images that do not fit, or coupling was asked for, which a CNN has not.
+            InputError: The images do not fit the network, or ``return_coupling`` is set, which needs capsules.
         """
         if return_coupling:
             raise InputError("a convolutional network has no coupling; use a preset with capsules")
@@ -62,42 +62,44 @@ class CNN(Network):
     def loss(
         self,
         output: ModelOutput,
-        images: Float[Tensor, "..."],  # noqa: ARG002  the call all networks share
+        images: Float[Tensor, "..."],  # noqa: ARG002  all networks have the same arguments
         targets: Targets,
     ) -> Losses:
-        """Softmax cross-entropy; of several objects or labels, sigmoid cross-entropy, summed; or the squared error.
+        """Return the loss of the task; the images are not used.
 
-        The classes of a multi-hot row share the probability. The images are not used.
+        - one class for each image: softmax cross-entropy; the classes of a multi-hot row share the probability;
+        - several objects or labels: sigmoid cross-entropy, summed;
+        - regression: mean squared error.
 
         Raises:
-            InputError: An output without logits, targets that do not fit, or two objects of one class in an image.
+            InputError: The output has no logits, targets do not fit, or an image has two objects of one class.
         """
         if output.logits is None:
-            raise InputError("CNN.loss: output must have logits, which that of a capsule network has not")
+            raise InputError("CNN.loss: output must have logits, but outputs of capsule networks have none")
         loss = self._task.loss(output, targets, self)
         return Losses(loss, loss)
 
 
 @register("network", "cnn")
 class BaselineCNN(CNN):
-    """Convolutions of stride 1 that keep the size, each followed by max pooling where wanted, dense layers, dropout.
+    """Convolutions of stride 1 that keep the size, dense layers and dropout.
 
-    Before them, where wanted, the stem that :class:`~torchcaps.nn.ConvBackbone` may have too.
+    Optional: max pooling after each convolution, and the stem of :class:`~torchcaps.nn.ConvBackbone` before the first.
 
     Args:
-        channels: Channels of the convolutions.
+        channels: Channels of each convolution.
         kernel: Kernel of the convolutions, pixels.
-        first_kernel: Kernel of the first convolution, pixels; that of the others if none is given.
-        pool: Max pooling after each convolution: size and stride, pixels; 1 is none.
+        first_kernel: Kernel of the first convolution, pixels; none: the same as ``kernel``.
+        pool: Size and stride of the max pooling after each convolution, pixels; 1: no pooling.
         hidden: Widths of the dense layers.
-        dropout: Dropout before the last layer, a probability.
+        dropout: Probability of dropout before the last layer.
         stem_channels: Channels of 3x3 convolutions with ReLU before the first convolution; the published networks have
             none.
-        stem_strides: Their strides, pixels, one for each.
-        conv_norm: What comes before the activations of all convolutions except the primary capsules': nothing, or layer
-            normalisation over the channels of each location.
-        conv_dropout: Probability of dropout after the stem and after each other convolution except the primary
-            capsules'; it drops whole channels of an image.
+        stem_strides: Strides of the stem's convolutions, pixels, one for each.
+        conv_norm: Normalisation before the activation of each convolution: none, or layer normalisation over the
+            channels of each position.
+        conv_dropout: Probability of dropout after the stem and after each convolution; it drops whole channels of an
+            image.
 
     Source: Sabour, Frosst, Hinton 2017, sections 5 and 6 (arXiv:1710.09829). The paper does not give the padding;
     only convolutions that keep the size have its 35.4 M parameters on MNIST and its 24.56 M on MultiMNIST's 36×36.
@@ -130,7 +132,7 @@ class BaselineCNN(CNN):
         self.conv_norm, self.conv_dropout = conv_norm, conv_dropout
         norm = conv_norm == "channel"
         self.stem = conv_stem(self.in_shape[0], self.stem_channels, self.stem_strides, conv_norm, conv_dropout)
-        before, height, width = follow_backbone(self.stem, self.in_shape)[0].shape[1:]
+        before, height, width = infer_map_shape(self.stem, self.in_shape)[0].shape[1:]
         kernels = [first_kernel or kernel, *[kernel] * (len(channels) - 1)]
         self.convs = nn.ModuleList(
             Convolution(fan_in, fan_out, side, padding=side // 2, bias=not norm)
@@ -138,7 +140,7 @@ class BaselineCNN(CNN):
         )
         self.norms = nn.ModuleList(ChannelNorm(each) if norm else nn.Identity() for each in channels)
         self.drop_channels = nn.Dropout2d(conv_dropout) if conv_dropout else nn.Identity()
-        # odd sizes are rounded up, so that an image of any size fits
+        # ceil_mode rounds odd sizes up, so that images of any size fit
         self.max_pool = nn.MaxPool2d(pool, ceil_mode=True) if pool > 1 else nn.Identity()
         for _ in self.convs:
             height, width = (-(-size // pool) for size in (height, width))
@@ -159,12 +161,11 @@ class BaselineCNN(CNN):
 
 @register("network", "pooled")
 class PooledCNN(CNN):
-    """A backbone, pooling over the places of its maps, and a linear layer: a capsule network without its capsules.
+    """A backbone, pooling over its maps, and a linear layer: the baseline of a capsule network on that backbone.
 
     Args:
-        backbone: The network that makes feature maps of images.
-        pooling: What the linear layer sees: of each channel the mean or the largest value over all places; or all
-            values.
+        backbone: Network that turns images into feature maps.
+        pooling: Input of the linear layer: the mean or the maximum of each channel over its map, or all values.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class PooledCNN(CNN):
         super().__init__(in_shape, num_classes, objects, task)
         self.pooling = pooling
         self.backbone = build("backbone", backbone, in_channels=self.in_shape[0], in_shape=self.in_shape)
-        self.map_shape = tuple(follow_backbone(self.backbone, self.in_shape)[0].shape[1:])
+        self.map_shape = tuple(infer_map_shape(self.backbone, self.in_shape)[0].shape[1:])
         """Channels, height and width of the backbone's maps."""
         seen = math.prod(self.map_shape) if pooling == "none" else self.map_shape[0]
         self.classify = nn.Linear(seen, num_classes)

@@ -1,4 +1,4 @@
-"""What every network asks of its images, and how many of them go through its convolutions at a time."""
+"""Checks of a network's images, shape inference, and the number of images in a chunk for the convolutions."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from torchcaps.nn import Capsules
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.ops.precision import check_one_dtype, in_full_precision
 
-MAP = 3.0
-"""MiB of the largest map of a chunk: it stays in the caches. From 1.3 to 4 MiB are equally fast, with AVX2 and AVX-512;
-16 MiB take a fifth longer."""
-WIDE = 0.25
-"""The share of the working memory that the largest map of a chunk may take where planes are multiplied."""
+MAX_CHUNK_MAP_MIB = 3.0
+"""Size of the largest map of a chunk, so that it stays in the caches. 1.3 to 4 MiB are equally fast with AVX2 and with
+AVX-512; 16 MiB take a fifth longer."""
+MAX_TRANSFORM_SHARE = 0.25
+"""Share of the working memory for the largest map of a chunk, if the convolution uses the transform."""
 
 
-class TooSmall(InputError):  # noqa: N818  said of a map, and caught where images are known
-    """A map that is smaller than the windows that look at it."""
+class TooSmall(InputError):  # noqa: N818  the name is the fault of a map; callers who know the images catch it
+    """A map that is smaller than the windows of the next layer."""
 
 
-def follow(module: nn.Module, given: Any) -> tuple[Any, int]:
-    """Run a module without numbers, on the meta device; its parameters and statistics stay as they are.
+def infer_shapes(module: nn.Module, inputs: Any) -> tuple[Any, int]:
+    """Run a module on the meta device, without numbers; its parameters and statistics do not change.
 
     Returns:
-        What it makes of a batch, and the numbers in the largest tensor of one image on the way.
+        Output of the module for a batch, and the largest number of values in a tensor of one image on the way.
 
     Raises:
         TooSmall: The module refuses the shape.
     """
     sizes: list[int] = []
 
-    def note(_module: nn.Module, _inputs: object, output: object) -> None:
+    def note_size(_module: nn.Module, _inputs: object, output: object) -> None:
         if isinstance(output, Tensor):
             sizes.append(output[0].numel())
 
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     planned = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
-    hooks = [each.register_forward_hook(note) for each in module.modules()]
+    hooks = [each.register_forward_hook(note_size) for each in module.modules()]
     try:
         with torch.no_grad():
-            return functional_call(module, planned, (given,)), max(sizes, default=0)
+            return functional_call(module, planned, (inputs,)), max(sizes, default=0)
     except (RuntimeError, ValueError, AssertionError) as error:
-        name, shape = type(module).__name__, tuple((given if isinstance(given, Tensor) else given.poses).shape[1:])
+        name, shape = type(module).__name__, tuple((inputs if isinstance(inputs, Tensor) else inputs.poses).shape[1:])
         reason = reason_of(error)
         raise TooSmall(reason if name in reason else f"{name} takes no input of shape {shape}: {reason}") from error
     finally:
@@ -59,30 +59,30 @@ def follow(module: nn.Module, given: Any) -> tuple[Any, int]:
             hook.remove()
 
 
-def follow_backbone(backbone: nn.Module, in_shape: Sequence[int]) -> tuple[Tensor, int]:
-    """The maps (2, c, h, w) that a backbone makes of images (C, H, W), and :func:`follow`'s largest.
+def infer_map_shape(backbone: nn.Module, in_shape: Sequence[int]) -> tuple[Tensor, int]:
+    """Return a backbone's maps (2, c, h, w) of two images on the meta device, and the size of the largest tensor.
 
     Raises:
         TooSmall: The backbone refuses the shape.
-        InputError: The backbone gives no maps.
+        InputError: The backbone does not return maps.
     """
     images = torch.empty(2, *in_shape, device="meta")
-    maps, largest = follow(backbone, images)
+    maps, largest = infer_shapes(backbone, images)
     if not isinstance(maps, Tensor) or maps.ndim != 4 or maps.dtype != images.dtype or len(maps) != 2:
         got = f"{tuple(maps.shape)} of {maps.dtype}" if isinstance(maps, Tensor) else type(maps).__name__
         raise InputError(
-            f"{type(backbone).__name__} must give maps (B, c, h, w), of the number and the dtype of its images; of 2 "
-            f"images of {images.dtype} it gives {got}"
+            f"{type(backbone).__name__} must return maps (B, c, h, w), as many as images and of their dtype; for 2 "
+            f"images of {images.dtype} it returns {got}"
         )
     return maps, largest
 
 
 def check_images(images: Tensor, in_shape: tuple[int, int, int], weight: Tensor) -> None:
-    """Raise unless ``images`` is a floating-point batch (B, C, H, W) of ``in_shape`` that a weight can be used on."""
+    """Raise unless ``images`` is a floating-point batch (B, *in_shape) with the dtype and device of ``weight``."""
     refuse_fx(images)
     if not isinstance(images, Tensor) or not images.is_floating_point():
         got = images.dtype if isinstance(images, Tensor) else type(images).__name__
-        hint = "; uint8 images are divided by 255 first" if got == torch.uint8 else ""
+        hint = "; divide uint8 images by 255" if got == torch.uint8 else ""
         raise WrongType(f"images must be a floating-point tensor with pixels 0..1, got {got}{hint}")
     if images.is_nested:
         raise WrongType("images must be a dense tensor, got a nested one; pad the images to one size")
@@ -93,17 +93,16 @@ def check_images(images: Tensor, in_shape: tuple[int, int, int], weight: Tensor)
 
 
 def check_image_shape(shape: Sequence[int], in_shape: tuple[int, int, int]) -> None:
-    """Raise InputError unless ``shape`` is (B, C, H, W) with the C, H, W that a network was built for."""
+    """Raise InputError unless ``shape`` is (B, C, H, W) with the network's C, H, W."""
     if len(shape) != 4 or tuple(shape[1:]) != in_shape:
-        wanted = ", ".join(map(str, in_shape))
+        sizes = ", ".join(map(str, in_shape))
         raise InputError(
-            f"images must have shape (B, {wanted}), as the network was built for (channels, height, width), "
-            f"got {tuple(shape)}"
+            f"images must have shape (B, {sizes}), the network's (channels, height, width), got {tuple(shape)}"
         )
 
 
 def standardise(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
-    """Each image with mean 0 and deviation 1 over all its channels and pixels.
+    """Scale each image to mean 0 and deviation 1 over all its channels and pixels.
 
         (x − mean(x)) / max(std(x), 1 / (255 √(C·H·W)))
 
@@ -115,24 +114,30 @@ def standardise(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
     pixels = in_full_precision(images)
     centred = pixels - pixels.mean((1, 2, 3), keepdim=True)
     variance = centred.square().mean((1, 2, 3), keepdim=True)
-    least = 1 / (255**2 * math.prod(images.shape[1:]))  # clamped before the root, whose gradient at zero is infinite
-    return (centred / variance.clamp_min(least).sqrt()).to(images.dtype)
+    min_variance = 1 / (255**2 * math.prod(images.shape[1:]))  # clamp before the root: its gradient at 0 is infinite
+    return (centred / variance.clamp_min(min_variance).sqrt()).to(images.dtype)
 
 
 def map_chunks(
     function: Callable[[Float[Tensor, "B C H W"]], Capsules], images: Float[Tensor, "B C H W"], largest: int, wide: bool
 ) -> Capsules:
-    """``function(images)``, the convolutions, of so many images at a time as is best, in nearly equal chunks.
+    """Return ``function(images)``, computed in nearly equal chunks of images. The poses keep their order (B, K, I).
 
-    The largest map of an image has so many bytes. ``wide`` convolutions go by products of planes, which want many
-    images. The poses keep their memory order (B, K, I).
+    Args:
+        function: The convolutions.
+        images: Pixels 0..1.
+        largest: Bytes of the largest feature map of one image.
+        wide: The convolution uses the transform, which is fastest with many images.
     """
     memory = get_working_memory()
-    at_once = max(1, int((memory * WIDE if wide else min(MAP, memory)) * MIB / largest))
-    if len(images) <= at_once:
+    max_map_mib = memory * MAX_TRANSFORM_SHARE if wide else min(MAX_CHUNK_MAP_MIB, memory)
+    chunk_size = max(1, int(max_map_mib * MIB / largest))
+    if len(images) <= chunk_size:
         return function(images)
-    parts = [function(part) for part in images.tensor_split(-(-len(images) // at_once))]
+    parts = [function(part) for part in images.tensor_split(-(-len(images) // chunk_size))]
     poses = torch.cat([part.poses.transpose(1, 2) for part in parts]).transpose(1, 2)
-    given = [part.activations for part in parts if part.activations is not None]
+    activations = [part.activations for part in parts if part.activations is not None]
     masks = [part.mask for part in parts if part.mask is not None]
-    return Capsules(poses, torch.cat(given) if given else None, parts[0].grid, torch.cat(masks) if masks else None)
+    return Capsules(
+        poses, torch.cat(activations) if activations else None, parts[0].grid, torch.cat(masks) if masks else None
+    )

@@ -1,7 +1,8 @@
-"""Losses of the class scores, each a part that is chosen by its name: ``classification_loss="spread"``.
+"""Losses of the class scores. A loss is a part, chosen by its name: ``classification_loss="spread"``.
 
-A loss is a module that is called with scores (B, J) and targets, labels or rows of zeros and ones, and gives a scalar.
-One of your own is ``@register("loss", "mine")`` on such a class; it may ask for ``num_classes``.
+A loss is a module. It is called with scores (B, J) and targets (labels, or rows of zeros and ones) and returns a
+scalar. Register your own class with ``@register("loss", "mine")``; its constructor may have an argument
+``num_classes``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torchcaps.tracing import needs_torch_operations
 
 @register("loss", "margin")
 class MarginLoss(nn.Module):
-    """The paper's margin loss, :func:`torchcaps.margin_loss`.
+    """Margin loss of the paper, :func:`torchcaps.margin_loss`.
 
     Args:
         m_plus: Margin loss: length above which a present class costs nothing.
@@ -47,7 +48,7 @@ class MarginLoss(nn.Module):
         self.margin_scale, self.margin_over_classes = margin_scale, margin_over_classes
 
     def forward(self, scores: Float[Tensor, "B J"], targets: Targets) -> Float[Tensor, ""]:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         loss = self.margin_scale * margin_loss(
             scores,
             targets,
@@ -64,7 +65,7 @@ class CrossEntropy(nn.Module):
     """Cross-entropy of the scores divided by their sum, :func:`torchcaps.normalised_cross_entropy`."""
 
     def forward(self, scores: Float[Tensor, "B J"], targets: Targets) -> Float[Tensor, ""]:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         return normalised_cross_entropy(scores, targets)
 
 
@@ -73,8 +74,8 @@ class ScoreCrossEntropy(nn.Module):
     """Cross-entropy of the softmax of the scores times a scale, :func:`torchcaps.score_cross_entropy`.
 
     Args:
-        score_scale: Factor on the scores in the cross-entropy of their softmax; where it starts, if it is learned.
-        learn_score_scale: Learn that factor.
+        score_scale: Factor on the scores before their softmax; the initial value if it is learned.
+        learn_score_scale: Learn the factor ``score_scale``.
     """
 
     def __init__(self, *, score_scale: PositiveFactor = 1.0, learn_score_scale: bool = False) -> None:
@@ -83,18 +84,18 @@ class ScoreCrossEntropy(nn.Module):
         self.scale = nn.Parameter(torch.tensor(float(score_scale))) if learn_score_scale else None
 
     def forward(self, scores: Float[Tensor, "B J"], targets: Targets) -> Float[Tensor, ""]:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         return score_cross_entropy(scores, targets, scale=self.score_scale if self.scale is None else self.scale)
 
 
 @register("loss", "spread")
 class SpreadLoss(nn.Module):
-    """Spread loss, :func:`torchcaps.spread_loss`, with a margin that may grow with each step of training.
+    """Spread loss, :func:`torchcaps.spread_loss`, with a margin that can grow during training.
 
     Args:
-        spread_margin: Spread loss: by how much the class that is present should be above the others, at the end.
-        spread_growth: Spread loss: the margin grows from 0.2 to its end, m = 0.2 + (end - 0.2)·sigmoid(step/growth -
-            4), with this many steps for a unit; from the beginning it is at its end if none is given.
+        spread_margin: Spread loss: final margin between the score of the present class and each other score.
+        spread_growth: Spread loss: steps in a unit of the margin's growth, m = 0.2 + (spread_margin -
+            0.2)·sigmoid(step/spread_growth - 4); none: a constant margin.
     """
 
     steps: Tensor
@@ -103,16 +104,16 @@ class SpreadLoss(nn.Module):
         super().__init__()
         self.spread_margin, self.spread_growth = spread_margin, spread_growth
         if spread_growth is not None:
-            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))  # that the margin has grown
+            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))  # training steps so far
 
     def forward(self, scores: Float[Tensor, "B J"], targets: Targets) -> Float[Tensor, ""]:
-        """Return the loss of a batch. In training the margin then grows by a step, except under ``torch.func``."""
+        """Return the loss of a batch. In training the margin then grows by one step, except under ``torch.func``."""
         return spread_loss(scores, targets, margin=self._margin())
 
     def _margin(self) -> float | Float[Tensor, ""]:
         if self.spread_growth is None:
             return self.spread_margin
         grown = (self.steps.float() / self.spread_growth).clamp_max(14) - 4
-        if self.training and not needs_torch_operations():  # torch.func refuses a change of a buffer
+        if self.training and not needs_torch_operations():  # torch.func does not allow a change of a buffer
             self.steps += 1
         return 0.2 + (self.spread_margin - 0.2) * grown.sigmoid()

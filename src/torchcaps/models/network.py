@@ -1,4 +1,4 @@
-"""The base class of every network."""
+"""Base class of every network."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from torchcaps.tasks import TaskName, find_task
 
 
 class Network(SavedNetwork):
-    """A network for images of one shape and a number of classes; its options and its weights are saved.
+    """Network for images of one shape and a number of classes; its options and weights can be saved.
 
-    A subclass is registered by ``@register("network", "mine")``.
+    Register a subclass with ``@register("network", "mine")``.
 
     Args:
-        in_shape: Images (C, H, W).
-        num_classes: J.
-        objects: Objects in an image, each of another class; with several, a capsule network decodes each from its own
-            capsule alone, and a convolutional one has sigmoid cross-entropy instead of that of a softmax.
-        task: What is predicted: the class of an image; which of several labels it has (targets (B, J) of zeros and
-            ones, scored one by one); or numbers, targets (B, J) of a regression.
+        in_shape: Shape of an image (C, H, W).
+        num_classes: Number of classes (J).
+        objects: Number of objects in an image, all of different classes. With several, a capsule network decodes each
+            object from its own capsule, and a CNN has sigmoid instead of softmax cross-entropy.
+        task: Prediction: the class of an image; several labels of an image, targets (B, J) of zeros and ones; or
+            numbers, targets (B, J) of a regression.
     """
 
     has_capsules: ClassVar[bool] = False
-    """Whether classes are capsules."""
+    """True if classes are capsules."""
     decoder: Decoder | None
-    """From the capsule of a class to an image; None where the network draws nothing."""
+    """Network that draws an image from the capsule of a class; None without reconstructions."""
     layers: nn.ModuleList
-    """Its capsule layers, of which the last one has the classes; empty where it has none."""
+    """Capsule layers; the last one has the class capsules. Empty in a CNN."""
     length_eps: float = 1e-7
-    """Added under the root of the class capsules' lengths."""
+    """Number added under the root of the class capsules' lengths."""
     target_mean: Float[Tensor, "J"]
     target_scale: Float[Tensor, "J"]
 
@@ -53,8 +53,8 @@ class Network(SavedNetwork):
         outputs.check(f"{type(self).__name__}: num_classes", num_classes)
         if objects >= num_classes > 1:
             raise InputError(
-                f"objects must be below num_classes, as they are of different classes, got {objects} objects and "
-                f"{num_classes} classes"
+                f"objects must be below num_classes, because all objects have different classes, got {objects} objects "
+                f"and {num_classes} classes"
             )
         self.in_shape = shape
         self.num_classes, self.objects, self.task = num_classes, objects, task
@@ -62,24 +62,25 @@ class Network(SavedNetwork):
             self.register_buffer(name, value)
 
     def fit_targets(self, targets: Tensor | None) -> None:
-        """Set what depends on the training targets: mean and scale of the numbers of a regression.
+        """Set the mean and scale of a regression's numbers from the training targets; other tasks need nothing.
 
         Args:
-            targets: Those of all training images; None if they are not known, which changes nothing.
+            targets: Targets of all training images; None if unknown, which changes nothing.
         """
         self._task.fit_targets(self, targets)
 
-    def right(self, scores: Float[Tensor, "B J"], targets: Targets) -> Float[Tensor, "B"]:
-        """Return the metric of each image, as its task defines it.
+    def score(self, scores: Float[Tensor, "B J"], targets: Targets) -> Float[Tensor, "B"]:
+        """Return the score of each image, as its task defines it.
 
-        It is 1 if the class is right, or else 0; the share of correct labels; for a regression 1 − the mean of its
-        squared errors in variances of the training targets.
+        - classes: 1 if the class is right, else 0;
+        - labels: the share of correct labels;
+        - regression: 1 − (mean squared error ÷ variance of the training targets), whose mean over images is R².
         """
         return self._task.score(scores, targets, self)
 
     @property
     def capsule_dim(self) -> int:
-        """D, the components of a class's capsule; 0 where there are no capsules."""
+        """Components of a class capsule (D); 0 in a CNN."""
         return 0
 
     @abstractmethod
@@ -89,7 +90,7 @@ class Network(SavedNetwork):
         """Classify images; see :meth:`torchcaps.CapsNet.forward`."""
 
     def scores_only(self) -> ScoresOnly:
-        """Return a module that gives the scores (B, J) alone, for tools that expect a tensor of a network.
+        """Return a module that returns only the scores (B, J), for tools that expect a tensor.
 
         Such tools are Captum, skorch and ``torch.jit.trace``. The module shares the network's parameters.
 
@@ -101,12 +102,12 @@ class Network(SavedNetwork):
         """
         return ScoresOnly(self)
 
-    def decoder_targets(self, targets: Targets) -> Targets | None:  # noqa: ARG002  where something is decoded
-        """The targets whose capsules are decoded; see :meth:`torchcaps.CapsNet.decoder_targets`."""
+    def decoder_targets(self, targets: Targets) -> Targets | None:  # noqa: ARG002  used by networks with a decoder
+        """Return the targets whose capsules are decoded; see :meth:`torchcaps.CapsNet.decoder_targets`."""
         return None
 
     @abstractmethod
     def loss(
         self, output: ModelOutput, images: Float[Tensor, "B C H W"] | Float[Tensor, "B P C H W"], targets: Targets
     ) -> Losses:
-        """The loss that is minimised; see :meth:`torchcaps.CapsNet.loss`."""
+        """Return the loss to minimise; see :meth:`torchcaps.CapsNet.loss`."""

@@ -1,7 +1,7 @@
-"""Files of format 1, in which weights had other axes and names, brought to the format that is written today.
+"""Convert files of format 1 to today's format 2.
 
-Format 2 holds every tensor under the name and in the axes of its parameter. In format 1 the weights of transforms had
-the axes of the equation, (I, J, D, K) for dense ones, and what a loss learns or counts had a short name.
+Format 2 stores every tensor with the name and the axes of its parameter. In format 1, the weights of transforms had the
+axes of the equation, (I, J, D, K) for dense ones, and the parameters and counters of losses had short names.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from torch import Tensor, nn
 from torchcaps.nn.transforms import WeightTransform
 
 FORMAT = "format"
-"""The entry of a file that says its format."""
+"""Metadata entry of a file with its format."""
 CURRENT_FORMAT = 2
 SHORT_NAMES = {"classification_loss.scale": "score_scale", "classification_loss.steps": "steps"}
-"""The names that ended in these words had these words in format 1."""
+"""Ending of a name today → the ending in format 1."""
 
 
 def to_current_weights(network: nn.Module, tensors: Mapping[str, Tensor], version: int | None) -> dict[str, Tensor]:
-    """Return the tensors of a file as a network of today names and shapes them.
+    """Return the tensors of a file with the names and axes of the network's parameters.
 
     Args:
         network: The network that the file is for.
         tensors: The file's tensors by their names.
-        version: The file's format. None: unknown, as of a file that another program wrote; only tensors whose shape
-            fits format 1 alone are changed then.
+        version: The file's format; None: unknown, because another program wrote it. Then only tensors whose shape fits
+            format 1 and not format 2 are changed.
     """
     found = dict(tensors)
     if version == CURRENT_FORMAT:
@@ -47,7 +47,7 @@ def to_current_weights(network: nn.Module, tensors: Mapping[str, Tensor], versio
 def to_current_moments(
     network: nn.Module, groups: Sequence[Mapping[str, Any]], state: Mapping[int, Mapping[str, Any]], version: int | None
 ) -> dict[int, dict[str, Any]]:
-    """Return an optimizer's state for each parameter, by its number in ``groups``, in the axes of the parameters."""
+    """Return an optimizer's state in the axes of the parameters, by the number of the parameter in ``groups``."""
     transforms = {id(each.weight): each for each in network.modules() if isinstance(each, WeightTransform)}
     parameters = [parameter for group in groups for parameter in group["params"]]
     found = {number: dict(moments) for number, moments in state.items()}
@@ -60,7 +60,7 @@ def to_current_moments(
 
 
 def _to_axes_of(transform: WeightTransform, values: Tensor, version: int | None) -> Tensor:
-    """Return values with the axes of a transform's weight, if they have those of its matrices."""
+    """Return values in the axes of a transform's weight; permute them if they have the axes of its matrices."""
     axes, own = transform.axes, transform.weight.shape
     if axes is None or values.shape != transform.matrices.shape or (version is None and values.shape == own):
         return values

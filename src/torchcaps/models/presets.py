@@ -1,6 +1,6 @@
-"""The published networks, each under its own name, as its source has it, quirks included.
+"""Published networks by name, each as its source has it, including its peculiarities.
 
-A new one is a call of :func:`register_preset`; it is then listed, built, trained and tested like the others.
+Add a network with :func:`register_preset`. Every registered preset is listed, built, trained and tested.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-# They register what presets are made of.
+# These modules register the networks of the presets.
 import torchcaps.models.capsnet
 import torchcaps.models.cnn  # noqa: F401
 from torchcaps.checks import checked
@@ -24,14 +24,14 @@ from torchcaps.models.network import Network
 from torchcaps.parts import Registry, Tree, complete, find, flat, override
 from torchcaps.ranges import image_shape
 
-SIDE = 64
-"""Pixels of a side, up to which a network that grows has the strides of its preset along this side."""
+MAX_SIDE_WITHOUT_FIT = 64
+"""Largest side of an image, pixels, for which a preset with ``grows`` keeps its strides along this side."""
 STRIDES: Final = {"stem_strides": "stem_strides_across", "stack_strides": "stack_strides_across"}
-"""Strides of a backbone that larger images change: those along both sides, or down, and those across."""
+"""Strides that depend on the size of the images: along both sides or down → across."""
 RECOMMENDED: Final = ("first", "compact", "compact-shared")
 """Presets to start with, listed before the published networks."""
 FITTED: Final = ("stem_strides", "stack_strides", "stem_strides_across", "stack_strides_across", "decoder_channels")
-"""Options that larger images change, where nobody gave them."""
+"""Options whose default depends on the size of the images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,31 +39,31 @@ class Preset:
     """A named network with the recipe of its source."""
 
     name: str
-    """What the user types."""
+    """Name that users type."""
     description: str
-    """What is particular about it, in a sentence or two."""
+    """Peculiarities of the network, in a sentence or two."""
     source: str = "unpublished"
-    """Where it was published."""
+    """Publication of the network."""
     network: Tree
-    """The complete tree of the network's parts."""
+    """Complete tree of the network's parts."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
-    """How its source trains it; of the recipe's other settings, the defaults are meant."""
+    """Settings of the source's training; other settings have the recipe's defaults."""
     data: str = "mnist"
-    """The data set of its source."""
+    """Data set of the source."""
     in_shape: tuple[int, int, int] = (1, 28, 28)
-    """Its images (C, H, W), as the network sees them: cut, where the recipe cuts them."""
+    """Shape of an image (C, H, W) at the network, after a crop by the recipe."""
     num_classes: int = 10
-    """Their classes."""
+    """Number of classes."""
     published: str = "–"
-    """The result that its source reports."""
+    """Result that the source reports."""
     grows: bool = False
-    """Whether its strides grow with its images; see :func:`fit_to_images`."""
+    """The strides grow with the images; see :func:`fit_to_images`."""
     base: str | None = None
-    """The preset that it started from."""
+    """Preset that this one is a variant of."""
 
     @property
     def has_capsules(self) -> bool:
-        """Whether classes are capsules."""
+        """True if classes are capsules."""
         return bool(getattr(find("network", self.network["name"]), "has_capsules", False))
 
 
@@ -80,21 +80,21 @@ def register_preset(
     recipe: Mapping[str, Any] = {},
     **others: Any,
 ) -> Preset:
-    """Add a preset, so that it is listed, built and tested.
+    """Register a preset, so that it is listed, built and tested.
 
     Args:
-        name: What the user types.
-        description: What is particular about it, in a sentence or two.
-        base: A preset to start from: where nothing else is given, its values stand, but not its published result.
-        network: Options of the network and its parts by their names; without a base also ``"name"``, the network
-            itself: ``"capsules"`` if it is not given, ``"cnn"``, ``"pooled"`` or one of your own.
-        recipe: Settings of the recipe by their names, where they are not the usual ones.
-        **others: ``source``, ``data``, ``in_shape``, ``num_classes``, ``published`` and ``grows``, as :class:`Preset`
-            has them.
+        name: Name that users type.
+        description: Peculiarities of the network, in a sentence or two.
+        base: Preset that supplies all values not given here, except the published result.
+        network: Options of the network and its parts by their names. Without a base also ``"name"``, the kind of
+            network: ``"capsules"`` (default), ``"cnn"``, ``"pooled"`` or one of your own.
+        recipe: Settings of the recipe that differ from its defaults, by their names.
+        **others: Fields of :class:`Preset`: ``source``, ``data``, ``in_shape``, ``num_classes``, ``published`` and
+            ``grows``.
 
     Raises:
-        InputError: The name is taken, there is no such base or option (the nearest name is given), or a value does not
-            fit its option.
+        InputError: The name is taken, the base or an option is unknown (the message suggests the nearest name), or a
+            value does not fit its option.
     """
     changes = dict(network)
     if base is None:
@@ -121,10 +121,10 @@ def list_presets() -> list[str]:
 
 
 def get_preset(name: str) -> Preset:
-    """The preset of that name.
+    """Return the preset of a name.
 
     Raises:
-        InputError: There is none (the nearest name is given), or ``name`` is no string.
+        InputError: The name is unknown (the message suggests the nearest name), or not a string.
     """
     if not isinstance(name, str):
         raise InputError(f'preset must be a name such as "sabour2017", got {shown(name)}')
@@ -134,24 +134,24 @@ def get_preset(name: str) -> Preset:
 def create_model(
     preset: str, in_shape: Sequence[int] | None = None, num_classes: int | None = None, **overrides: Any
 ) -> Network:
-    """Build a published network for images of any size.
+    """Build the network of a preset for images of any size.
 
     Args:
         preset: A name from :func:`torchcaps.list_presets`.
-        in_shape: Images (C, H, W); those of the preset's source if None: (1, 28, 28) for MNIST's. For images with a
-            side of more than 64 pixels, compact and its relatives have larger strides along this side and a decoder
-            that ends in convolutions, unless ``overrides`` say otherwise.
-        num_classes: J; that of the preset's source if None: 10 for MNIST's.
-        **overrides: Other values for options of the network and its parts, by their own names: ``num_iterations=2``,
-            ``routing="dynamic"``, ``layers=(…)``. A module as ``backbone`` stands in place of the preset's.
+        in_shape: Shape of an image (C, H, W). None: that of the preset's source, (1, 28, 28) for MNIST. If a side is
+            longer than 64 pixels, compact and its variants have larger strides along this side and a decoder that ends
+            in convolutions, unless ``overrides`` set these options.
+        num_classes: Number of classes (J). None: that of the preset's source, 10 for MNIST.
+        **overrides: Options of the network and its parts by their names: ``num_iterations=2``, ``routing="dynamic"``,
+            ``layers=(…)``. A module as ``backbone`` replaces the preset's backbone.
 
     Returns:
-        A :class:`~torchcaps.CapsNet`, or a :class:`~torchcaps.models.BaselineCNN` for the CNN presets; its weights are
+        A :class:`~torchcaps.CapsNet`, or a :class:`~torchcaps.models.BaselineCNN` for the CNN presets. Its weights are
         drawn from torch's random generator.
 
     Raises:
-        InputError: An unknown preset or option (the nearest name is given), a value that does not fit its option,
-            images too small for the convolutions, or a network that does not fit into memory.
+        InputError: The preset or an option is unknown (the message suggests the nearest name), a value does not fit its
+            option, the images are too small for the convolutions, or the network does not fit into memory.
 
     Examples:
         >>> from torchcaps import create_model
@@ -170,45 +170,47 @@ def create_model(
 
 
 def fit_to_images(preset: Preset, tree: Tree, in_shape: tuple[int, int, int], given: Container[str]) -> Tree:
-    """Values for options of a network of our own, so that it stays small where its images are larger than `SIDE`.
+    """Return option values that keep a network small for images with a side above ``MAX_SIDE_WITHOUT_FIT``.
 
-    Each time that a side is twice as long, the smallest stride of the backbone along this side, the first of equal
-    ones, is doubled, so that maps have as many places. For each doubling of the longer side the decoder ends in one
-    more convolution, and in two to begin with. Options that are not the preset's, and those that are ``given``, stay.
+    - Each time a side doubles, the smallest stride along this side doubles too (the first of equal ones), so that the
+      maps keep their size.
+    - The decoder ends in two convolutions, and in one more for each doubling of the longer side.
+    - Options that are ``given``, or whose value is not the preset's, do not change.
     """
-    down, across = (max(0, math.ceil(math.log2(side / SIDE))) for side in in_shape[1:])
+    down, across = (max(0, math.ceil(math.log2(side / MAX_SIDE_WITHOUT_FIT))) for side in in_shape[1:])
     if not preset.grows or down == across == 0:
         return {}
-    values, usual = flat(tree), flat(preset.network)
-    free = {name for name in FITTED if name in usual and name not in given and values.get(name) == usual[name]}
+    values, defaults = flat(tree), flat(preset.network)
+    free = {name for name in FITTED if name in defaults and name not in given and values.get(name) == defaults[name]}
     fitted: Tree = {}
     for strides, strides_across in STRIDES.items():
-        if strides in free and usual[strides]:
+        if strides in free and defaults[strides]:
             if down:
-                fitted[strides] = _larger(usual[strides], down)
+                fitted[strides] = _doubled(defaults[strides], down)
             if strides_across in free and across != down:
-                fitted[strides_across] = _larger(usual[strides], across)
+                fitted[strides_across] = _doubled(defaults[strides], across)
     if "decoder_channels" in free:
         fitted["decoder_channels"] = (64,) * (max(down, across) + 1) + (32, 16)
     return fitted
 
 
-def _larger(strides: Sequence[int], doublings: int) -> tuple[int, ...]:
+def _doubled(strides: Sequence[int], times: int) -> tuple[int, ...]:
+    """Return strides after doubling the smallest one a number of times."""
     larger = list(strides)
-    for _ in range(doublings):
+    for _ in range(times):
         larger[larger.index(min(larger))] *= 2
     return tuple(larger)
 
 
 @checked
 def load_pretrained(source: str | Path = "compact", *, device: torch.device | str = "cpu", **download: Any) -> Network:
-    """Read a trained network of any kind, in evaluation mode; nothing in its files is executed.
+    """Load a trained network, in evaluation mode; nothing in its files is executed.
 
     Args:
-        source: A folder that ``save_pretrained`` wrote; the name of a network that comes with torchcaps,
-            ``"compact"``; or a repository of the Hugging Face hub such as ``"someone/capsnet-mnist"``.
-        device: Where to put the network.
-        **download: For the hub, as for :meth:`torchcaps.CapsNet.from_pretrained`.
+        source: A folder from ``save_pretrained``; the name of a network that comes with torchcaps, ``"compact"``; or a
+            repository of the Hugging Face hub such as ``"someone/capsnet-mnist"``.
+        device: Device of the network.
+        **download: Options for the hub, as for :meth:`torchcaps.CapsNet.from_pretrained`.
 
     Raises:
         InputError: As for :meth:`torchcaps.CapsNet.from_pretrained`.
@@ -222,13 +224,13 @@ def load_pretrained(source: str | Path = "compact", *, device: torch.device | st
     return Network.from_pretrained(source, device=device, **download)
 
 
-# ---- the table: a row of values for a part or two; what is not said has its default
+# ---- the table of presets: a line for the options of one or two parts; other options have their defaults
 # fmt: off
 
 register_preset(
     "sabour2017",
-    "The paper's network. What the paper leaves open: W starts as in the authors' code, the learning rate is constant, "
-    "training lasts 50 epochs.",
+    "The paper's network. The paper does not give three choices: here W starts as in the authors' code, the learning "
+    "rate is constant, and training lasts 50 epochs.",
     source="Sabour, Frosst, Hinton: Dynamic Routing Between Capsules, 2017, arXiv:1710.09829",
     network={"weight_init": "truncated-normal", "weight_std": 0.1},
     recipe={"epochs": 50, "max_shift": 2},
@@ -237,9 +239,9 @@ register_preset(
 register_preset(
     "sabour2017-code",
     "The authors' released code: biases of 0.1, primary capsules from one routing pass, a margin loss 20 times smaller "
-    "relative to the reconstruction, a decaying learning rate, the decoder always masked by the label. 700 epochs of "
-    "MNIST are its 300,000 steps. Its training set holds all 25 shifts of every image; here the shift is drawn at "
-    "random within the same ±2 px.",
+    "relative to the reconstruction, a decaying learning rate, and a decoder that always decodes the label's capsule. "
+    "700 epochs of MNIST are its 300,000 steps. Its training set holds all 25 shifts of every image; here each shift "
+    "is drawn at random within the same ±2 px.",
     source="the authors' code, TensorFlow, 2018",
     network={
         "conv_init": "truncated-normal", "primary_output": "routed",
@@ -254,9 +256,9 @@ register_preset(
 )
 register_preset(
     "tf-notebook",
-    "ReLU on the primary convolution and two routing iterations. No component of a primary capsule is negative before "
-    "the squash; the mean reconstruction error has the paper's weight, so that it is 784 times weaker. Its validation "
-    "images are the first 5,000; here they are chosen at random, unless validation is first.",
+    "ReLU on the primary convolution and two routing iterations, so no component of a primary capsule is negative "
+    "before the squash. The mean reconstruction error has the paper's weight for the sum, so it is 784 times weaker. "
+    "The source validates on the first 5,000 images; here they are chosen at random, unless validation is first.",
     source="Géron: TensorFlow notebook on capsule networks, 2017",
     network={
         "conv_init": "glorot", "primary_activation": "relu",
@@ -269,8 +271,8 @@ register_preset(
 register_preset(
     "keras-tutorial",
     "Softmax over the input capsules, four iterations, no decoder. Pixels are 0..255, ReLU follows both convolutions, "
-    "primary capsules have length one without squash, the loss is the cross-entropy of the lengths divided by their "
-    "sum; trained one epoch on the first 1,000 images, tested on the first 1,000.",
+    "and primary capsules have length one without a squash. The loss is the cross-entropy of the lengths divided by "
+    "their sum. It trains one epoch on the first 1,000 images and tests on the first 1,000.",
     source='Keras tutorial, "Capsule Networks Part II: Dynamic Routing", 2023',
     network={
         "pixel_scale": 255.0, "conv_init": "glorot", "primary_activation": "relu", "primary_output": "unit",
@@ -284,8 +286,9 @@ register_preset(
 )
 register_preset(
     "torch-notebook",
-    "No ReLU after the first convolution; eight separate primary convolutions, flattened and cut in eights, so that a "
-    "capsule holds neighbouring locations; W of deviation 1; softmax over the input capsules; margins not squared.",
+    "No ReLU after the first convolution. Eight separate primary convolutions are flattened and cut into groups of "
+    "eight, so a capsule holds neighbouring positions. W has the deviation 1, the softmax is over the input capsules, "
+    "and margins are not squared.",
     source="PyTorch notebook, after gram-ai's code",
     network={
         "conv_activation": "none", "primary_separate_convs": True, "grouping": "raster",
@@ -296,9 +299,9 @@ register_preset(
 )
 register_preset(
     "torch-tutorial",
-    "One primary convolution, flattened and cut in eights. So a capsule holds neighbouring locations; W has the "
-    "deviation 0.01; gradients flow through the last weighted sum only. Its squash divides by ‖s‖ + 1e-8; here by "
-    "√(‖s‖² + 1e-16), which makes a capsule longer by 5e-9 at most (at ‖s‖ = 1).",
+    "One primary convolution is flattened and cut into groups of eight, so a capsule holds neighbouring positions. W "
+    "has the deviation 0.01. Gradients flow through the last weighted sum only. Its squash divides by ‖s‖ + 1e-8; here "
+    "it divides by √(‖s‖² + 1e-16), which makes a capsule longer by at most 5e-9 (at ‖s‖ = 1).",
     source="PyTorch article, after XifengGuo's code",
     network={
         "grouping": "raster",
@@ -312,8 +315,8 @@ register_preset(
 # Small networks of our own.
 register_preset(
     "first",
-    "A first network to train and look at: sabour2017 with 32 channels and 8 types of primary capsules. Its "
-    "reconstruction has 40 times the paper's weight, so that the components of a pose are seen after a minute.",
+    "A first network to train and look at: sabour2017 with 32 channels and 8 types of primary capsules. The "
+    "reconstruction has 40 times the paper's weight, so that a minute of training shows the meaning of the components.",
     base="sabour2017",
     source="torchcaps: sabour2017, narrowed, chosen by experiment",
     network={"conv_channels": 32, "primary_types": 8, "weight_init": "balanced", "reconstruction_weight": 0.02},
@@ -326,10 +329,9 @@ register_preset(
 )
 register_preset(
     "compact",
-    "A small network of our own, with capsules and dynamic routing throughout: four normalised 3×3 convolutions in "
-    "place of sabour2017's first one, a fifth into a quarter of its capsule types, half of its decoder. It was chosen "
-    "among nine networks and recipes whose errors on MNIST's test images were seen, so its own error there may be "
-    "slightly too low.",
+    "A small network of our own with dynamic routing: sabour2017 with four normalised 3×3 convolutions in place of the "
+    "first one, a quarter of the capsule types, and half of the decoder. It was chosen among nine networks and recipes "
+    "by a look at their errors on MNIST's test images, so its own error there may be slightly too low.",
     source="torchcaps: a small network, chosen by experiment",
     grows=True,
     network={
@@ -348,10 +350,10 @@ register_preset(
 register_preset(
     "compact-shared",
     "A small network of our own that learns from few images: four 3×3 convolutions with batch normalisation, one "
-    "matrix for each class, which all its input capsules share (as in aff-capsnet), uniform coupling, cross-entropy of "
-    "the lengths times a learned scale, and a reconstruction that counts for as much, so that it has the colours of "
-    "the image.",
-    source="torchcaps: a small network for images of one's own, chosen by experiment",
+    "matrix for each class, shared by all input capsules (as in aff-capsnet), and uniform coupling. The loss is the "
+    "cross-entropy of the lengths times a learned scale, and a reconstruction error of similar size, so that the "
+    "decoder learns the colours of the images.",
+    source="torchcaps: a small network for your own images, chosen by experiment",
     grows=True,
     network={
         "backbone": "stack", "stack_channels": (32, 64, 64, 64), "stack_kernels": (3, 3, 3, 3),
@@ -368,9 +370,9 @@ register_preset(
 )
 register_preset(
     "sequences",
-    "A small network of our own for sequences of any lengths: two convolutions along the places, a layer of capsules "
-    "at each, and class capsules with one matrix for each type at all places. Padded places, which are NaN, change "
-    "nothing.",
+    "A small network of our own for sequences of any length: two convolutions along the sequence, capsules at each "
+    "position, and class capsules with one matrix for each type, shared by all positions. NaN marks padding, which "
+    "changes no result.",
     source="torchcaps: a small network for sequences",
     network={
         "backbone": "sequence", "sequence_channels": (32, 32),
@@ -382,8 +384,8 @@ register_preset(
 )
 register_preset(
     "compact-deep",
-    "compact with a layer of capsules on a map between its primary and its class capsules: three capsule layers, of "
-    "which the middle one has 8 types and looks through windows of 3x3. Every layer starts balanced.",
+    "compact with a further layer of capsules on a map between the primary and the class capsules: 8 types and "
+    "windows of 3x3. The weights of all layers start balanced.",
     base="compact",
     network={
         "layers": [
@@ -398,10 +400,10 @@ register_preset(
 register_preset(
     "efficient-capsnet-mnist",
     "16 primary capsules and self-attention routing without iterations. Four convolutions with batch normalisation "
-    "after each ReLU, a depthwise convolution over the whole map, a squash by 1 - e^-length. Pixels are divided by "
-    "256; the decoder draws pixels of 0..1 and starts as Keras's Dense does. The source turns half of the images by up "
-    "to 30 degrees, shifts, squeezes and partly erases them, and keeps the epoch with the best error on the test "
-    "images; here images are turned, shifted and scaled, and validation images choose.",
+    "after each ReLU, a depthwise convolution over the whole map, and a squash by 1 - e^-length. Pixels are divided by "
+    "256; the decoder draws pixels of 0..1 and starts as Keras's Dense does. The source rotates half of the images by "
+    "up to 30 degrees, shifts, squeezes and partly erases them, and keeps the epoch with the best error on the test "
+    "images; here images are rotated, shifted and scaled, and validation images choose the epoch.",
     source="Mazzia, Salvetti, Chiaberge: Efficient-CapsNet, 2021, arXiv:2101.12491, and its code",
     network={
         "pixel_scale": 255 / 256,
@@ -410,7 +412,7 @@ register_preset(
         "conv_init": "glorot", "primary_types": 16, "primary_kernel": 9, "primary_stride": 1,
         "primary_depthwise": True, "primary_output": "exponential",
         "routing": "self-attention", "weight_init": "truncated-normal",
-        "weight_std": 0.044937,  # Keras's he_normal of the shape (10, 16, 8, 16), which it takes for a fan of 1,280
+        "weight_std": 0.044937,  # Keras's he_normal for the shape (10, 16, 8, 16): a fan of 1,280
         "decoder_init": "glorot", "reconstruction_weight": 0.392, "reconstruction_over_pixels": "mean",
     },
     recipe={
@@ -423,10 +425,10 @@ register_preset(
 register_preset(
     "hinton2018-paper",
     "Matrix capsules with EM routing, the small network (A=64, B=8, C=D=16): two layers on maps whose output capsules "
-    "compete over types and positions, class capsules whose weights are the same at all positions and which are told "
-    "where a capsule stands, spread loss with a growing margin, no decoder. What the paper leaves open is Gritzman's: "
-    "deviation 1 of the weights, costs times 100·J/I. Both β start at zero; there is no weight decay (the source has "
-    "2e-7).",
+    "compete over types and positions, and class capsules whose weights are shared by all positions. The position of a "
+    "capsule is added to its votes for the classes. Spread loss with a growing margin, no decoder. Choices that the "
+    "paper does not give are Gritzman's: deviation 1 of the weights, costs times 100·J/I. Both β start at zero. There "
+    "is no weight decay (the source has 2e-7).",
     source="Hinton, Sabour, Frosst: Matrix capsules with EM routing, ICLR 2018; Gritzman 2019, arXiv:1907.00652",
     network={
         "standardise": True, "backbone": "stack", "stack_init": "truncated-normal",
@@ -449,11 +451,11 @@ register_preset(
 )
 register_preset(
     "hinton2018-code",
-    "The same network as its authors' released code routes it, which is another algorithm: the centres move by nine "
-    "tenths, biases take the place of the costs, and the class layer has a quarter of the inverse temperature. Its own "
-    "deviations of the weights, and coordinates in hundredths; these are those of the last map, where the code "
-    "averages them through the layers. The biases of the primary capsules are learned, which in the code are 0 and, of "
-    "activations, -1.",
+    "hinton2018-paper with the routing of the authors' released code, which is another algorithm: the centres move by "
+    "nine tenths, biases replace the costs, and the class layer has a quarter of the inverse temperature. The code has "
+    "other deviations of the weights, and coordinates in hundredths. Two differences remain. Coordinates come from the "
+    "last map here, but the code averages them through the layers. The biases of the primary capsules are learned "
+    "here, but in the code they are 0, and -1 for activations.",
     base="hinton2018-paper",
     source="the authors' code, TensorFlow, google-research/google-research, capsule_em",
     network={
@@ -469,10 +471,10 @@ register_preset(
 )
 register_preset(
     "vb2020",
-    "The same shape with variational Bayes routing: batch normalisation after the convolution, of the primary "
-    "capsules, and of the output of each routing; coordinates in tenths; cross-entropy of the softmax of the "
-    "activations, which are 0..1. The released code floors the sum of densities, which is an error for poses of 16 "
-    "components; here it is normalised as the paper has it.",
+    "hinton2018-paper with variational Bayes routing: batch normalisation after the convolution, after the primary "
+    "capsules and after each routing; coordinates in tenths; and the cross-entropy of the softmax of the activations, "
+    "which are 0..1. The released code floors the sum of densities, which is an error for poses of 16 components; here "
+    "it is normalised as in the paper.",
     base="hinton2018-paper",
     source="De Sousa Ribeiro, Leontidis, Kollias: Capsule routing via variational Bayes, AAAI 2020, arXiv:1905.11455",
     network={
@@ -486,8 +488,8 @@ register_preset(
 register_preset(
     "hahn2019-smallnet",
     "Self-routing without agreement: batch normalisation of the convolutions and of the poses, one layer on a map, and "
-    "class capsules that are a mixture of linear classifiers: they have activations, and no poses of their own. The "
-    "loss is the negative logarithm of the activation of the class, since activations sum to one.",
+    "class capsules that are a mixture of linear classifiers, with activations but without poses. The loss is the "
+    "negative logarithm of the class's activation, because the activations sum to one.",
     source="Hahn, Pyeon, Kim: Self-routing capsule networks, NeurIPS 2019, and its code",
     network={
         "standardise": True,
@@ -506,8 +508,8 @@ register_preset(
 )
 register_preset(
     "aff-capsnet",
-    "sabour2017 without routing and with one matrix for each class. All input capsules share it; digits are moved on a "
-    "canvas of 40x40, and tests are on affinely transformed ones.",
+    "sabour2017 without routing, with one matrix for each class that all input capsules share. It trains on digits "
+    "placed on a canvas of 40x40 and tests on affinely transformed digits.",
     base="sabour2017",
     source="Gu, Tresp: Improving the robustness of capsule networks to image affine transformations, CVPR 2020, "
     "arXiv:1911.07968",
@@ -520,10 +522,10 @@ register_preset(
 # The paper's network on its other data sets.
 register_preset(
     "sabour2017-multimnist",
-    "sabour2017 for two overlapping digits: both are classes of the margin loss, each is reconstructed from its own "
-    "capsule, an image is right only if the two longest capsules are its digits; 11.36 M parameters as the paper says. "
-    "The paper stretches the decay of the learning rate ten times, its start and factor are those of the authors' "
-    "code; it leaves open how long it trained.",
+    "sabour2017 for two overlapping digits. Both are classes of the margin loss, and each is reconstructed from its "
+    "own capsule. An image is right only if the two longest capsules are its digits. It has 11.36 M parameters, as in "
+    "the paper. The paper makes the decay of the learning rate ten times slower; its start and factor are from the "
+    "authors' code. The paper does not give the length of training.",
     base="sabour2017",
     network={"objects": 2},
     recipe={
@@ -536,10 +538,10 @@ register_preset(
 register_preset(
     "sabour2017-cifar10",
     'sabour2017 for crops of CIFAR-10: 64 capsule types and a "none of the above" in the routing softmax. Crops, '
-    "mirroring, brightness, contrast and standardisation are those of the authors' code; here pixels stay in 0..1 "
-    "before they are standardised. The paper does not say whether it reconstructs, nor for how long it trained: the "
-    "authors' sample command has no decoder, padded convolutions and 600,000 steps; here the decoder draws the pixels "
-    "before standardisation. The published error is that of 7 networks together.",
+    "mirroring, brightness, contrast and standardisation follow the authors' code; here pixels stay in 0..1 before "
+    "they are standardised. The paper gives neither the decoder nor the length of training. The authors' sample "
+    "command has no decoder, padded convolutions and 600,000 steps; here a decoder draws the pixels before "
+    "standardisation. The published error is of an ensemble of 7 networks.",
     base="sabour2017",
     network={"standardise": True, "primary_types": 64, "leaky": True},
     recipe={"max_shift": 0, "crop": 24, "flip": True, "brightness": 63 / 255, "contrast": 0.8},
@@ -549,9 +551,9 @@ register_preset(
 register_preset(
     "sabour2017-smallnorb",
     "sabour2017 for both images of smallNORB's cameras, reduced to 48x48: random crops of 32x32 in training, the "
-    "centre at the test. Brightness, contrast and standardisation, of which the paper says nothing, are those of the "
-    "authors' code; here pixels stay in 0..1 before they are standardised, and the decoder draws them as they were "
-    "before it. The length of the training is left open.",
+    "centre in tests. The paper does not give brightness, contrast and standardisation; they follow the authors' code. "
+    "Here pixels stay in 0..1 before they are standardised, and the decoder draws the pixels before standardisation. "
+    "The paper does not give the length of training.",
     base="sabour2017",
     network={"standardise": True},
     recipe={"max_shift": 0, "crop": 32, "brightness": 63 / 255, "contrast": 0.8},
@@ -561,8 +563,8 @@ register_preset(
 register_preset(
     "sabour2017-svhn",
     "sabour2017, smaller, for the 73,257 training images of SVHN: 64 channels, 16 types of primary capsules of 6 "
-    "components, class capsules of 8. Augmentation, decoder and length of training are left open: none, as for MNIST, "
-    "and 50 epochs.",
+    "components, class capsules of 8. The paper gives neither augmentation, decoder nor length of training: here there "
+    "is no augmentation, the decoder is that for MNIST, and training lasts 50 epochs.",
     base="sabour2017",
     network={"conv_channels": 64, "primary_types": 16, "primary_dim": 6, "capsule_dim": 8},
     recipe={"max_shift": 0},
@@ -583,9 +585,9 @@ register_preset(
 register_preset(
     "baseline-cnn-multimnist",
     "The paper's convolutional baseline for two overlapping digits: two convolutions of stride 1, each followed by 2x2 "
-    "max pooling, one dense layer, sigmoid cross-entropy. Only convolutions that keep the size have the 24.56 M "
-    "parameters that the paper says (on 36x36). It searched for a decay of the learning rate and does not give it: "
-    "here there is none, and no dropout, which it does not mention.",
+    "max pooling, one dense layer, sigmoid cross-entropy. Only convolutions that keep the size give the paper's 24.56 "
+    "M parameters (on 36x36). The paper searched for a decay of the learning rate, but does not give it: here there is "
+    "none. There is no dropout, which the paper does not mention.",
     source="Sabour, Frosst, Hinton 2017, section 6, arXiv:1710.09829",
     network={
         "name": "cnn", "objects": 2, "channels": (512, 256), "first_kernel": 9, "kernel": 5, "pool": 2,
@@ -606,8 +608,7 @@ register_preset(
 register_preset(
     "cnn-pooled",
     "A convolutional network of our own: four convolutions with batch normalisation, the mean of each channel, and a "
-    "linear layer. With another backbone, one of your own too, it is what a capsule network of that backbone is "
-    "compared with.",
+    "linear layer. With another backbone, it is the baseline of a capsule network on that backbone.",
     source="torchcaps: any backbone without capsules",
     network={
         "name": "pooled", "stack_channels": (32, 64, 64, 128), "stack_kernels": (5, 3, 3, 3),

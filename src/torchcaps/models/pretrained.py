@@ -1,4 +1,4 @@
-"""A network's files on disk and on the Hugging Face hub: ``config.json``, ``model.safetensors``, nothing executable."""
+"""Files of a network on disk and on the Hugging Face hub: ``config.json`` and ``model.safetensors``, no code."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from torchcaps.models.older_files import CURRENT_FORMAT, FORMAT, to_current_weig
 CONFIG, WEIGHTS, CLASSES, CARD = "config.json", "model.safetensors", "classes.json", "README.md"
 
 SHIPPED = {"compact": Path(__file__).parent / "weights" / "compact"}
-"""The folders of the networks whose weights come with torchcaps."""
+"""Folder of each network whose weights come with torchcaps."""
 SHIPPED_DATA = "digits"
-"""The images that stand for those that they were trained on: embedded, and handwritten digits too."""
+"""Data set shown for these networks in place of their training data: embedded handwritten digits."""
 
 CHECKSUM = "sha256"
-"""The entry of the weights' own metadata that holds what :func:`checksum` gives."""
+"""Metadata entry of the weights with the result of :func:`checksum`."""
 
 
 def read_weights(path: Path, network: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of a file for a network, by the names and in the axes of its parameters.
+    """Return the tensors of a file with the names and axes of a network's parameters.
 
     Raises:
-        InputError: There is no such file, it is damaged, or its tensors are not those of the checksum that it holds.
+        InputError: There is no such file, it is damaged, or its tensors do not fit its checksum.
     """
     with reading(path, "weights file"):
         contents = path.read_bytes()
@@ -40,22 +40,22 @@ def read_weights(path: Path, network: nn.Module) -> dict[str, Tensor]:
         header = json.loads(contents[8 : 8 + int.from_bytes(contents[:8], "little")])
         facts = header.get("__metadata__", {})
         if facts.get(CHECKSUM) not in (None, checksum(tensors)):
-            raise InputError("its weights have changed since they were written; take a copy that is whole")
+            raise InputError("its weights have changed since they were written; use an intact copy")
         version = int(facts[FORMAT]) if FORMAT in facts else 1 if CHECKSUM in facts else None
     return to_current_weights(network, tensors, version)
 
 
 def weights_file(tensors: Mapping[str, Tensor]) -> bytes:
-    """Return the contents of a file of weights, contiguous and on the CPU, with their checksum and format."""
+    """Return the contents of a weights file with checksum and format, for contiguous tensors on the CPU."""
     facts = {CHECKSUM: checksum(tensors), FORMAT: str(CURRENT_FORMAT)}
     return safetensors.torch.save(dict(tensors), metadata=facts)
 
 
 def load_weights(network: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
-    """Put the tensors of a file into a network, in its own precision; from the meta device, it is brought to the CPU.
+    """Load the tensors of a file into a network, in the network's precision. A network on meta moves to the CPU.
 
     Raises:
-        InputError: They are not this network's, or not finite; the first that is not is named.
+        InputError: A tensor does not fit the network or is not finite; the message names the first.
     """
     own = network.state_dict()
     wrong = difference(own, tensors)
@@ -63,14 +63,14 @@ def load_weights(network: nn.Module, tensors: dict[str, Tensor], source: Path) -
         raise InputError(f"weights {source} do not fit the network: {wrong}")
     for name, tensor in tensors.items():
         if not tensor.to(own[name].dtype).isfinite().all():
-            raise InputError(f"weights {source} cannot be used: {name} holds numbers that are NaN or infinite")
+            raise InputError(f"weights {source} cannot be used: {name} holds NaN or infinite numbers")
     if any(tensor.is_meta for tensor in own.values()):
         network.to_empty(device="cpu")
     network.load_state_dict(tensors)
 
 
 def difference(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> str:
-    """Name the first tensor that is missing, too many, or of another shape or kind; else return an empty text."""
+    """Describe the first tensor that is missing, unexpected, or of another shape or dtype; return "" if all fit."""
     for name in [*wanted, *got]:
         is_, should = (_kind(each[name]) if name in each else "nothing" for each in (got, wanted))
         if is_ != should:
@@ -85,7 +85,7 @@ def _kind(value: object) -> str:
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of tensors on the CPU with their names, types and shapes, in hex; their order makes no difference."""
+    """Return the SHA-256, in hex, of tensors on the CPU with names, dtypes and shapes, independent of their order."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -95,12 +95,12 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
 
 
 def find_pretrained(source: str | Path, **download: Any) -> Path:
-    """The folder that holds a network's files: itself, one that comes with torchcaps, or a download from the hub.
+    """Return the folder of a network's files: ``source``, one that comes with torchcaps, or a download from the hub.
 
     Args:
-        source: A folder, or a name as for :meth:`torchcaps.CapsNet.from_pretrained`. A name of ``SHIPPED`` as a plain
-            string is that network, even where a folder is called so too: write ``Path("compact")`` or ``"./compact"``
-            for the folder. The hub is asked for plain strings only.
+        source: A folder, or a name as for :meth:`torchcaps.CapsNet.from_pretrained`. The string ``"compact"`` is the
+            network that comes with torchcaps; for a folder of this name write ``Path("compact")`` or ``"./compact"``.
+            Only strings are looked up on the hub.
         **download: As for :meth:`torchcaps.CapsNet.from_pretrained`.
 
     Raises:
@@ -123,13 +123,18 @@ def find_pretrained(source: str | Path, **download: Any) -> Path:
 
 @contextmanager
 def asking_the_hub(failed: str, advice: str = "") -> Iterator[None]:
-    """Turn whatever the hub's client raises into an InputError: what failed, why, and what helps."""
+    """Turn any error of the hub's client into an InputError.
+
+    Args:
+        failed: Beginning of the message: the request that failed.
+        advice: End of the message: a remedy.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
         raise InputError(f"{failed}: {error.name} is not installed; {install('app')}") from None
-    except TypeError:  # an option that it does not take
+    except TypeError:  # an unknown option in **download: a mistake of the calling code
         raise
-    except Exception as error:  # its own errors, and those of whichever HTTP library it uses
+    except Exception as error:  # errors of the client and of its HTTP library, which changes between versions
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise InputError(f"{failed}: {reason}{advice and '; '}{advice}") from error

@@ -1,4 +1,4 @@
-"""What a model card says of a network's training."""
+"""Facts about a network's training for its model card."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SeedResult:
-    """The result of one training run: errors on the test images, 0..1, of the epoch that validation chose, and last."""
+    """Result of one training run: test errors (0..1) of the epoch chosen by validation and of the last epoch."""
 
     seed: int
     best_epoch: int
@@ -22,32 +22,32 @@ class SeedResult:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord:
-    """What a card says of a network's training."""
+    """Facts about a network's training for its model card."""
 
     preset: Preset
-    """What the network and the recipe started from."""
+    """Preset of the network and its recipe."""
     data: str | None
-    """The data set as ``load_dataset`` knows it; None for somebody's own files."""
+    """Name of the data set for ``load_dataset``; None for the user's own files."""
     data_title: str
     data_source: str
     data_licence: str
     images: Mapping[str, int]
-    """How many images there were: ``train``, ``validation``, ``test``."""
+    """Number of images in ``train``, ``validation`` and ``test``."""
     recipe: Mapping[str, Any]
-    """The settings of the recipe that are worth showing, in their order."""
+    """Settings of the recipe to show, in their order."""
     last_epoch: int
     precision: Literal["32", "bf16"]
     which: Literal["best", "last"]
-    """The epoch whose weights these are."""
+    """Epoch of the weights: the best or the last."""
     results: tuple[SeedResult, ...]
-    """This network's own result first, then those of the same training from other seeds."""
+    """Result of this network, then results of the same training with other seeds."""
     stored_error: float | None = None
-    """Test error of the weights as they were stored, 0..1, where storing rounded them and it was measured."""
+    """Test error (0..1) of the stored weights, if storing rounded them and the error was measured again."""
     command: str
-    """What trains it again."""
+    """Command that repeats the training."""
     seconds: float
     hardware: str
     versions: Mapping[str, str]
-    """Of torchcaps, torch and Python."""
+    """Versions of torchcaps, torch and Python."""
     preparation: str | None = None
-    """How the images were made of drawings, in words; None for images of something else."""
+    """Preprocessing of the drawings, in words; None if the images are not drawings."""

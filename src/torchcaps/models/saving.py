@@ -1,4 +1,4 @@
-"""The files of a network: written into a folder, put on the Hugging Face hub, and read again."""
+"""Write the files of a network into a folder or to the Hugging Face hub, and read them again."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 class SavedNetwork(nn.Module):
-    """A module that is saved as its description and its weights; the base class of `Network`."""
+    """Base class of `Network`: a module that is saved as a configuration and its weights."""
 
     in_shape: tuple[int, int, int]
-    """Images (C, H, W)."""
+    """Shape of an image (C, H, W)."""
     num_classes: int
-    """J."""
+    """Number of classes (J)."""
 
     def save_files(
         self,
@@ -46,29 +46,29 @@ class SavedNetwork(nn.Module):
         class_names: Sequence[str] | None = None,
         images: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write what :meth:`save_pretrained` writes, each file whole or not at all, but no model card."""
+        """Write the files of :meth:`save_pretrained` except the model card, each in full or not at all."""
         known = {"class_names": list(class_names)} if images is None and class_names is not None else images
         if known is not None and len(known["class_names"]) != self.num_classes:
             raise InputError(
                 f"class_names must be {self.num_classes} names, one for each class, got {len(known['class_names'])}"
             )
-        tree, own = describe(self), self.state_dict()
-        another = difference(plan_network(tree, self.in_shape, self.num_classes).state_dict(), own)
-        if another:
+        tree, weights = describe(self), self.state_dict()
+        changed = difference(plan_network(tree, self.in_shape, self.num_classes).state_dict(), weights)
+        if changed:
             raise InputError(
-                f"the network cannot be saved, as its options make another one: {another}; register a part of your own "
-                "by torchcaps.register, and build the network with its name"
+                f"the network cannot be saved, because its options build another one: {changed}; register your own "
+                "parts with torchcaps.register, and build the network with their names"
             )
         tensors = {
             name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
-            for name, tensor in own.items()
+            for name, tensor in weights.items()
         }
         for name, tensor in tensors.items():
             if dtype is not None and not tensor.isfinite().all():
-                raise InputError(f"{name} has weights that {dtype} cannot hold; store them as they are")
+                raise InputError(f"{name} has weights that {dtype} cannot hold; store them with dtype=None")
         write_json(folder / CONFIG, tree | {"in_shape": self.in_shape, "num_classes": self.num_classes})
         with atomic_path(folder / WEIGHTS) as temporary:
-            # not by save_file, which makes a temporary file of its own that a kill leaves behind
+            # safetensors' save_file would leave a temporary file behind after a kill
             temporary.write_bytes(weights_file(tensors))
         if known is None:
             (folder / CLASSES).unlink(missing_ok=True)
@@ -85,23 +85,23 @@ class SavedNetwork(nn.Module):
         source: str | None = None,
         images: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the network, the names of its classes if given, and a model card; :meth:`from_pretrained` reads it.
+        """Write the network, the names of its classes and a model card into a folder for :meth:`from_pretrained`.
 
-        The card needs the extra ``app``; without it, none is written.
+        The card is written only if the extra ``app`` is installed.
 
         Args:
-            folder: Where to; it is made if it is not there, and what is in it is replaced, file by file.
-            class_names: The name of each class.
-            training: What the card says of the training; :func:`torchcaps.export.training_record` takes it from a run.
-            dtype: ``torch.float16`` stores the weights in half the room; they are read back into float32. None stores
-                them as they are.
-            source: What the card tells its readers to load: a repository of the hub, or the name of a network that
-                comes with torchcaps; its own folder if None.
-            images: What is known of the images, with the names of their classes, as ``Run.images.to_dict()`` gives it.
+            folder: Folder to write to, created if missing. Existing files are replaced one by one.
+            class_names: Name of each class.
+            training: Facts for the card; :func:`torchcaps.export.training_record` takes them from a run.
+            dtype: ``torch.float16`` stores the weights in half the space, and loading turns them into float32. None
+                keeps their dtype.
+            source: Name to load in the card's example: a repository of the hub, or a network that comes with
+                torchcaps; None: the folder.
+            images: Description of the images, with the names of the classes, from ``Run.images.to_dict()``.
 
         Raises:
-            InputError: Not one name for each class, a weight that ``dtype`` cannot hold, or a part that is not
-                registered.
+            InputError: The number of names is not the number of classes, ``dtype`` cannot hold a weight, or a part is
+                not registered.
             OSError: The folder cannot be written, or the disk is full.
         """
         folder = Path(folder)
@@ -111,7 +111,7 @@ class SavedNetwork(nn.Module):
 
             names = class_names if images is None else images["class_names"]
             card = model_card(self, training, source, class_names=names, half=dtype == torch.float16)
-        except ImportError:  # the base install has no templates
+        except ImportError:  # the base install has no jinja2
             return
         write_text(folder / CARD, card)
 
@@ -124,27 +124,29 @@ class SavedNetwork(nn.Module):
         token: str | None = None,
         **contents: Any,
     ) -> str:
-        """Put what :meth:`save_pretrained` writes into a repository of the Hugging Face hub, in one commit.
+        """Upload the files of :meth:`save_pretrained` to a repository of the Hugging Face hub, in one commit.
 
         Args:
-            repository: Its owner and name, such as ``"someone/capsnet-mnist"``; it is made if it is not there.
-            private: Make a new repository that only you can read.
-            commit_message: What the hub's history says.
-            token: One that may write; else that of ``hf auth login`` or of the environment variable HF_TOKEN.
+            repository: Owner and name, such as ``"someone/capsnet-mnist"``; created if missing.
+            private: Create a new repository that only you can read.
+            commit_message: Message of the commit in the repository.
+            token: Token with permission to write; None: the one from ``hf auth login`` or the environment variable
+                HF_TOKEN.
             **contents: ``class_names``, ``images``, ``training`` and ``dtype``, as for :meth:`save_pretrained`.
 
         Returns:
-            The address of the repository.
+            Address of the repository.
 
         Raises:
-            InputError: The hub cannot be reached, does not know you, or refuses; or as for :meth:`save_pretrained`.
+            InputError: The hub cannot be reached, or refuses the token or the upload; or as for
+                :meth:`save_pretrained`.
         """
         owner, _, name = repository.partition("/")
         if not owner or not name:
-            raise InputError(f"{repository} is no name of a repository with its owner, such as someone/capsnet-mnist")
+            raise InputError(f"a repository must be named OWNER/NAME, such as someone/capsnet-mnist, got {repository}")
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, source=repository, **contents)
-            log_in = "if it does not know you, log in with `hf auth login`, or set HF_TOKEN to a token that may write"
+            log_in = "to log in, run `hf auth login`, or set HF_TOKEN to a token with permission to write"
             with asking_the_hub(f"the hub did not take {repository}", log_in):
                 from huggingface_hub import HfApi
 
@@ -155,28 +157,28 @@ class SavedNetwork(nn.Module):
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, device: torch.device | str = "cpu", **download: Any) -> Self:
-        """Read a network, in evaluation mode, that ``save_pretrained`` or ``push_to_hub`` wrote.
+        """Load a network from the files of ``save_pretrained`` or ``push_to_hub``, in evaluation mode.
 
-        Weights stored in half precision become float32. Nothing in the files is executed. Weights that say their own
-        checksum, as all that were written by this version do, are held to it.
+        Weights stored in half precision become float32. Nothing in the files is executed. If the weights have a
+        checksum, as in all files of this version, they are checked against it.
 
         Args:
             source: A folder; the name of a network that comes with torchcaps, ``"compact"``; or a repository of the
                 hub such as ``"someone/capsnet-mnist"``.
-            device: Where to put the network.
-            **download: For the hub: ``revision``, ``token``, ``cache_dir``, ``force_download``, ``local_files_only``,
-                as :func:`huggingface_hub.snapshot_download` takes them.
+            device: Device of the network.
+            **download: Options for the hub: ``revision``, ``token``, ``cache_dir``, ``force_download`` and
+                ``local_files_only`` of :func:`huggingface_hub.snapshot_download`.
 
         Raises:
-            InputError: There is no such folder, and the hub has no such repository or cannot be reached; or a file in
-                it is missing, damaged, or does not fit the others, or holds a network of another kind.
+            InputError: There is no such folder, and the hub has no such repository or cannot be reached; or a file is
+                missing, damaged, or does not fit another file; or the network is of another class.
         """
         folder = find_pretrained(source, **download)
         described = read_json(folder / CONFIG, "configuration")
         in_shape, num_classes = described.pop("in_shape", None), described.pop("num_classes", None)
         try:
             network = plan_network(complete("network", described), in_shape, num_classes)
-        except Exception as error:  # whatever a file of others may hold
+        except Exception as error:  # a configuration from elsewhere may hold anything
             raise InputError(
                 f"configuration {folder / CONFIG} does not describe a network: {reason_of(error)}"
             ) from error

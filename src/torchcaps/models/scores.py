@@ -1,30 +1,24 @@
-"""The scores of a network as a plain tensor, for tools that know nothing of capsules."""
+"""Return the scores of a network as a tensor, for tools that do not know capsules."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.checks import check
-
-if TYPE_CHECKING:
-    from torchcaps.models.network import Network
+from torchcaps.models.saving import SavedNetwork
 
 
 class ScoresOnly(nn.Module):
-    """A network that returns its class scores (B, J) alone; :meth:`torchcaps.models.Network.scores_only` makes it.
+    """A network that returns only its class scores (B, J); see :meth:`torchcaps.models.Network.scores_only`.
 
     Args:
-        network: The network; it is called as it is, and its parameters are shared.
+        network: A :class:`torchcaps.models.Network`, which shares its parameters.
     """
 
-    def __init__(self, network: Network) -> None:
-        from torchcaps.models.network import Network
-
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        check("network", network, Network)
+        check("network", network, SavedNetwork)
         self.network = network
         self.train(network.training)
 

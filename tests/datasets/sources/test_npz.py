@@ -194,7 +194,7 @@ def test_images_that_do_not_fit_into_memory_are_not_unpacked(tmp_path: Path, mon
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.npz")
     for spec, words in (
-        (f"npz:{tmp_path / 'a.npz'}", "a.npz: what is there is a FIFO"),
+        (f"npz:{tmp_path / 'a.npz'}", "a.npz: this path is a FIFO"),
         (f"npz:{tmp_path / ('x' * 300)}", "cannot be"),
         (f"folder:{tmp_path / 'a.npz'}", "folder"),
         (f"folder:{tmp_path}/a\0", "NUL"),

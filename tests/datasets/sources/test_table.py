@@ -146,10 +146,10 @@ def test_tables_that_cannot_be(lines: list[str], said: str, folder: Path) -> Non
 def test_what_is_no_table_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("file,label")
     assert_raises(InputError, load_dataset, str(tmp_path / "t.csv"), say=f'write "csv:{tmp_path / "t.csv"}"')
-    assert_raises(InputError, load_dataset, f"csv:{tmp_path}", say="what is there is a folder")
+    assert_raises(InputError, load_dataset, f"csv:{tmp_path}", say="this path is a folder")
     if os.name != "nt":
         os.mkfifo(tmp_path / "fifo.csv")
-        assert_raises(InputError, load_dataset, f"csv:{tmp_path / 'fifo.csv'}", say="what is there is a FIFO")
+        assert_raises(InputError, load_dataset, f"csv:{tmp_path / 'fifo.csv'}", say="this path is a FIFO")
 
 
 def test_large_tables_are_not_read(tmp_path: Path) -> None:
