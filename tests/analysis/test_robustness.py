@@ -122,7 +122,7 @@ def test_bad_input(make_model, images: ImageSet) -> None:
         ("goal must be one of loss", lambda: attack(one, *given, 0.1, goal="score")),
         ("steps must be 1 to 10000", lambda: attack(one, *given, 0.1, steps=10**12)),
         ("seed must be 0 to", lambda: attack(one, *given, 0.1, seed=-1)),
-        ("built for", lambda: attack(one, images.images[:, :, 1:], images.labels, 0.1)),
+        ("images must have shape", lambda: attack(one, images.images[:, :, 1:], images.labels, 0.1)),
         ("one object, but this network finds 2", lambda: accuracy_curve(two, images, "rotation")),
         ("one object, but this network finds 2", lambda: attack(two, *given, 0.1)),
     ):
