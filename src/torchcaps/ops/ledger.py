@@ -30,7 +30,7 @@ from torch import Tensor
 
 from torchcaps.ops.memory import Buffers
 
-Pairs = Float[Tensor, "B J I"] | Float[Tensor, "B 1 I"]
+Pairs = Float[Tensor, "B #J I"]
 """One number for each output and input capsule; (B, 1, I) if all outputs share it."""
 
 

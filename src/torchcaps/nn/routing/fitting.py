@@ -370,7 +370,7 @@ def fit_mixture(
     number: Float[Tensor, "B 1"] | None,
     competition: MapCompetition | None,
     options: Options,
-) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B J"], Float[Tensor, "B J I"]]:
+) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B J"], Float[Tensor, "B J I"] | Float[Tensor, "B 0 0"]]:
     """Fit the Gaussians of all rows. All tensors must have one dtype of full precision.
 
     Args:
