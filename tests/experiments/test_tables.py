@@ -79,7 +79,7 @@ def test_a_table_that_cannot_be(tiny: Table, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"rows\.py has no TABLE"):
         load_table(str(tmp_path / "rows.py"))
     for wrong in ({"rows": (*tiny.rows, tiny.rows[0])}, {"name": "../up"}):
-        with pytest.raises(InputError, match="names are lower-case"):
+        with pytest.raises(InputError, match="names must be lower-case"):
             dataclasses.replace(tiny, **wrong)
     with pytest.raises(InputError, match='no row of table tiny "plane"; did you mean "plain"'):
         dataclasses.replace(tiny, rows=(dataclasses.replace(tiny.rows[0], compared_to="plane"), *tiny.rows[1:]))

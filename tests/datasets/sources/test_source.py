@@ -128,7 +128,7 @@ def test_mirrors_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows guesses a home for any name")
 def test_the_home_of_a_user_who_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     nobody = "~no-such-user/data"
-    said = f"{nobody} begins with the home folder of a user who is not known"
+    said = f"{nobody} begins with the home folder of an unknown user"
     for spec, options in ((f"folder:{nobody}", {}), (nobody, {}), ("mnist", {"data_dir": nobody})):
         assert_raises(InputError, load_dataset, spec, **options, say=said)
     monkeypatch.setenv("TORCHCAPS_DATA", nobody)
