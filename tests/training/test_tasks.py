@@ -122,7 +122,7 @@ def test_tasks_that_do_not_fit(file: Callable[[str], Path], bars: Path, runs: Pa
         assert_raises(InputError, train, config, tmp_path / "no", progress=Progress(), say=words)
     run = load_run(runs / "labels")
     if run.model.has_capsules:
-        assert_raises(InputError, reconstruct, run.model, run.dataset().test.images, say="made for the task labels")
+        assert_raises(InputError, reconstruct, run.model, run.dataset().test.images, say="trained for the task labels")
     assert_raises(
         InputError, export_onnx, run.model, tmp_path / "x.onnx", describe_run(run), say="works for the task classes"
     )

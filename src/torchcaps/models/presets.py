@@ -256,7 +256,7 @@ register_preset(
 )
 register_preset(
     "tf-notebook",
-    "ReLU on the primary convolution and two routing iterations, so no component of a primary capsule is negative "
+    "ReLU on the primary convolution and two routing iterations. No component of a primary capsule is negative "
     "before the squash. The mean reconstruction error has the paper's weight for the sum, so it is 784 times weaker. "
     "The source validates on the first 5,000 images; here they are chosen at random, unless validation is first.",
     source="Géron: TensorFlow notebook on capsule networks, 2017",
@@ -299,7 +299,7 @@ register_preset(
 )
 register_preset(
     "torch-tutorial",
-    "One primary convolution is flattened and cut into groups of eight, so a capsule holds neighbouring positions. W "
+    "One primary convolution, flattened and cut into groups of eight. A capsule holds neighbouring positions. W "
     "has the deviation 0.01. Gradients flow through the last weighted sum only. Its squash divides by ‖s‖ + 1e-8; here "
     "it divides by √(‖s‖² + 1e-16), which makes a capsule longer by at most 5e-9 (at ‖s‖ = 1).",
     source="PyTorch article, after XifengGuo's code",
