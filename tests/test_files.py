@@ -6,6 +6,7 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from torchcaps import files
@@ -77,6 +78,8 @@ def test_errors_show_long_values_in_short() -> None:
     assert len(shown("x" * 10**6)) < 110
     assert shown("x" * 10**6).startswith("'xxx")
     assert shown(10**5000) == "a value of type int that is too long to show"
+    assert shown(np.eye(3)) == "array([[1., 0., 0.], [0., 1., 0.], [0., 0., 1.]])", "on one line"
+    assert shown("two  spaces\nand a line") == repr("two  spaces\nand a line"), "a text stays as it is"
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]

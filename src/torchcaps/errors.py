@@ -32,12 +32,12 @@ def install(extra: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value as errors show it: its ``repr``, without the middle if it is long."""
+    """Return a value as errors show it: its ``repr`` on one line, without the middle if it is long."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, or lists nested thousands deep
         return f"a value of type {type(value).__name__} that is too long to show"
-    return shortened(text)
+    return shortened(re.sub(r"\s*\n\s*", " ", text))
 
 
 def shortened(text: str, max_characters: int = MAX_VALUE_CHARACTERS) -> str:

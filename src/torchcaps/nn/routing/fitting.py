@@ -157,7 +157,7 @@ class _Call:
 
     @property
     def keeps_votes(self) -> bool:
-        """Whether the backward pass takes the votes of the forward pass: if all fit in one small block."""
+        """Return True if the backward pass reuses the votes of the forward pass: they fit in one small block."""
         return self.mib <= MAX_KEPT_MIB and len(self.blocks()) == 1
 
     @property
