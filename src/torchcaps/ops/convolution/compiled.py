@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.ops.convolution.choice import MIN_CHANNELS, Way, choose, plain_layout
+from torchcaps.ops.convolution.choice import MIN_CHANNELS, MIN_TRIMMED_OUTPUTS, Way, choose, plain_layout
 from torchcaps.ops.convolution.passes import KeptPlanes, Pass, backward, forward
 from torchcaps.ops.convolution.points import Shape
 
@@ -48,7 +48,9 @@ def _order(weight: Tensor) -> tuple[int, int, int, int]:
 
     Channels are last, as in PyTorch's convolution, if that is the usual algorithm; otherwise it is (h, w, B, O).
     """
-    plain_is_usual = weight.shape[1] >= MIN_CHANNELS and plain_layout(weight) == torch.channels_last
+    outputs, channels = weight.shape[:2]
+    by_columns = channels < MIN_CHANNELS and outputs >= MIN_TRIMMED_OUTPUTS  # of many images
+    plain_is_usual = not by_columns and plain_layout(weight) == torch.channels_last
     return (0, 2, 3, 1) if plain_is_usual else (2, 3, 0, 1)
 
 
