@@ -189,6 +189,8 @@ def _check_union(name: str, value: Any, hints: tuple[Any, ...], sizes: Sizes, ow
     if value is None and type(None) in hints:
         return None
     errors: list[InputError] = []
+    if not isinstance(value, str):  # the other annotations say more about it
+        hints = tuple(hint for hint in hints if typing.get_origin(hint) is not Literal) or hints
     for hint in hints:
         if hint is not type(None):
             try:
