@@ -124,7 +124,7 @@ class Pixels(Task):
         """
         import torch
 
-        from torchcaps.ops.windows import sliding_windows
+        from torchcaps.ops.sliding import sliding_windows
 
         window = getattr(network, "in_shape", (0, *images.shape[2:]))[1:]
         if all(size <= side for size, side in zip(images.shape[2:], window, strict=True)):

@@ -5,7 +5,7 @@ import torch
 
 from support import assert_close, assert_raises
 from torchcaps.errors import InputError
-from torchcaps.ops.windows import sliding_windows
+from torchcaps.ops.sliding import sliding_windows
 
 CASES = [((17, 23), (8, 8)), ((9, 30), (16, 8)), ((7, 9, 11), (4, 5, 6)), ((31,), (8,))]
 
