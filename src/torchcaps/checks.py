@@ -126,7 +126,8 @@ def _check_of(hint: Any) -> Check:
     if origin is Literal:
         return partial(_check_choice, args)
     if origin in (typing.Union, types.UnionType):
-        others = [_check_of(each) for each in args if each is not type(None)]
+        last = sorted(args, key=lambda each: typing.get_origin(each) is Literal)  # a number fits the others sooner
+        others = [_check_of(each) for each in last if each is not type(None)]
         return partial(_check_union, others, type(None) in args)
     if origin is tuple:  # tuple[X, ...] or a fixed number of X
         return partial(_check_tuple, None if args[1] is Ellipsis else len(args), _check_of(args[0]))
