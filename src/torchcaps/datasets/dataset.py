@@ -74,7 +74,8 @@ class Splits:
                 f"{where} has no masks, and only images with masks are trained on in patches; leave patch (--patch) out"
             )
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
-        return replace(self, **{part: patches_of(each, patch) for part, each in parts.items() if each is not None})
+        changed: dict[str, Any] = {part: patches_of(each, patch) for part, each in parts.items() if each is not None}
+        return replace(self, **changed)
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,7 +55,7 @@ def load_folder(request: DataRequest) -> Splits:
     root = request.path
     if not root.is_dir():
         raise InputError(f"there is no folder {root} to read images from")
-    parts = _parts(root)
+    parts = parts_of(root)
     if any(map(has_masks, parts.values())):
         if request.task not in (None, "pixels"):
             raise InputError(f"{root} has {IMAGES}/ and {MASKS}/, a mask for each image; set --task pixels")
@@ -120,7 +120,7 @@ def _class_names(files: Files) -> tuple[str, ...]:
 
 def _files(root: Path) -> Files:
     """Return the files of each part, all with the same classes; train/, or the root itself, comes first."""
-    files = {part: _class_files(folder) for part, folder in _parts(root).items()}
+    files = {part: _class_files(folder) for part, folder in parts_of(root).items()}
     for part, by_class in files.items():
         for name in sorted(files["train"].keys() ^ by_class.keys()):
             lacks = part if name in files["train"] else "train"
@@ -128,7 +128,7 @@ def _files(root: Path) -> Files:
     return files
 
 
-def _parts(root: Path) -> dict[str, Path]:
+def parts_of(root: Path) -> dict[str, Path]:
     """Return the folder of each part; train/, or the root itself, comes first."""
     folders: dict[str, Path] = {}
     for folder in subfolders(root):
