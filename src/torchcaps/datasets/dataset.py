@@ -69,7 +69,7 @@ class Splits:
         Raises:
             InputError: The images have no masks; the error begins with ``where``.
         """
-        if not find_task(self.task).supports("patch"):
+        if self.train.task.masks(self.train.labels) is None:
             raise InputError(
                 f"{where} has no masks, and only images with masks are trained on in patches; leave patch (--patch) out"
             )

@@ -21,6 +21,7 @@ from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.sources.pixel_folder import IMAGES, MASKS, has_masks, load_pixel_folder
 from torchcaps.errors import InputError
 from torchcaps.files import user_path
+from torchcaps.tasks import find_task
 
 PARTS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
 _MAX_NAMED = 20  # damaged files in an error
@@ -57,7 +58,7 @@ def load_folder(request: DataRequest) -> Splits:
         raise InputError(f"there is no folder {root} to read images from")
     parts = parts_of(root)
     if any(map(has_masks, parts.values())):
-        if request.task not in (None, "pixels"):
+        if request.task is not None and not find_task(request.task).supports("masks"):
             raise InputError(f"{root} has {IMAGES}/ and {MASKS}/, a mask for each image; set --task pixels")
         return load_pixel_folder(root, parts, request)
     files = _files(root)
