@@ -55,6 +55,8 @@ class Splits:
         target = find_task(task or self.task or own.name)
         if own.name == target.name:
             return replace(self, task=target.name)
+        if own.masks(self.train.labels) is not None:
+            raise InputError(f"{where} has a mask for each image; set --task {own.name}")
 
         def brought(part: str, images: ImageSet) -> ImageSet:
             labels = target.bring(images.labels, len(self.class_names), f"{where}: {part} labels")

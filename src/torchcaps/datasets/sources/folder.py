@@ -18,10 +18,9 @@ from torchcaps.datasets.image_set import ImageSet, resize_images
 from torchcaps.datasets.images import SUFFIXES, image_files_in, read_image, read_pixels, subfolders, with_channels
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
-from torchcaps.datasets.sources.pixel_folder import IMAGES, MASKS, has_masks, load_pixel_folder
+from torchcaps.datasets.sources.pixel_folder import has_masks, load_pixel_folder
 from torchcaps.errors import InputError
 from torchcaps.files import user_path
-from torchcaps.tasks import find_task
 
 PARTS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
 _MAX_NAMED = 20  # damaged files in an error
@@ -58,8 +57,6 @@ def load_folder(request: DataRequest) -> Splits:
         raise InputError(f"there is no folder {root} to read images from")
     parts = parts_of(root)
     if any(map(has_masks, parts.values())):
-        if request.task is not None and not find_task(request.task).supports("masks"):
-            raise InputError(f"{root} has {IMAGES}/ and {MASKS}/, a mask for each image; set --task pixels")
         return load_pixel_folder(root, parts, request)
     files = _files(root)
     class_names = _class_names(files)
