@@ -126,8 +126,8 @@ def _check_of(hint: Any) -> Check:
     if origin is Literal:
         return partial(_check_choice, args)
     if origin in (typing.Union, types.UnionType):
-        last = sorted(args, key=lambda each: typing.get_origin(each) is Literal)  # a number fits the others sooner
-        others = [_check_of(each) for each in last if each is not type(None)]
+        choices_last = sorted(args, key=_is_choice)  # of a number's errors, the first one is then about its range
+        others = [_check_of(each) for each in choices_last if each is not type(None)]
         return partial(_check_union, others, type(None) in args)
     if origin is tuple:  # tuple[X, ...] or a fixed number of X
         return partial(_check_tuple, None if args[1] is Ellipsis else len(args), _check_of(args[0]))
@@ -221,6 +221,10 @@ def check_contents(name: str, contents: Any, kind: type) -> None:
             check(f"{name}.{field}", contents[field], hint)
         elif typing.is_typeddict(kind) and typing.get_origin(hint) is not typing.NotRequired:
             raise InputError(f"{name} has no {field}")
+
+
+def _is_choice(hint: Any) -> bool:
+    return typing.get_origin(hint) is Literal
 
 
 def _check_union(of: list[Check], may_be_none: bool, name: str, value: Any, sizes: Sizes, owner: Any) -> None:

@@ -141,6 +141,9 @@ ShareBelowOne = Annotated[float, Range(0, 1, below=True)]
 ShareAboveZero = Annotated[float, Range(0, 1, above=True)]
 """A fraction above 0."""
 
+IGNORED = 255
+"""Value of a mask for pixels that no loss and no metric counts."""
+
 Fill = Literal["zeros", "edge"]
 """Pixels outside an image: zeros, or copies of the nearest pixel of its edge."""
 ValidationSplit = Literal["random", "first", "last"]
