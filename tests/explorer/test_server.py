@@ -85,17 +85,24 @@ def assert_refused(answer: Answer, status: int) -> None:
 def test_the_page_and_all_that_it_names_is_served(site: Site) -> None:
     page = site.ask("GET", "/")
     assert (page.status, page.headers.get_content_type()) == (200, "text/html")
-    named = set()
-    for text in (page.body, site.ask("GET", "/playground.html").body):
-        named |= set(re.findall(rb'<(?:script defer src|link rel="stylesheet" href)="(.+?)"', text))
+    named, texts = set(), [page.body, site.ask("GET", "/playground.html").body]
+    for text in texts:  # modules name others
+        found = set(re.findall(rb'<(?:script .*?src|link rel="stylesheet" href)="(.+?)"| from "\./(.+?)";', text))
+        new = {one or other for one, other in found} - named
+        named |= new
+        texts += [site.ask("GET", f"/{name.decode()}").body for name in sorted(new)]
     folder = Path(server.__file__).parent / "page"
-    others = {"page.html", "playground.html", "browser.js"}  # the last stands for server.js where there is none
+    others = {
+        "page.html",
+        "playground.html",
+        "browser.js",
+    }  # the last takes the place of ask.js on a page without a server
     assert {name.decode() for name in named} == {path.name for path in folder.iterdir()} - others | {"about.js"}
     for name in named:
         answer = site.ask("GET", f"/{name.decode()}")
         assert answer.status == 200
         assert answer.headers.get_content_type() == ("text/css" if name.endswith(b"css") else "text/javascript")
-    about = json.loads(site.ask("GET", "/about.js").body.removeprefix(b"const props = ").removesuffix(b";"))
+    about = json.loads(site.ask("GET", "/about.js").body.removeprefix(server.ABOUT.encode()).removesuffix(b";"))
     assert about["networks"][0]["shape"] == [1, 18, 20]
 
 
