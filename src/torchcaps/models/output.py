@@ -12,7 +12,7 @@ Targets = Int[Tensor, "B"] | Int[Tensor, "B P"] | Shaped[Tensor, "B J"]
 
 ScoreName = Literal["length", "activation", "probability", "value"]
 """Kind of the scores: lengths or activations of capsules, a CNN's probabilities, or values of a regression."""
-HIGHEST_SCORE_WORDS: dict[ScoreName, str] = {
+SUPERLATIVES: dict[ScoreName, str] = {
     "length": "longest",
     "activation": "most active",
     "probability": "most probable",
