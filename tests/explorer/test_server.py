@@ -92,11 +92,7 @@ def test_the_page_and_all_that_it_names_is_served(site: Site) -> None:
         named |= new
         texts += [site.ask("GET", f"/{name.decode()}").body for name in sorted(new)]
     folder = Path(server.__file__).parent / "page"
-    others = {
-        "page.html",
-        "playground.html",
-        "browser.js",
-    }  # the last takes the place of ask.js on a page without a server
+    others = {"page.html", "playground.html", "browser.js"}  # without a server, the last takes the place of ask.js
     assert {name.decode() for name in named} == {path.name for path in folder.iterdir()} - others | {"about.js"}
     for name in named:
         answer = site.ask("GET", f"/{name.decode()}")
