@@ -70,7 +70,8 @@ def fitting(hint: Any, owner: object = None) -> Tensor | None:
                 if letter[0] == "{":
                     shape.append(operator.attrgetter(letter[len("{self.") : -1])(owner))
                 else:
-                    shape += [2, 3] if letter == "..." or letter[0] == "*" else [int(LETTERS.get(letter) or letter)]
+                    sizes = [LETTERS["H"], LETTERS["W"]] if letter == "*S" else [2, 3]
+                    shape += sizes if letter == "..." or letter[0] == "*" else [int(LETTERS.get(letter) or letter)]
             kind = {"Floa": torch.float32, "Bool": torch.bool}.get(each.__name__[:4], torch.int64)
             return torch.ones(shape, dtype=kind) if kind == torch.bool else torch.rand(shape).to(kind)
     return None
@@ -99,7 +100,7 @@ def wrong(hint: Any) -> Iterator[Any]:
         if typing.get_origin(each) is tuple:
             yield from ((item,) for item in wrong(typing.get_args(each)[0]) if item is not None)
         if typing.get_origin(each) is Literal:
-            yield from ([], 3)
+            yield from ([], *([3] if len(kinds) == 1 else []))  # another annotation may take numbers
         if each is bool:
             yield from (1, "yes", np.True_)
         if each is int:

@@ -14,9 +14,10 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -46,6 +47,8 @@ _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 Sizes = dict[str, Any]
 """Size of each letter in a call; ``"device"`` holds the first tensor's name and device."""
+Check = Callable[[str, Any, Sizes, Any], None]
+"""Check of an argument: its name in messages, its value, the sizes so far, and the object of the method."""
 
 
 def checked(function: FunctionT) -> FunctionT:
@@ -69,18 +72,18 @@ def checked(function: FunctionT) -> FunctionT:
             sizes: Sizes = {}
             owner = args[0] if of_object else None
             where = type(owner).__name__ + suffix if of_object else title
-            hints = _hints_of(function)
+            checks = _checks_of(function)
             for name, value in itertools.chain(zip(names, args, strict=False), kwargs.items()):
-                if name in hints:
-                    check(f"{where}: {name}", value, hints[name], sizes, owner)
+                if name in checks:
+                    checks[name](f"{where}: {name}", value, sizes, owner)
         return function(*args, **kwargs)
 
     return cast(FunctionT, call)
 
 
 @functools.cache  # not in the closure of `checked`, because torch.compile cannot wrap a cache in a closure
-def _hints_of(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the annotations of a function, without *args, **kwargs and names for type checkers."""
+def _checks_of(function: Callable[..., Any]) -> Mapping[str, Check]:
+    """Return the check of each argument of a function, without *args, **kwargs and names for type checkers."""
     found: dict[str, Any] = {}
     names = inspect.unwrap(function).__globals__
     rest = {name for name, each in inspect.signature(function).parameters.items() if each.kind in _REST}
@@ -90,10 +93,10 @@ def _hints_of(function: Callable[..., Any]) -> Mapping[str, Any]:
         alone = types.SimpleNamespace(__annotations__={name: hint})
         with contextlib.suppress(NameError):
             found |= typing.get_type_hints(alone, names, include_extras=True)
-    return found
+    return {name: _check_of(hint) for name, hint in found.items()}
 
 
-def check(name: str, value: Any, hint: Any, sizes: Sizes | None = None, owner: Any = None) -> None:
+def check(name: str, value: Any, hint: Any, sizes: Sizes | None = None) -> None:
     """Raise unless a value fits an annotation; an annotation that limits nothing accepts every value.
 
     Args:
@@ -101,52 +104,88 @@ def check(name: str, value: Any, hint: Any, sizes: Sizes | None = None, owner: A
         value: The value.
         hint: The annotation.
         sizes: Size of each letter so far; new letters are added.
-        owner: Object of the method, whose attributes give sizes.
 
     Raises:
         WrongType: The value has the wrong type.
         InputError: The value has the right type, but does not fit.
     """
+    _check_of(hint)(name, value, {} if sizes is None else sizes, None)
+
+
+@functools.cache  # annotations are read once, because a network's forward pass makes dozens of checks
+def _check_of(hint: Any) -> Check:
+    """Return the check of an annotation."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    sizes = {} if sizes is None else sizes
     if hasattr(hint, "dim_str") and hint.array_type is Tensor:
-        _check_tensor(name, value, hint, sizes, owner)
-    elif origin is Annotated and isinstance(args[1], Range):
-        args[1].check(name, value)
-    elif origin is typing.NotRequired:
-        check(name, value, args[0], sizes, owner)
-    elif origin is Literal:
-        if not isinstance(value, str) or value not in args:
-            raise InputError(f"{name} must be one of {', '.join(args)}, got {shown(value)}")
-    elif origin in (typing.Union, types.UnionType):
-        _check_union(name, value, args, sizes, owner)
-    elif origin is tuple:  # tuple[X, ...] or a fixed number of X
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            raise WrongType(f"{name} must be a sequence, got {shown(value)}")
-        if args[1] is not Ellipsis and len(value) != len(args):
-            raise InputError(f"{name} must have {len(args)} entries, got {shown(value)}")
-        if len(value) > MAX_ENTRIES:
-            raise InputError(f"{name} must have at most {MAX_ENTRIES} entries, got {len(value)}")
+        kind, axes = _KINDS[hint.__name__.partition("[")[0]], tuple(map(Axis.read, hint.dim_str.split()))
+        return partial(_check_tensor, *kind, axes)
+    if origin is Annotated and isinstance(args[1], Range):
+        return partial(_check_range, args[1])
+    if origin is typing.NotRequired:
+        return _check_of(args[0])
+    if origin is Literal:
+        return partial(_check_choice, args)
+    if origin in (typing.Union, types.UnionType):
+        choices_last = sorted(args, key=_is_choice)  # of a number's errors, the first one is then about its range
+        others = [_check_of(each) for each in choices_last if each is not type(None)]
+        return partial(_check_union, others, type(None) in args)
+    if origin is tuple:  # tuple[X, ...] or a fixed number of X
+        return partial(_check_tuple, None if args[1] is Ellipsis else len(args), _check_of(args[0]))
+    if origin in (list, dict):
+        return partial(_check_container, origin, [_check_of(each) for each in args])
+    if typing.is_typeddict(hint):
+        return lambda name, value, _sizes, _owner: check_contents(name, value, hint)
+    if origin in _COLLECTIONS:
+        return partial(_check_collection, origin, _check_of(args[0]) if origin is Sequence else None)
+    if isinstance(hint, type) and hint is not Any:
+        return partial(_check_type, hint)
+    return lambda *_: None
+
+
+def _check_range(numbers: Range, name: str, value: Any, _sizes: Sizes, _owner: Any) -> None:
+    numbers.check(name, value)
+
+
+def _check_choice(choices: tuple[str, ...], name: str, value: Any, _sizes: Sizes, _owner: Any) -> None:
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(f"{name} must be one of {', '.join(choices)}, got {shown(value)}")
+
+
+def _check_tuple(length: int | None, of_item: Check, name: str, value: Any, sizes: Sizes, owner: Any) -> None:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise WrongType(f"{name} must be a sequence, got {shown(value)}")
+    if length is not None and len(value) != length:
+        raise InputError(f"{name} must have {length} entries, got {shown(value)}")
+    if len(value) > MAX_ENTRIES:
+        raise InputError(f"{name} must have at most {MAX_ENTRIES} entries, got {len(value)}")
+    for item in value:
+        of_item(name, item, sizes, owner)
+
+
+def _check_container(
+    kind: type[list[Any] | dict[Any, Any]], of: list[Check], name: str, value: Any, _sizes: Sizes, _owner: Any
+) -> None:
+    """Check a list, or a dict with its keys."""
+    if not isinstance(value, kind):
+        raise WrongType(f"{name} must be a {kind.__name__}, got {shown(value)}")
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        if kind is dict:
+            of[0](f"a key of {name}", key, {}, None)
+        of[-1](f"{name}[{key!r}]", item, {}, None)
+
+
+def _check_collection(kind: Any, of_item: Check | None, name: str, value: Any, sizes: Sizes, owner: Any) -> None:
+    is_text = isinstance(value, str) and kind is not Callable
+    if is_text or not isinstance(value, kind):
+        raise WrongType(f"{name} must be {_COLLECTIONS[kind]}, got {_got(value)}")
+    if of_item is not None and isinstance(value, list | tuple):
         for item in value:
-            check(name, item, args[0], sizes, owner)
-    elif origin in (list, dict):
-        if not isinstance(value, origin):
-            raise WrongType(f"{name} must be a {origin.__name__}, got {shown(value)}")
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            if origin is dict:
-                check(f"a key of {name}", key, args[0])
-            check(f"{name}[{key!r}]", item, args[-1])
-    elif typing.is_typeddict(hint):
-        check_contents(name, value, hint)
-    elif origin in _COLLECTIONS:
-        is_text = isinstance(value, str) and origin is not Callable
-        if is_text or not isinstance(value, origin):
-            raise WrongType(f"{name} must be {_COLLECTIONS[origin]}, got {_got(value)}")
-        if origin is Sequence and isinstance(value, list | tuple):
-            for item in value:
-                check(name, item, args[0], sizes, owner)
-    elif isinstance(hint, type) and hint is not Any and not _is_instance(value, hint):
-        raise WrongType(f"{name} must be {_NAMES.get(hint) or with_article(hint.__name__)}, got {_got(value)}")
+            of_item(name, item, sizes, owner)
+
+
+def _check_type(kind: type, name: str, value: Any, _sizes: Sizes, _owner: Any) -> None:
+    if not _is_instance(value, kind):
+        raise WrongType(f"{name} must be {_NAMES.get(kind) or with_article(kind.__name__)}, got {_got(value)}")
 
 
 def _is_instance(value: Any, hint: type) -> bool:
@@ -184,27 +223,60 @@ def check_contents(name: str, contents: Any, kind: type) -> None:
             raise InputError(f"{name} has no {field}")
 
 
-def _check_union(name: str, value: Any, hints: tuple[Any, ...], sizes: Sizes, owner: Any) -> None:
+def _is_choice(hint: Any) -> bool:
+    return typing.get_origin(hint) is Literal
+
+
+def _check_union(of: list[Check], may_be_none: bool, name: str, value: Any, sizes: Sizes, owner: Any) -> None:
     """Check a value against several annotations; report the most telling error if it fits none of them."""
-    if value is None and type(None) in hints:
+    if value is None and may_be_none:
         return None
     errors: list[InputError] = []
-    for hint in hints:
-        if hint is not type(None):
-            try:
-                return check(name, value, hint, sizes, owner)
-            except InputError as error:
-                errors.append(error.with_traceback(None))  # a traceback keeps the caller's tensors alive
+    for each in of:
+        try:
+            return each(name, value, sizes, owner)
+        except InputError as error:
+            errors.append(error.with_traceback(None))  # a traceback keeps the caller's tensors alive
     shapes = [str(error).partition(" must have shape ")[2].partition(", got")[0] for error in errors]
     if len(shapes) > 1 and all(shapes):
         raise InputError(f"{name} must have shape {' or '.join(dict.fromkeys(shapes))}, got {tuple(value.shape)}")
     raise next((error for error in errors if not isinstance(error, WrongType)), errors[-1])
 
 
-def _check_tensor(name: str, value: Any, hint: Any, sizes: Sizes, owner: Any) -> None:
-    dtypes, words = _KINDS[hint.__name__.partition("[")[0]]
-    refuse_fx(value)
+class Axis(NamedTuple):
+    """An axis in the annotation of a tensor."""
+
+    word: str
+    """As in the annotation, without braces and ``self.``."""
+    is_rest: bool
+    """True for ``*`` and ``...``: any number of axes of any size."""
+    number: int | None
+    """Its size, for an axis such as ``3``."""
+    read_size: Callable[[Any], int] | None
+    """Reads its size from the object of the method, for an axis such as ``{self.size.in_dim}``; 0: any size."""
+
+    @classmethod
+    def read(cls, word: str) -> Axis:
+        name = word.removeprefix("{self.").removesuffix("}")
+        number = int(word) if word.isdigit() else None
+        return cls(name, word[0] in "*.", number, operator.attrgetter(name) if word[0] == "{" else None)
+
+    def size(self, owner: Any) -> int | None:
+        """Return the size; None or 0 if the annotation and the object leave it open."""
+        return self.number if self.read_size is None else self.read_size(owner)
+
+
+def _check_tensor(
+    dtypes: tuple[torch.dtype, ...],
+    words: str,
+    axes: tuple[Axis, ...],
+    name: str,
+    value: Any,
+    sizes: Sizes,
+    owner: Any,
+) -> None:
     if not isinstance(value, Tensor) or value.dtype not in dtypes:
+        refuse_fx(value)
         raise WrongType(f"{name} must be {words}, got {_kind(value)}")
     if value.layout not in LAYOUTS or value.is_nested:
         raise WrongType(f"{name} must be a dense tensor, got {'a nested one' if value.is_nested else value.layout}")
@@ -213,35 +285,35 @@ def _check_tensor(name: str, value: Any, hint: Any, sizes: Sizes, owner: Any) ->
         where, _, own = name.rpartition(": ")
         both = f"{first.rpartition(': ')[2]} and {own}"
         raise InputError(f"{where}: {both} must be on one device, got {device} and {value.device}")
-    axes = hint.dim_str.split()
-    for n, axis in enumerate(axes):
-        if axis[0] in "*.":  # any number of axes of any size
-            axes[n : n + 1] = [""] * (value.ndim + 1 - len(axes))
-            break
-    fits, new_sizes = len(axes) == value.ndim, dict(sizes)
-    for axis, size in zip(axes, value.shape, strict=False):
-        if axis and new_sizes.setdefault(axis, _axis_size(axis, owner) or size) != size:
-            fits = False
-    if not fits:
-        raise InputError(_wrong_shape(name, hint.dim_str.split(), value.shape, sizes, owner))
+    new_sizes = dict(sizes)
+    if not _fits(axes, value.shape, new_sizes, owner):
+        raise InputError(_wrong_shape(name, axes, value.shape, sizes, owner))
     sizes.update(new_sizes)
 
 
-def _axis_size(axis: str, owner: Any) -> int | None:
-    """Return the size of an axis that is a number or an attribute (0: any size); None if it is a letter."""
-    if axis.isdigit():
-        return int(axis)
-    return operator.attrgetter(axis.removeprefix("{self.")[:-1])(owner) if axis[0] == "{" else None
+def _fits(axes: tuple[Axis, ...], shape: Sequence[int], sizes: Sizes, owner: Any) -> bool:
+    """Return True if a shape fits; add the sizes of new letters."""
+    if len(axes) != len(shape):
+        rest = next((n for n, axis in enumerate(axes) if axis.is_rest), len(axes))
+        if len(shape) < len(axes) - 1 or rest == len(axes):
+            return False
+        axes, shape = axes[:rest] + axes[rest + 1 :], [*shape[:rest], *shape[len(shape) - len(axes) + rest + 1 :]]
+    for (word, is_rest, number, read_size), size in zip(axes, shape, strict=True):
+        if is_rest:
+            continue
+        known = number if read_size is None else read_size(owner)
+        if (known or sizes.setdefault(word, size)) != size:
+            return False
+    return True
 
 
-def _wrong_shape(name: str, axes: Sequence[str], shape: Sequence[int], sizes: Sizes, owner: Any) -> str:
-    known = [_axis_size(axis, owner) or sizes.get(axis) for axis in axes]
-    names = [axis.removeprefix("{self.").removesuffix("}") for axis in axes]
-    words = [axis if size is None else str(size) for axis, size in zip(names, known, strict=True)]
+def _wrong_shape(name: str, axes: Sequence[Axis], shape: Sequence[int], sizes: Sizes, owner: Any) -> str:
+    known = [axis.size(owner) or sizes.get(axis.word) for axis in axes]
+    words = [axis.word if size is None else str(size) for axis, size in zip(axes, known, strict=True)]
     reasons = [
-        f"{word} is {size}"
-        for axis, word, size, got in zip(axes, names, known, shape, strict=False)
-        if axis[0] == "{" and size not in (None, got) and len(shape) == len(axes)
+        f"{axis.word} is {size}"
+        for axis, size, got in zip(axes, known, shape, strict=False)
+        if axis.read_size is not None and size not in (None, got) and len(shape) == len(axes)
     ]
     why = f": {', '.join(reasons)}" if reasons else ""
     return f"{name} must have shape ({', '.join(words)}{',' * (len(words) == 1)}), got {tuple(shape)}{why}"

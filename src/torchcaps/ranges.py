@@ -104,6 +104,8 @@ Size = Annotated[int, Range(1, 2**31 - 1, whole=True)]
 """Capsules, classes or channels of the data."""
 Pixels = Annotated[int, Range(1, 4096, whole=True)]
 """Sides of images, kernels and strides."""
+Axes = Annotated[int, Range(1, 3, whole=True)]
+"""Axes of a map: 1 (lines), 2 (planes) or 3 (volumes)."""
 Padding = Annotated[int, Range(0, 4095, whole=True)]
 """Pixels or positions on each side."""
 OddKernel = Annotated[int, Range(1, 255, odd=True, whole=True)]
@@ -138,6 +140,9 @@ ShareBelowOne = Annotated[float, Range(0, 1, below=True)]
 """A fraction below 1, such as a probability of dropout."""
 ShareAboveZero = Annotated[float, Range(0, 1, above=True)]
 """A fraction above 0."""
+
+IGNORED = 255
+"""Value of a mask for pixels that no loss and no metric counts."""
 
 Fill = Literal["zeros", "edge"]
 """Pixels outside an image: zeros, or copies of the nearest pixel of its edge."""

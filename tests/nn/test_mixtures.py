@@ -1,5 +1,6 @@
 """Mixtures of Gaussians: the ledger's fit against the same equations over PyTorch's own operations."""
 
+import gc
 from typing import Any
 
 import pytest
@@ -240,6 +241,30 @@ def test_torch_compile_sees_one_operation(name: str, what: str) -> None:
     leaves = {"poses": given.poses} | dict(layer.named_parameters())
     got = with_gradients(compiled(given, return_coupling=True), leaves)
     assert_same(got, {key: each for key, each in wanted.items() if key != "d activations"}, 1e-9)
+
+
+def test_a_compiled_backward_pass_uses_the_fits_of_its_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted: list[slice] = []
+    fit_block = fitting._fit_block
+    monkeypatch.setattr(
+        fitting, "_fit_block", lambda *given, **named: fitted.append(given[2]) or fit_block(*given, **named)
+    )
+    layer, capsules = layers(ROUTINGS["em"])["matrix"]
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    output = compiled(capsules)
+    assert len(fitting._parts) == 1
+    output.poses.sum().backward(retain_graph=True)
+    assert (len(fitted), len(fitting._parts)) == (1, 0)
+    first = layer.transform.weight.grad.clone()
+    layer.zero_grad()
+    output.poses.sum().backward()
+    assert len(fitted) == 2, "a second backward pass fits again"
+    assert layer.transform.weight.grad.equal(first)
+    output = compiled(capsules)
+    del output
+    gc.collect()
+    assert len(fitting._parts) == 0, "the result was dropped"
 
 
 class Doubled(Votes):

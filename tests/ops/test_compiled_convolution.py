@@ -68,7 +68,7 @@ def test_compiled_is_eager_for_any_number_of_images(way: str, case: Any) -> None
         with torch.no_grad():
             given = make(case, 4, bias=bias)
             assert_same({"maps": again(*given)}, {"maps": call(*given)}, 1e-5)
-    assert compiled._waiting == {}
+    assert len(compiled._planes) == 0
 
 
 def test_an_empty_batch() -> None:
@@ -96,19 +96,19 @@ def test_planes_wait_for_their_backward_pass_and_for_nothing_else(monkeypatch: p
     again = torch.compile(call, backend="aot_eager", fullgraph=True)
     given = make(case, 3)
     maps = again(*given)
-    assert len(compiled._waiting) == 1
+    assert len(compiled._planes) == 1
     maps.sum().backward(retain_graph=True)
-    assert (made, compiled._waiting) == (["kernel"], {}), "the kernel's planes are those of the forward pass"
+    assert (made, len(compiled._planes)) == (["kernel"], 0), "the kernel's planes are those of the forward pass"
     first = given[1].grad.clone()
     given[1].grad = None
     maps.sum().backward()
     assert made == ["kernel"] * 2, "a second backward pass makes them again"
     assert given[1].grad.equal(first)
     maps = again(*given)
-    assert len(compiled._waiting) == 1
+    assert len(compiled._planes) == 1
     del maps
     gc.collect()
-    assert compiled._waiting == {}, "the result was dropped"
+    assert len(compiled._planes) == 0, "the result was dropped"
 
 
 def test_planes_are_kept_between_compiled_calls_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

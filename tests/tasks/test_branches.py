@@ -18,8 +18,14 @@ CLASSES = {"Evaluation", "TargetEvaluation", "ColumnTask", "Objects"}
 CLASSES |= {type(task).__name__ for task in TASKS.values()}
 
 
-def is_name(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and node.value in TASKS
+AMBIGUOUS = {"pixels"}
+"""Names of tasks that are also other words; they count beside the word task only."""
+
+
+def is_name(node: ast.AST, inside: ast.AST | None = None) -> bool:
+    if not isinstance(node, ast.Constant) or node.value not in TASKS:
+        return False
+    return node.value not in AMBIGUOUS or inside is None or "task" in ast.unparse(inside)
 
 
 def questions(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -28,12 +34,12 @@ def questions(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
-            if any(is_name(each) for side in sides for each in getattr(side, "elts", [side])):
+            if any(is_name(each, node) for side in sides for each in getattr(side, "elts", [side])):
                 yield node.lineno, "comparison"
         elif isinstance(node, ast.MatchValue) and is_name(node.value):
             yield node.value.lineno, "match"
         elif isinstance(node, ast.Dict) and id(node) not in tables:
-            if sum(key is not None and is_name(key) for key in node.keys) > 1:
+            if sum(key is not None and is_name(key, node) for key in node.keys) > 1:
                 yield node.lineno, "table"
         elif isinstance(node, ast.Attribute) and node.attr in FLAGS:
             yield node.lineno, node.attr
@@ -57,6 +63,7 @@ def test_no_code_compares_the_name_of_a_task() -> None:
     "code",
     [
         'if network.task == "labels": pass',
+        'if task.name != "pixels": pass',
         'if "regression" != network.task: pass',
         'if network.task in ("labels", "regression"): pass',
         'words = {"classes": 1, "labels": 2}[network.task]',

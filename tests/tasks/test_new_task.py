@@ -1,4 +1,4 @@
-"""A task that is not there yet needs a class and an entry in TASKS, and no change elsewhere: masks, as an example."""
+"""A new task needs a class and an entry in TASKS, and no change elsewhere: key points, as an example."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float32
 from torch import Tensor
 
 from support import registered_for_now
@@ -19,20 +19,21 @@ from torchcaps.tasks.base import Metric, Task, as_array, found
 SIDE = 6
 
 
-class Pixels(Task):
-    """The class of each pixel: uint8 (N, H, W)."""
+class Points(Task):
+    """Places of J points in an image: float32 (N, J, 2), as shares of its height and width."""
 
-    name: ClassVar[Any] = "pixels"
-    outputs, output, min_outputs, answer_key = "classes", "class", 2, "mask"
-    needs = "masks (N, H, W), whole numbers from 0"
-    metric = Metric("Dice", "1 − Dice", "of the pixels")
+    name: ClassVar[Any] = "points"
+    outputs, output, answer_key = "points", "point", "points"
+    needs = "numbers (N, J, 2), the row and column of each point"
+    metric = Metric("1 − distance", "distance", "sides of the image", False)
+    statistics_names = ("row", "column")
 
     @property
     def form(self) -> Any:
-        return UInt8[Tensor, "N h w"]
+        return Float32[Tensor, "N J 2"]
 
     def has_form(self, targets: Tensor) -> bool:
-        return targets.dtype == torch.uint8 and targets.ndim == 3
+        return targets.dtype == torch.float32 and targets.ndim == 3
 
     def bring(
         self,
@@ -44,78 +45,83 @@ class Pixels(Task):
         array = as_array(targets, where)
         if not self.guess(array):
             raise InputError(f"{where} must be {self.needs}, got {found(array)}")
-        return torch.from_numpy(array.astype(np.uint8))
+        return torch.from_numpy(array.astype(np.float32))
 
     def guess(self, array: np.ndarray) -> bool:
-        return array.dtype.kind in "iu" and array.ndim == 3
+        return array.dtype.kind == "f" and array.ndim == 3
 
     def names(self, targets: Any, where: str = "labels") -> tuple[str, ...]:
         return tuple(map(str, range(self.num_outputs(self.bring(targets, None, where)))))
 
     def num_outputs(self, targets: Tensor) -> int:
-        return int(targets.max()) + 1
+        return targets.shape[1]
 
     def check_targets(self, targets: Tensor, num_outputs: int, where: str) -> None:
-        if self.num_outputs(targets) > num_outputs:
-            raise InputError(f"{where} has a class beyond {num_outputs - 1}")
+        if targets.shape[1] != num_outputs:
+            raise InputError(f"{where} must have {num_outputs} points")
 
     def statistics(self, targets: Tensor, num_outputs: int) -> list[Any]:
-        return [(n,) for n in targets.flatten().bincount(minlength=num_outputs).tolist()]
+        return [tuple(point) for point in targets.mean(0).tolist()]
 
     def describe(self, names: Sequence[str], target: Any) -> str:
-        return " + ".join(names[j] for j in target.unique().tolist())
+        return ", ".join(f"{name} {y:.1f} {x:.1f}" for name, (y, x) in zip(names, target.tolist(), strict=True))
 
     def limits(self, num_outputs: int) -> str:
-        return f"It knows {num_outputs} classes."
+        return f"It finds {num_outputs} points."
 
     def activate(self, logits: Tensor, network: Any) -> Tensor:
-        return logits.softmax(1)
+        return logits.sigmoid()
 
     def loss(self, output: Any, targets: Tensor, network: Any) -> Tensor:
-        return torch.nn.functional.cross_entropy(output.logits, targets.long())
+        return (output.scores - targets).square().mean()
 
     def score(self, scores: Tensor, targets: Tensor, network: Any = None) -> Tensor:
-        return (scores.argmax(1) == targets).float().mean((1, 2))
+        return 1 - (scores - targets).norm(dim=2).mean(1)
 
     def decoded_capsules(self, scores: Tensor, targets: Tensor | None) -> Tensor | None:
         return None
 
     def answer(self, names: Sequence[str], scores: Any, classes: Sequence[int]) -> list[str]:
-        return [names[j] for j in classes]
+        return list(names)
 
     def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
-        return {"classes": answer}
+        return {"points": answer}
 
 
 @pytest.fixture
-def pixels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dataset]:
-    """The task, and a data set of it."""
-    monkeypatch.setitem(TASKS, "pixels", Pixels())
+def points(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dataset]:
+    """The task, and a data set of it: the first and the last bright pixel."""
+    monkeypatch.setitem(TASKS, "points", Points())
     random = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (40, 1, SIDE, SIDE), dtype=torch.uint8, generator=random)
-    train = ImageSet(images, images[:, 0] // 128)
+    train = ImageSet(images, places(images))
     with registered_for_now():
-        register_dataset("masks", title="Masks", source="here", licence="none")(
-            lambda _: Splits(train, None, ("dark", "light"))
+        register_dataset("points", title="Points", source="here", licence="none")(
+            lambda _: Splits(train, None, ("first", "last"))
         )
-        yield load_dataset("masks")
+        yield load_dataset("points")
 
 
-def test_a_data_set_of_a_new_task_is_split_counted_and_read(pixels: Dataset) -> None:
-    assert (pixels.task.name, pixels.num_objects, pixels.in_shape) == ("pixels", 1, (1, SIDE, SIDE))
-    assert task_of_targets(pixels.test.labels) is guess_task(pixels.test.labels) is TASKS["pixels"]
-    (batch,) = BatchLoader(pixels.validation, 40, shuffle=False).batches(0)
-    assert batch.labels.equal((batch.images[:, 0] * 255).round().div(128, rounding_mode="floor").to(torch.uint8))
-    assert sum(statistics_to_dict(pixels.test, pixels)) == pixels.test.labels.numel()
-    assert pixels.task.describe(pixels.class_names, pixels.test.labels[0]) == "dark + light"
+def places(images: Tensor) -> Tensor:
+    bright = [(image[0] > 127).nonzero() for image in images]
+    return torch.stack([torch.stack([each[0], each[-1]]) for each in bright]) / SIDE
 
 
-def test_other_tasks_refuse_its_targets_and_it_refuses_other_analyses(pixels: Dataset) -> None:
-    for name in ("classes", "labels", "regression"):
-        with pytest.raises(InputError, match=r'set task="pixels" \(--task pixels\)'):
-            find_task(name).bring(pixels.test.labels)
-    with pytest.raises(InputError, match="works for the task classes; this network was trained for the task pix"):
-        pixels.task.require("routing")
-    assert pixels.task.supports("evaluate")
-    with pytest.raises(InputError, match="objects must be 1 for the task pixels, got 2"):
-        pixels.task.with_objects(2)
+def test_a_data_set_of_a_new_task_is_split_counted_and_read(points: Dataset) -> None:
+    assert (points.task.name, points.num_objects, points.in_shape) == ("points", 1, (1, SIDE, SIDE))
+    assert task_of_targets(points.test.labels) is guess_task(points.test.labels) is TASKS["points"]
+    (batch,) = BatchLoader(points.validation, 40, shuffle=False).batches(0)
+    assert batch.labels.equal(places((batch.images * 255).round()))
+    assert len(statistics_to_dict(points.test, points)) == 2
+    assert points.task.describe(points.class_names, points.test.labels[0]).startswith("first 0.")
+
+
+def test_other_tasks_refuse_its_targets_and_it_refuses_other_analyses(points: Dataset) -> None:
+    for name in ("classes", "labels", "regression", "pixels"):
+        with pytest.raises(InputError, match=r'set task="points" \(--task points\)'):
+            find_task(name).bring(points.test.labels + 0.25)
+    with pytest.raises(InputError, match="works for the task classes; this network was trained for the task points"):
+        points.task.require("routing")
+    assert points.task.supports("evaluate")
+    with pytest.raises(InputError, match="objects must be 1 for the task points, got 2"):
+        points.task.with_objects(2)

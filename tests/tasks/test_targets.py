@@ -130,6 +130,7 @@ def test_each_form_is_of_one_task() -> None:
         "classes": torch.tensor([1, 0]),
         "labels": torch.tensor([[1.0, 0.0]]),
         "regression": torch.tensor([[1.5]]),
+        "pixels": torch.zeros(1, 2, 2, dtype=torch.uint8),
     }
     assert forms.keys() == TASKS.keys()
     for name, targets in forms.items():

@@ -21,6 +21,7 @@ from .perturbations import Perturbations as Perturbations
 from .perturbations import perturb_capsule as perturb_capsule
 from .perturbations import visibility as visibility
 from .photos import PhotoAnswers as PhotoAnswers
+from .pixels import PixelEvaluation as PixelEvaluation
 from .predictions import calibrate as calibrate
 from .predictions import load_image as load_image
 from .predictions import predict as predict

@@ -10,7 +10,6 @@ images for which it is predicted.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,8 +20,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from torchcaps.analysis.collector import Collector
 from torchcaps.analysis.figures import SMALL, TEXT, TINY, find_axes, shorten
-from torchcaps.analysis.inference import BATCH, as_pixels, check_labels, class_labels, classes_of, inference, to_pixels
+from torchcaps.analysis.inference import (
+    BATCH,
+    check_images,
+    check_labels,
+    class_labels,
+    classes_of,
+    inference,
+    to_pixels,
+)
+from torchcaps.analysis.pixels import PixelCollector, PixelEvaluation
 from torchcaps.analysis.results import MAX_CLASSES, MAX_SHOWN, Scored, Styled, Table, percent
 from torchcaps.analysis.targets import TargetEvaluation
 from torchcaps.checks import check, checked
@@ -30,7 +39,7 @@ from torchcaps.datasets import BatchLoader, ImageSet
 from torchcaps.errors import InputError, visible
 from torchcaps.models import ModelOutput, Network
 from torchcaps.ops.labels import is_correct, match_labels
-from torchcaps.tasks import TaskName
+from torchcaps.tasks import TaskName, task_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -295,25 +304,20 @@ class Evaluation(Scored):
         )
 
 
-class Collector(ABC):
-    """Base class of collectors: gather the batches of an evaluation. A task may keep sums instead of all scores."""
+class ScoreCollector(Collector):
+    """Base class of collectors that keep all scores."""
 
-    def __init__(self, model: Network, class_names: tuple[str, ...]) -> None:
-        self.model, self.class_names = model, class_names
+    def __init__(self, model: Network, class_names: tuple[str, ...], image_set: ImageSet) -> None:
+        super().__init__(model, class_names, image_set)
         self._scores: list[Tensor] = []
         self._targets: list[Tensor] = []
 
-    def add(self, output: ModelOutput, targets: Tensor) -> None:
-        """Add a batch."""
+    def add(self, output: ModelOutput, targets: Tensor, images: Tensor) -> None:  # noqa: ARG002  as the base class
         self._scores.append(output.scores.float())
         self._targets.append(targets)
 
-    @abstractmethod
-    def result(self, loss: float) -> AnyEvaluation:
-        """Return the evaluation of all batches; ``loss`` is the mean over the images."""
 
-
-class ClassCollector(Collector):
+class ClassCollector(ScoreCollector):
     """Collector of the task ``classes``."""
 
     def result(self, loss: float) -> Evaluation:
@@ -321,7 +325,7 @@ class ClassCollector(Collector):
         return Evaluation(labels.cpu().numpy(), scores.cpu().numpy(), loss, self.class_names)
 
 
-class TargetCollector(Collector):
+class TargetCollector(ScoreCollector):
     """Collector of the tasks ``labels`` and ``regression``."""
 
     def result(self, loss: float) -> TargetEvaluation:
@@ -330,11 +334,12 @@ class TargetCollector(Collector):
         return TargetEvaluation(task, targets.cpu().numpy(), scores.cpu().numpy(), loss, accuracy, self.class_names)
 
 
-AnyEvaluation = Evaluation | TargetEvaluation
+AnyEvaluation = Evaluation | TargetEvaluation | PixelEvaluation
 COLLECTORS: dict[TaskName, type[Collector]] = {
     "classes": ClassCollector,
     "labels": TargetCollector,
     "regression": TargetCollector,
+    "pixels": PixelCollector,
 }
 """The collector of each task."""
 
@@ -350,7 +355,9 @@ def evaluate(
 ) -> AnyEvaluation:
     """Evaluate a network on a set of images. Nothing is random.
 
-    Returns an :class:`Evaluation`, or a :class:`TargetEvaluation` for the tasks ``labels`` and ``regression``.
+    Returns an :class:`Evaluation`; a :class:`TargetEvaluation` for the tasks ``labels`` and ``regression``; or a
+    :class:`PixelEvaluation` for the task ``pixels``, whose images may be larger than the network's input: then the
+    scores are those of :func:`torchcaps.ops.sliding.sliding_windows`.
 
     For the loss, the decoder is masked by the labels only if the network's source does so at inference too
     (``decoder_mask="label"``), otherwise by the highest score. Scores do not depend on the mask.
@@ -373,12 +380,13 @@ def evaluate(
     check("precision", precision, Precision)
     names, device = tuple(class_labels(class_names, model.num_classes)), next(model.parameters()).device
     check_labels(model, image_set.labels, len(image_set))
-    losses, collected = list[Tensor](), COLLECTORS[model.task](model, names)
+    losses, collected, task = list[Tensor](), COLLECTORS[model.task](model, names, image_set), task_of(model)
     with inference(model):
         for batch in BatchLoader(image_set, batch_size, shuffle=False, device=device).batches(0):
-            images, targets = as_pixels(model, batch.images), batch.labels.to(device)
+            check_images(batch.images, task.image_shape(model, batch.images))
+            images, targets = to_pixels(model, batch.images), batch.labels.to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-                output = model(images, model.decoder_targets(targets))
+                output = task.infer(model, images, model.decoder_targets(targets))
             drawn = images
             if model.objects > 1 and model.decoder is not None:
                 if batch.parts is None:
@@ -388,6 +396,6 @@ def evaluate(
                     )
                 drawn = to_pixels(model, batch.parts)
             losses.append(model.loss(output, drawn, targets).total * len(targets))
-            collected.add(output, targets)
+            collected.add(output, targets, images)
     loss = float(torch.stack(losses).cpu().double().sum()) / len(image_set)
     return collected.result(loss)

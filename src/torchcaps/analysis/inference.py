@@ -56,7 +56,7 @@ def to_pixels(model: Network, images: Shaped[Tensor, "..."]) -> Float[Tensor, ".
     return images.detach().to(weight.device, weight.dtype)
 
 
-def check_images(images: Tensor, in_shape: tuple[int, int, int]) -> None:
+def check_images(images: Tensor, in_shape: tuple[int, ...]) -> None:
     """Raise TypeError or InputError unless images are pixels of the network's input shape."""
     if not isinstance(images, Tensor) or not (images.dtype == torch.uint8 or images.is_floating_point()):
         got = images.dtype if isinstance(images, Tensor) else type(images).__name__

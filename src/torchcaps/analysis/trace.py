@@ -264,6 +264,10 @@ def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: Grid) -> RoutingRou
 
     logits, coupling, weighted_sum, capsules, agreement, activations = each
     positions = len(windows.children)
+    if layer.voters == "types":  # all capsules of a type in a window share its numbers
+        logits, coupling, agreement = (
+            one.repeat_interleave(layer.layer_kernel**layer.dims, 1) for one in (logits, coupling, agreement)
+        )
     sums, poses = (by_type(tensor, positions) for tensor in (weighted_sum, capsules))
     active = None if activations is None else by_type(activations, positions)
     shared = layer.compete_over == "types-and-positions" and layer.routing.softmax_over == "outputs"
@@ -279,8 +283,8 @@ def _measure(
     For a layer on a map, the rounds have one row for each window: B·L in place of B.
     """
     present = ALL_PRESENT
-    if isinstance(layer, ConvCapsules) and layer.layer_padding:
-        present = (layer.window_capsules(grid, votes.poses.device) > 0).repeat(images, 1)
+    if isinstance(layer, ConvCapsules) and layer.layer_padding and layer.voters == "places":
+        present = (layer.window_capsules(grid, votes.like.device) > 0).repeat(images, 1)
     entropy = [normalised_entropy(each.coupling, layer.routing, votes.competition, present) for each in rounds]
     agreement = [_mean(each.agreement.abs().mean(2), present) for each in rounds]
     return [torch.stack(each, 1).unflatten(0, (images, -1)).mean(1) for each in (entropy, agreement)]

@@ -5,12 +5,17 @@ Positions are in pixels from the centre of an image, x to the right and y down.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from torchcaps.ranges import Fill
+
+Interpolation = Literal["bilinear", "nearest"]
+"""Values between pixels: weighted means of four neighbours, or the nearest pixel."""
 
 
 def cut_windows(
@@ -66,15 +71,20 @@ def inverse_maps(linear: Float[Tensor, "B 2 2"], shift: Float[Tensor, "B 2"]) ->
 
 
 def warp(
-    images: UInt8[Tensor, "B C H W"], maps: Float[Tensor, "B 2 3"], size: tuple[int, int], fill: Fill = "zeros"
+    images: UInt8[Tensor, "B C H W"],
+    maps: Float[Tensor, "B 2 3"],
+    size: tuple[int, int],
+    fill: Fill = "zeros",
+    mode: Interpolation = "bilinear",
 ) -> Float[Tensor, "B C h w"]:
-    """Resample images bilinearly: output(x, y) = image(map·(x, y, 1)).
+    """Resample images: output(x, y) = image(map·(x, y, 1)).
 
     Args:
         images: Images to resample.
         maps: Map of each image from output positions to image positions, both relative to the centre.
         size: Height and width of the output, pixels.
         fill: Values outside of the image: zeros, or the nearest pixel of the edge.
+        mode: Interpolation between pixels; masks need ``"nearest"``.
 
     Returns:
         Values of 0..255, in the dtype of the maps.
@@ -86,4 +96,4 @@ def warp(
     relative = torch.cat([maps[:, :, :2] * outside, 2 * maps[:, :, 2:]], 2) / inside[:, None]
     grid = F.affine_grid(relative, [*images.shape[:2], *size], align_corners=False)
     padding = "zeros" if fill == "zeros" else "border"
-    return F.grid_sample(images.to(maps.dtype), grid, padding_mode=padding, align_corners=False)
+    return F.grid_sample(images.to(maps.dtype), grid, mode, padding, align_corners=False)

@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Float32, Float64, Int64, UInt8
 from torch import Tensor
 
-from torchcaps.datasets.affine import cut_windows, inverse_maps, linear_maps, warp
+from torchcaps.datasets.affine import Interpolation, cut_windows, inverse_maps, linear_maps, warp
 from torchcaps.datasets.image_set import check_crop
 from torchcaps.datasets.rng import BRIGHTNESS, CONTRAST, CROPS, FLIPS, ROTATIONS, SCALINGS, SHIFTS, Key, stream_of
 from torchcaps.errors import InputError
 from torchcaps.parts import Settings
-from torchcaps.ranges import Degrees, Fill, Share, ShareBelowOne
+from torchcaps.ranges import IGNORED, Degrees, Fill, Share, ShareBelowOne
 
 _MIN_SCALE = 1e-3  # smaller images would vanish
 
@@ -48,7 +48,8 @@ class Augmentation(Settings):
     """Random augmentation of training images.
 
     Images are first rotated and scaled about their centres. Then they are moved, cropped and mirrored, and contrast and
-    brightness are changed. If an image has several objects, the image of each single object changes in the same way.
+    brightness are changed. If an image has several objects, the image of each single object changes in the same way. So
+    do masks, with the nearest pixel; their pixels that enter from outside are ignored.
 
     Args:
         max_shift: Largest shift in pixels. The shifts down and to the right are uniform in -max_shift..max_shift.
@@ -77,9 +78,15 @@ class Augmentation(Settings):
     max_scaling: ShareBelowOne = 0.0
     fill: Fill = "zeros"
 
-    def check(self, in_shape: tuple[int, int, int], num_objects: int) -> None:
+    def check(self, in_shape: tuple[int, ...], num_objects: int) -> None:
         """Raise InputError if images of this shape and with this number of objects cannot be augmented like this."""
         smallest = min(in_shape[1:])
+        moves = (self.max_shift, self.crop, self.max_rotation, self.max_scaling)
+        if len(in_shape) == 4 and moves != (0, None, 0, 0):
+            raise InputError(
+                "volumes can be mirrored and changed in brightness and contrast, but not moved, cropped, rotated or "
+                "scaled; set max_shift, max_rotation and max_scaling to 0, and leave crop out"
+            )
         if not 0 <= self.max_shift < smallest:
             raise InputError(
                 f"max_shift is {self.max_shift} pixels, but images of {smallest} pixels can be moved by 0 to "
@@ -117,30 +124,46 @@ class Augmentation(Settings):
 
     def apply(self, images: UInt8[Tensor, "B C H W"], changes: Changes) -> Float32[Tensor, "B C h w"]:
         """Change images and scale them to 0..1."""
-        _, _, height, width = images.shape
-        size = (height, width) if self.crop is None else (self.crop, self.crop)
-
-        def here(numbers: Tensor) -> Tensor:
-            return numbers.to(images.device, non_blocking=True)
+        pixels = self._moved(images, changes, self.fill)
 
         def each(numbers: Tensor) -> Tensor:
-            return here(numbers)[:, None, None, None]
+            return numbers.to(images.device, non_blocking=True).view(-1, *[1] * (images.ndim - 1))
 
-        if changes.linear is None:
-            pixels = cut_windows(images, here(changes.corners), size, self.max_shift, self.fill).float()
-        else:
-            # offset (down, right) from the centre of the image to the centre of the window; flipped to (x, y) below
-            free = torch.tensor([size[0] - height, size[1] - width]) / 2
-            offset = changes.corners - self.max_shift + free
-            maps = inverse_maps(changes.linear, -offset.flip(1))
-            pixels = warp(images, here(maps.float()), size, self.fill)
-        if changes.flips is not None:
-            pixels = torch.where(each(changes.flips).bool(), pixels.flip(-1), pixels)
         if changes.contrast is not None:
-            mean = pixels.mean((2, 3), keepdim=True)
+            mean = pixels.mean(tuple(range(2, pixels.ndim)), keepdim=True)
             pixels = (pixels - mean) * each(1 + changes.contrast) + mean
         pixels = pixels / 255
         if changes.brightness is not None:
             pixels = pixels + each(changes.brightness)
         recoloured = changes.brightness is not None or changes.contrast is not None
         return pixels.clamp(0, 1) if recoloured else pixels
+
+    def apply_to_masks(self, masks: UInt8[Tensor, "B H W"], changes: Changes) -> UInt8[Tensor, "B h w"]:
+        """Move masks as :meth:`apply` moves their images, to the nearest pixel. Pixels from outside are ignored."""
+        inverted = IGNORED - masks.unsqueeze(1)  # so that zeros from outside become IGNORED
+        return IGNORED - self._moved(inverted, changes, "zeros", "nearest").to(torch.uint8)[:, 0]
+
+    def _moved(
+        self, images: UInt8[Tensor, "B C H W"], changes: Changes, fill: Fill, mode: Interpolation = "bilinear"
+    ) -> Float32[Tensor, "B C h w"]:
+        """Rotate, scale, move, crop and mirror images; values stay in 0..255."""
+        height, width = images.shape[-2:]
+        size = (height, width) if self.crop is None else (self.crop, self.crop)
+
+        def here(numbers: Tensor) -> Tensor:
+            return numbers.to(images.device, non_blocking=True)
+
+        if images.ndim == 5:  # volumes, which are not moved
+            pixels = images.float()
+        elif changes.linear is None:
+            pixels = cut_windows(images, here(changes.corners), size, self.max_shift, fill).float()
+        else:
+            # offset (down, right) from the centre of the image to the centre of the window; flipped to (x, y) below
+            free = torch.tensor([size[0] - height, size[1] - width]) / 2
+            offset = changes.corners - self.max_shift + free
+            maps = inverse_maps(changes.linear, -offset.flip(1))
+            pixels = warp(images, here(maps.float()), size, fill, mode)
+        if changes.flips is not None:
+            flips = here(changes.flips).view(-1, *[1] * (images.ndim - 1))
+            pixels = torch.where(flips.bool(), pixels.flip(-1), pixels)
+        return pixels

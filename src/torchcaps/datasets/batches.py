@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
@@ -20,6 +20,7 @@ from torchcaps.datasets.door import Form
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.items import Items
 from torchcaps.datasets.pairs import PairSet
+from torchcaps.datasets.pixel_set import PixelSet
 from torchcaps.datasets.rng import ORDER, Key, seeded, stream_of
 from torchcaps.datasets.samplers import SampledBatches
 from torchcaps.errors import InputError
@@ -34,8 +35,9 @@ class Batch(NamedTuple):
 
     images: Float[Tensor, "B C H W"]
     """Pixels of 0..1, float32; sequences keep their values."""
-    labels: Int64[Tensor, "B"] | Int64[Tensor, "B P"] | Float[Tensor, "B J"]
-    """Class of each image, or of each of its P objects; zeros and ones for labels; floats for a regression."""
+    labels: Int64[Tensor, "B"] | Int64[Tensor, "B P"] | Float[Tensor, "B J"] | UInt8[Tensor, "B H W"]
+    """Class of each image, of each of its P objects or of each pixel (B, H, W); zeros and ones for labels; floats for a
+    regression."""
     parts: Float[Tensor, "B P C H W"] | None = None
     """Pixels of each object alone, 0..1; None for images of one object."""
     weights: Float[Tensor, "B"] | None = None
@@ -96,9 +98,12 @@ class BatchLoader:
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.rank, self.world_size, self.drop_last, self.workers = rank, world_size, drop_last, workers
         self.sampler, self.reading = sampler, dict(reading or {})
-        in_set = len(image_set)  # type: ignore[arg-type]  # a torch Dataset that is read by its index has one
+        if isinstance(image_set, PixelSet) and not shuffle:
+            image_set, self.batch_size = image_set.whole(), 1  # images may differ in size
+        is_ours = isinstance(image_set, ImageSet | PairSet)
+        in_set = image_set.draws if is_ours else len(image_set)  # type: ignore[union-attr, arg-type]  # it has a length
         self.num_images = in_set if sampler is None else sampler.num_images
-        """Images in an epoch: all images of the set, or the number that the sampler draws."""
+        """Images in an epoch: all images or patches of the set, or the number that the sampler draws."""
         if (shuffle or drop_last) and batch_size > self.num_images:
             raise InputError(
                 f"the batch size is {batch_size}, but there are only {self.num_images} images to train on; choose a "
@@ -125,7 +130,8 @@ class BatchLoader:
         if not isinstance(image_set, ImageSet | PairSet | TensorDataset | Items):
             self._set = Items(image_set, Form().images, Form().labels_of_batch)
         if isinstance(image_set, ImageSet | PairSet):
-            self.augmentation.check(image_set.in_shape, image_set.num_objects)
+            if shuffle:
+                self.augmentation.check(image_set.in_shape, image_set.num_objects)
             self._set = image_set.to(self.device)
 
     def __len__(self) -> int:
@@ -198,6 +204,7 @@ class BatchLoader:
         layers = torch.cat([images, *(each.flatten(1, 2) for each in parts)], 1)  # images and objects change alike
         changes = self.augmentation.draw(data.in_shape, n, key).share(place)
         pixels = self.augmentation.apply(layers, changes) if data.is_pixels else layers
+        labels = data.task.move(labels, partial(self.augmentation.apply_to_masks, changes=changes))
         alone = pixels[:, channels:].unflatten(1, (-1, channels)) if parts else None
         weights = data.factors.get(WEIGHT)
         return Batch(pixels[:, :channels], labels, alone, None if weights is None else weights[index])

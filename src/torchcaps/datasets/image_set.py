@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -15,6 +15,7 @@ from jaxtyping import Float, Float32, Int64, Shaped, UInt8
 from torch import Tensor
 
 from torchcaps.checks import check, checked
+from torchcaps.datasets.rng import Key
 from torchcaps.errors import InputError
 from torchcaps.machine import check_memory
 from torchcaps.ranges import Pixels
@@ -32,7 +33,7 @@ class ImageSet:
             (N, C, 1, L), with NaN after the end of each, and reach the network unchanged.
         labels: Class of each image, int64 from 0, shape (N,). With P objects in each image, P at least 2, their classes
             (N, P), all different within an image. For the task ``labels`` zeros and ones, for a regression any numbers,
-            both float32 (N, J).
+            both float32 (N, J). For the task ``pixels`` the class of each pixel, uint8 (N, H, W); 255: ignored.
         parts: Image of each of the P objects alone on the same canvas, uint8, (N, P, C, H, W); None for images of one
             object, or if the single objects are unknown.
         factors: Further values of each image, (N,) for each name. Quantities are floats, such as ``"azimuth"`` and
@@ -45,7 +46,7 @@ class ImageSet:
     """
 
     images: Float32[Tensor, "N C H W"] | UInt8[Tensor, "N C H W"]
-    labels: Int64[Tensor, "N"] | Int64[Tensor, "N P"] | Float32[Tensor, "N J"]
+    labels: Int64[Tensor, "N"] | Int64[Tensor, "N P"] | Float32[Tensor, "N J"] | UInt8[Tensor, "N H W"]
     parts: UInt8[Tensor, "N P C H W"] | None = None
     factors: Mapping[str, Shaped[Tensor, "N"]] = field(default_factory=dict, kw_only=True)
 
@@ -79,6 +80,11 @@ class ImageSet:
         return self.task.objects
 
     @property
+    def draws(self) -> int:
+        """Number of training images in an epoch."""
+        return len(self)
+
+    @property
     def is_pixels(self) -> bool:
         """True if images are uint8, which can be augmented; False for floats, such as sequences."""
         return self.images.dtype == torch.uint8
@@ -102,8 +108,14 @@ class ImageSet:
         """Return the first ``n`` images, to be shown."""
         return self.take(n)
 
-    def gather(self, index: Int64[Tensor, "B"], *_batch: object) -> tuple[Tensor, ...]:
-        """Return the tensors of the images at ``index``; the batch is for `PairSet` only."""
+    def gather(
+        self,
+        index: Int64[Tensor, "B"],
+        key: Key = (0, 0, 0),  # noqa: ARG002  used by sets that draw random numbers
+        n: int = 0,  # noqa: ARG002
+        share: slice = slice(None),  # noqa: ARG002
+    ) -> tuple[Tensor, ...]:
+        """Return the tensors of the images at ``index``."""
         return tuple(tensor[index] for tensor in self.tensors)
 
     def select(self, indices: Int64[Tensor, "n"]) -> ImageSet:
@@ -111,15 +123,21 @@ class ImageSet:
         return self._each(lambda tensor: tensor[indices])
 
     def resize(self, size: tuple[int, int]) -> ImageSet:
-        """Return the set with images and parts resized to (height, width) by `resize_images`."""
-        return self.with_pixels(lambda images: resize_images(images, size))
+        """Return the set resized to (height, width): images and parts by `resize_images`, masks by `resize_masks`."""
+        return self.with_pixels(partial(resize_images, size=size), partial(resize_masks, size=size))
 
-    def with_pixels(self, change: Callable[[Tensor], Tensor]) -> ImageSet:
-        """Return the set with ``change``, a function of images (N, C, H, W), applied to images and parts."""
-        parts = None
+    def with_pixels(
+        self, change: Callable[[Tensor], Tensor], change_masks: Callable[[Tensor], Tensor] | None = None
+    ) -> ImageSet:
+        """Return the set with ``change``, a function of images (N, C, H, W), applied to images, parts and masks.
+
+        Masks are changed as images of one channel, by ``change_masks`` if given.
+        """
+        parts, masks = None, change_masks or change
         if self.parts is not None:
             parts = change(self.parts.flatten(0, 1)).unflatten(0, self.parts.shape[:2])
-        return replace(self, images=change(self.images), parts=parts)
+        labels = self.task.move(self.labels, lambda each: masks(each.unsqueeze(1)).squeeze(1))
+        return replace(self, images=change(self.images), labels=labels, parts=parts)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> ImageSet:
         """Return the set with ``change`` applied to every tensor."""
@@ -168,6 +186,11 @@ def resize_images(images: UInt8[Tensor, "N C h w"], size: tuple[Pixels, Pixels])
     return torch.cat([chunk.round_().clamp_(0, 255).to(torch.uint8) for chunk in chunks])
 
 
+def resize_masks(masks: UInt8[Tensor, "N 1 h w"], size: tuple[int, int]) -> UInt8[Tensor, "N 1 H W"]:
+    """Resize masks to ``size`` (height, width in pixels): each pixel gets the class of the nearest one."""
+    return F.interpolate(masks.float(), size, mode="nearest-exact").to(torch.uint8)
+
+
 @checked
 def center_crop(image_set: ImageSet, size: int) -> ImageSet:
     """Cut the square of ``size`` pixels out of the middle of images and parts.
@@ -182,7 +205,7 @@ def center_crop(image_set: ImageSet, size: int) -> ImageSet:
     return image_set.with_pixels(lambda images: images[..., y : y + size, x : x + size])
 
 
-def check_crop(in_shape: tuple[int, int, int], size: int) -> None:
+def check_crop(in_shape: tuple[int, ...], size: int) -> None:
     """Raise InputError if images of this shape are smaller than a square of ``size`` pixels."""
     smallest = min(in_shape[1:])
     if not 1 <= size <= smallest:

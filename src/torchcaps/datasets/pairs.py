@@ -63,6 +63,11 @@ class PairSet:
         return len(self.objects)
 
     @property
+    def draws(self) -> int:
+        """Number of pairs in an epoch."""
+        return len(self)
+
+    @property
     def labels(self) -> Int64[Tensor, "N"]:
         """Class of each single object."""
         return self.objects.labels

@@ -54,5 +54,5 @@ def _windows(network: CapsNet) -> Iterator[tuple[Any, Any, Any] | None]:
     known = isinstance(primary, PrimaryCapsules)
     yield (primary.primary_kernel, primary.primary_stride, primary.primary_padding) if known else None
     for layer in network.layers[:-1]:
-        known = isinstance(layer, ConvCapsules)
+        known = isinstance(layer, ConvCapsules) and layer.layer_padding != "same"
         yield (layer.layer_kernel, layer.layer_stride, layer.layer_padding) if known else None

@@ -92,9 +92,9 @@ def check_images(images: Tensor, in_shape: tuple[int, int, int], weight: Tensor)
     check_one_dtype("images and weights", images, weight)
 
 
-def check_image_shape(shape: Sequence[int], in_shape: tuple[int, int, int]) -> None:
+def check_image_shape(shape: Sequence[int], in_shape: tuple[int, ...]) -> None:
     """Raise InputError unless ``shape`` is (B, C, H, W) with the network's C, H, W."""
-    if len(shape) != 4 or tuple(shape[1:]) != in_shape:
+    if tuple(shape[1:]) != in_shape:
         sizes = ", ".join(map(str, in_shape))
         raise InputError(
             f"images must have shape (B, {sizes}), the network's (channels, height, width), got {tuple(shape)}"

@@ -1,8 +1,8 @@
 """Losses of the class scores. A loss is a part, chosen by its name: ``classification_loss="spread"``.
 
 A loss is a module. It is called with scores (B, J) and targets (labels, or rows of zeros and ones) and returns a
-scalar. Register your own class with ``@register("loss", "mine")``; its constructor may have an argument
-``num_classes``.
+scalar. A loss for pixels is called with scores (B, J, H, W), masks (B, H, W) and, if the network has them, its logits.
+Register your own class with ``@register("loss", "mine")``; its constructor may have an argument ``num_classes``.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from torchcaps.models.output import Targets
 from torchcaps.ops.losses import margin_loss, normalised_cross_entropy, score_cross_entropy, spread_loss
+from torchcaps.ops.pixels import dice_loss, pixel_cross_entropy, pixel_logits, pixel_margin_loss
 from torchcaps.parts import register
 from torchcaps.ranges import Count, Factor, PositiveFactor, Range, Share
 from torchcaps.tracing import needs_torch_operations
@@ -117,3 +118,78 @@ class SpreadLoss(nn.Module):
         if self.training and not needs_torch_operations():  # torch.func does not allow a change of a buffer
             self.steps += 1
         return 0.2 + (self.spread_margin - 0.2) * grown.sigmoid()
+
+
+class PixelLoss(nn.Module):
+    """Base class of losses of the softmax of each pixel.
+
+    Args:
+        score_scale: Factor on the lengths of capsules before their softmax; the logits of a network without capsules
+            have none.
+    """
+
+    def __init__(self, *, score_scale: PositiveFactor = 10.0) -> None:
+        super().__init__()
+        self.score_scale = score_scale
+
+    def forward(
+        self,
+        scores: Float[Tensor, "B J *S"],
+        targets: UInt8[Tensor, "B *S"],
+        logits: Float[Tensor, "B J *S"] | None = None,
+    ) -> Float[Tensor, ""]:
+        """Return the loss of a batch; pixels with the target 255 do not count."""
+        return self.of_logits(pixel_logits(scores, logits, self.score_scale), targets)
+
+    def of_logits(self, logits: Float[Tensor, "B J *S"], targets: UInt8[Tensor, "B *S"]) -> Float[Tensor, ""]:
+        """Return the loss of logits of at least two classes."""
+        raise NotImplementedError
+
+
+@register("loss", "dice")
+class DiceLoss(PixelLoss):
+    """Dice loss of each class of each image, :func:`torchcaps.ops.pixels.dice_loss`."""
+
+    def of_logits(self, logits: Float[Tensor, "B J *S"], targets: UInt8[Tensor, "B *S"]) -> Float[Tensor, ""]:
+        return dice_loss(logits, targets)
+
+
+@register("loss", "pixel-cross-entropy")
+class PixelCrossEntropy(PixelLoss):
+    """Cross-entropy of each pixel, :func:`torchcaps.ops.pixels.pixel_cross_entropy`."""
+
+    def of_logits(self, logits: Float[Tensor, "B J *S"], targets: UInt8[Tensor, "B *S"]) -> Float[Tensor, ""]:
+        return pixel_cross_entropy(logits, targets)
+
+
+@register("loss", "dice-cross-entropy")
+class DiceCrossEntropy(PixelLoss):
+    """Sum of the Dice loss and the cross-entropy, as MONAI's ``DiceCELoss``."""
+
+    def of_logits(self, logits: Float[Tensor, "B J *S"], targets: UInt8[Tensor, "B *S"]) -> Float[Tensor, ""]:
+        return dice_loss(logits, targets) + pixel_cross_entropy(logits, targets)
+
+
+@register("loss", "pixel-margin")
+class PixelMarginLoss(nn.Module):
+    """Margin loss of each pixel, summed over classes and averaged over pixels.
+
+    Args:
+        m_plus: Margin loss: length above which the pixel's class costs nothing.
+        m_minus: Margin loss: length below which another class costs nothing.
+        margin_lambda: Margin loss: weight of the other classes.
+    """
+
+    def __init__(self, *, m_plus: Factor = 0.9, m_minus: Factor = 0.1, margin_lambda: Factor = 0.5) -> None:
+        super().__init__()
+        self.m_plus, self.m_minus, self.margin_lambda = m_plus, m_minus, margin_lambda
+
+    def forward(
+        self,
+        scores: Float[Tensor, "B J *S"],
+        targets: UInt8[Tensor, "B *S"],
+        logits: Tensor | None = None,  # noqa: ARG002  all losses of pixels have the same arguments
+    ) -> Float[Tensor, ""]:
+        """Return the loss of a batch; probabilities of a network without capsules count as lengths."""
+        options = {"m_plus": self.m_plus, "m_minus": self.m_minus, "lam": self.margin_lambda}
+        return pixel_margin_loss(scores, targets, **options)

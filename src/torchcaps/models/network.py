@@ -29,12 +29,14 @@ class Network(SavedNetwork):
         num_classes: Number of classes (J).
         objects: Number of objects in an image, all of different classes. With several, a capsule network decodes each
             object from its own capsule, and a CNN has sigmoid instead of softmax cross-entropy.
-        task: Prediction: the class of an image; several labels of an image, targets (B, J) of zeros and ones; or
-            numbers, targets (B, J) of a regression.
+        task: Prediction: the class of an image; several labels of an image, targets (B, J) of zeros and ones;
+            numbers, targets (B, J) of a regression; or the class of each pixel, targets (B, H, W).
     """
 
     has_capsules: ClassVar[bool] = False
     """True if classes are capsules."""
+    per_pixel: ClassVar[bool] = False
+    """True if the network has scores (B, J, H, W) for each pixel."""
     decoder: Decoder | None
     """Network that draws an image from the capsule of a class; None without reconstructions."""
     layers: nn.ModuleList
@@ -49,6 +51,7 @@ class Network(SavedNetwork):
         super().__init__()
         shape = image_shape(in_shape)
         self._task = find_task(task, objects)
+        self._task.check_network(self)
         outputs = Range(self._task.min_outputs, COUNT.most, whole=True)
         outputs.check(f"{type(self).__name__}: num_classes", num_classes)
         if objects >= num_classes > 1:

@@ -6,7 +6,8 @@ from torchcaps.nn.convolutions import ChannelNorm, Convolution
 from torchcaps.nn.decoder import Decoder, mask_capsules, separate_capsules
 from torchcaps.nn.head import CapsuleHead
 from torchcaps.nn.interests import interest_scores, interests_of_history, label_aware_attention
-from torchcaps.nn.layers import CapsuleLayer, ConvCapsules, DenseCapsules
+from torchcaps.nn.layers import CapsuleLayer, DenseCapsules
+from torchcaps.nn.maps import ConvCapsules, DeconvCapsules, join_types
 from torchcaps.nn.primary import PrimaryCapsules, SequenceCapsules
 from torchcaps.nn.routing.b2i import B2IRouting
 from torchcaps.nn.routing.base import Routing
@@ -36,6 +37,7 @@ __all__ = [
     "ConvCapsules",
     "Convolution",
     "Decoder",
+    "DeconvCapsules",
     "Dense",
     "DenseCapsules",
     "DenseVotes",
@@ -68,6 +70,7 @@ __all__ = [
     "Votes",
     "interest_scores",
     "interests_of_history",
+    "join_types",
     "label_aware_attention",
     "mask_capsules",
     "separate_capsules",

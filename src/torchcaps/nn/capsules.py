@@ -11,8 +11,8 @@ from torch import Tensor
 from torchcaps.errors import InputError
 from torchcaps.ops.squash import safe_norm
 
-Grid = tuple[int, int, int]
-"""Types, height and width of the capsules of a map."""
+Grid = tuple[int, ...]
+"""Types of the capsules of a map, and its size along each of its one to three axes: types, height, width."""
 Activations = Float[Tensor, "B I"] | None
 """Activations of the input capsules, 0..1. None: use the length of the pose."""
 
@@ -50,7 +50,7 @@ class Capsules(NamedTuple):
     activations: Float[Tensor, "B N"] | None = None
     """Probability that the entity is present, 0..1. None: use the length of the pose."""
     grid: Grid | None = None
-    """Size of the map, on which a capsule has the index ``(type · H + y) · W + x``. None: capsules without a map."""
+    """Types and size of the map. On a plane, a capsule has the index ``(type · H + y) · W + x``. None: no map."""
     mask: Bool[Tensor, "B N"] | None = None
     """True for each capsule that is present; None if all are. Values of masked capsules are never read, even NaN."""
 

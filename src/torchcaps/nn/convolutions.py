@@ -62,6 +62,12 @@ class Convolution(nn.Conv2d):
         return compute(input, self.weight, self.bias, *self._windows, self.relu)
 
 
+CONVOLUTIONS = {1: nn.Conv1d, 2: Convolution, 3: nn.Conv3d}
+"""Convolutions of lines, planes and volumes."""
+BATCH_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+"""Batch normalisations of lines, planes and volumes."""
+
+
 class ChannelNorm(nn.LayerNorm):
     """Layer normalisation over the channels of each location, with a learned scale and shift for each channel.
 
@@ -144,7 +150,7 @@ def draw_layers(module: nn.Module, init: ConvInit, std: float, bias: float = 0.1
     if init == "torch":
         return
     for layer in module.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
+        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
             if init == "glorot":
                 nn.init.xavier_uniform_(layer.weight)
             else:

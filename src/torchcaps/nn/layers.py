@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from torchcaps.checks import check, checked
 from torchcaps.errors import InputError
-from torchcaps.nn.capsules import Activations, Capsules, Grid, LayerSize, Routed
-from torchcaps.nn.competition import MapCompetition
-from torchcaps.nn.convolutions import normalise
-from torchcaps.nn.map_votes import MapVotes, PlacedVotes, by_type
+from torchcaps.nn.capsules import Activations, Capsules, LayerSize, Routed
+from torchcaps.nn.map_votes import MapVotes, PlacedVotes
 from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.transforms import Transform
 from torchcaps.nn.votes import Votes
-from torchcaps.ops.precision import computed_in_full_precision, full_dtype
+from torchcaps.ops.precision import computed_in_full_precision
 from torchcaps.parts import Choice, Spec, build, register
-from torchcaps.ranges import Padding, Pixels, Size, Width
+from torchcaps.ranges import Size, Width
 
 TransformSpec = Annotated[Spec, Choice("transform")]
 RoutingSpec = Annotated[Spec, Choice("routing")]
 Coordinates = Literal["none", "centres", "tenths", "hundredths"]
 """How the position of a capsule on its map is added to its votes."""
-Competition = Literal["types", "types-and-positions"]
-"""Which output capsules compete for an input capsule of a map."""
 
 
 class CapsuleLayer(nn.Module, ABC):
@@ -42,7 +36,8 @@ class CapsuleLayer(nn.Module, ABC):
         transform: Name or module of the transform.
         routing: Name or module of the routing.
         competitors: Number of output capsules that compete for one input capsule. None: J.
-        weights_of: Number of input capsules with separate weights. None: I.
+        transform_size: Sizes of the transform, if they differ.
+        summed: Number of input capsules that one vote is summed over.
     """
 
     def __init__(
@@ -51,7 +46,8 @@ class CapsuleLayer(nn.Module, ABC):
         transform: TransformSpec,
         routing: RoutingSpec,
         competitors: int | None = None,
-        weights_of: int | None = None,
+        transform_size: LayerSize | None = None,
+        summed: float = 1.0,
     ) -> None:
         super().__init__()
         self.size = size
@@ -60,13 +56,12 @@ class CapsuleLayer(nn.Module, ABC):
         self.routing: Routing = build("routing", routing)
         for given, kind, what in ((self.transform, Transform, "transform"), (self.routing, Routing, "routing")):
             check(f"{type(self).__name__}: {what}", given, kind)
-        of = size if weights_of is None else size._replace(in_capsules=weights_of)
         if self.routing.size is not None and next(self.routing.parameters(), None) is not None:
             name = type(self.routing).__name__
             raise InputError(f"{name}: a routing with parameters belongs to one layer; make one for each")
         self.routing.size = size
         competing = size if competitors is None else size._replace(out_capsules=competitors)
-        self.transform.bind(of, self.routing.balanced_std(competing))
+        self.transform.bind(transform_size or size, self.routing.balanced_std(competing) / math.sqrt(summed))
         self.routing.bind(size)
 
     @abstractmethod
@@ -96,7 +91,7 @@ class CapsuleLayer(nn.Module, ABC):
     ) -> tuple[Routed, torch.dtype]:
         """Return the result of the routing in full precision, and the dtype to convert it to."""
         votes, activations = self.votes(capsules)  # type: ignore[arg-type]  # subclasses may take a tensor of poses
-        dtype, votes.dtype = votes.dtype, votes.poses.dtype
+        dtype, votes.dtype = votes.dtype, votes.like.dtype
         activations = None if activations is None else votes.present(activations)
         routed = self.routing(votes, activations, return_coupling=return_coupling)
         name = type(self.routing).__name__
@@ -147,8 +142,9 @@ class DenseCapsules(CapsuleLayer):
     | 0.3 | trained, better than over inputs | trained |
 
     Args:
-        in_capsules: Number of input capsules (I); or types, height and width of their map, which share_positions and
-            coordinates need. None: any number, if neither transform nor routing has weights for each input capsule.
+        in_capsules: Number of input capsules (I); or the types and sizes of their map, such as types, height and width,
+            which share_positions and coordinates need. None: any number, if neither transform nor routing has weights
+            for each input capsule.
         in_dim: Components of an input capsule (K).
         out_capsules: Number of output capsules (J), unless num_capsules is given.
         capsule_dim: Components of an output capsule (D).
@@ -179,13 +175,18 @@ class DenseCapsules(CapsuleLayer):
         coordinates: Coordinates = "none",
     ) -> None:
         shape = tuple(in_capsules) if isinstance(in_capsules, Sequence) else (in_capsules or 0,)
-        if len(shape) not in (1, 3):
-            raise InputError(f"DenseCapsules: in_capsules must be a number, or types, height and width, got {shape}")
-        number, grid = math.prod(shape), shape if len(shape) == 3 else None
+        if not 1 <= len(shape) <= 4:
+            raise InputError(
+                f"DenseCapsules: in_capsules must be a number, or the types and sizes of a map, got {shape}"
+            )
+        number, grid = math.prod(shape), shape if len(shape) > 1 else None
         if grid is None and (share_positions or coordinates != "none"):
             raise InputError("share_positions and coordinates need capsules on a map: types, height and width")
+        if len(shape) != 3 and coordinates != "none":
+            raise InputError(f"coordinates need types, height and width of a plane, got {shape}")
         size = LayerSize(number, in_dim, num_capsules or out_capsules, capsule_dim)
-        super().__init__(size, transform, routing, weights_of=grid[0] if share_positions and grid else None)
+        shared = size._replace(in_capsules=grid[0]) if share_positions and grid else None
+        super().__init__(size, transform, routing, transform_size=shared)
         self.capsule_dim, self.num_capsules = capsule_dim, num_capsules
         self.share_positions, self.coordinates = share_positions, coordinates
         self.grid = grid
@@ -239,144 +240,3 @@ class DenseCapsules(CapsuleLayer):
         places = torch.zeros(types, height, width, self.capsule_dim, device=device)
         places[..., row], places[..., column] = along(height)[:, None], along(width)
         return places.flatten(0, 2)
-
-
-@register("layer", "conv")
-class ConvCapsules(CapsuleLayer):
-    """Capsule layer on a map: the capsules of a window vote for the output capsules at the centre of the window.
-
-    All positions share the weights. Output capsules form a map too, in the order of :class:`Capsules`, so such layers
-    can be stacked.
-
-    Args:
-        in_types: Capsule types of the input map.
-        in_dim: Components of an input capsule (K).
-        layer_types: Output capsule types of a layer on a map.
-        capsule_dim: Components of an output capsule (D).
-        layer_kernel: Height and width of a window of a layer on a map, positions.
-        layer_stride: Stride of a layer on a map, positions.
-        layer_padding: Positions without capsules around the map, on each side.
-        pose_norm: After a layer on a map, batch normalisation of each component of each type of poses, with a learned
-            scale and shift.
-        compete_over: In a layer on a map, the output types of one position compete for an input capsule, or the output
-            types of all windows that contain it.
-        transform: The transform, which computes votes from capsules.
-        routing: The routing algorithm, which computes output capsules from votes.
-
-    Source: Hinton, Sabour, Frosst 2018, "Matrix capsules with EM routing" (ICLR), for the layer and the competition
-    over positions.
-    """
-
-    def __init__(
-        self,
-        in_types: Size,
-        in_dim: Size,
-        layer_types: Width = 16,
-        capsule_dim: Width = 16,
-        *,
-        layer_kernel: Pixels = 3,
-        layer_stride: Pixels = 1,
-        layer_padding: Padding = 0,
-        pose_norm: bool = False,
-        compete_over: Competition = "types",
-        transform: TransformSpec = "dense",
-        routing: RoutingSpec = "dynamic",
-    ) -> None:
-        if layer_padding >= layer_kernel:
-            raise InputError(f"layer_padding must be below layer_kernel, {layer_kernel}, got {layer_padding}")
-        windows = max(1, round((layer_kernel / layer_stride) ** 2))  # that contain a capsule far from the edges
-        competitors = layer_types * windows if compete_over == "types-and-positions" else layer_types
-        size = LayerSize(in_types * layer_kernel**2, in_dim, layer_types, capsule_dim)
-        super().__init__(size, transform, routing, competitors)
-        self.in_types, self.layer_types, self.capsule_dim = in_types, layer_types, capsule_dim
-        self.layer_kernel, self.layer_stride, self.layer_padding = layer_kernel, layer_stride, layer_padding
-        self.pose_norm, self.compete_over = pose_norm, compete_over
-        self.norm = nn.BatchNorm1d(layer_types * capsule_dim) if pose_norm else None
-
-    @computed_in_full_precision
-    def forward(self, capsules: Capsules) -> Capsules:
-        """Return the output capsules with their grid.
-
-        Raises:
-            InputError: Capsules without a grid, of other types or components, or on a map smaller than a window.
-        """
-        routed, dtype = self._route_in_full_precision(capsules)
-        grid = self.out_grid(capsules.grid)
-        positions = grid[1] * grid[2]
-        if self.norm is not None:
-            poses = routed.poses
-            routed = routed._replace(poses=normalise(self.norm, poses.flatten(1)).view_as(poses))
-        poses, activations, _ = routed.to(dtype)
-        activations = None if activations is None else by_type(activations, positions)
-        mask = None
-        if capsules.mask is not None and capsules.grid is not None:  # a position with at least one vote is present
-            voted = self._in_windows(capsules.mask.to(poses), capsules.grid).any(1, keepdim=True)
-            mask = by_type(voted.expand(-1, self.layer_types), positions)
-        return Capsules(by_type(poses, positions), activations, grid, mask)
-
-    @checked
-    def votes(self, capsules: Capsules) -> tuple[Votes, Activations]:
-        """Return the inputs of the routing: votes and activations of the capsules of each of the B·L windows."""
-        grid, mask = capsules.grid, capsules.mask
-        self.out_grid(grid)
-        assert grid is not None
-        poses = self._on_map(capsules.poses, math.prod(grid), mask)
-        # converted before windows overlap, so that the gradients of all windows are summed in full precision
-        dtype = functools.reduce(torch.promote_types, (each.dtype for each in self.transform.parameters()), poses.dtype)
-        full = full_dtype(dtype)
-        poses = poses.to(full).unflatten(1, grid)  # (B, T, H, W, K)
-        windows = self._windows(poses.movedim(-1, 2).flatten(1, 2))  # (B, T·K, k², L)
-        B, _, area, positions = windows.shape
-        windows = windows.unflatten(1, (self.in_types, self.in_dim)).permute(0, 4, 2, 1, 3)  # (B, L, K, T, k²)
-        votes = self._transformed(windows.reshape(B * positions, self.in_dim, self.in_types * area).transpose(1, 2))
-        votes.dtype = dtype
-        if self.compete_over == "types-and-positions":
-            votes.competition = MapCompetition(self.window_capsules(grid, poses.device), math.prod(grid) + 1)
-        if mask is not None:
-            votes = votes.masked(self._in_windows(mask.to(poses), grid) > 0)
-        if capsules.activations is None:
-            return votes, None
-        return votes, self._in_windows(capsules.activations.to(full), grid)
-
-    @checked
-    def _on_map(
-        self, poses: Float[Tensor, "B N {self.in_dim}"], number: int, mask: Bool[Tensor, "B N"] | None
-    ) -> Float[Tensor, "B N K"]:
-        if poses.shape[1] != number:
-            raise InputError(f"ConvCapsules: the grid needs poses of {number} capsules, got {poses.shape[1]}")
-        return poses if mask is None else poses.where(mask.unsqueeze(2), 0)
-
-    def _in_windows(self, numbers: Float[Tensor, "B N"], grid: Grid) -> Float[Tensor, "BL I"]:
-        """Collect one number of each capsule of a map by windows."""
-        return self._windows(numbers.unflatten(1, grid)).flatten(1, 2).transpose(1, 2).flatten(0, 1)
-
-    def window_capsules(self, grid: Grid, device: torch.device | None = None) -> Int[Tensor, "L I"]:
-        """Return the index on the map, counted from 1, of each capsule of each window; 0 outside the map."""
-        number = torch.arange(1.0, math.prod(grid) + 1, device=device)  # exact up to 2^24
-        return self._windows(number.view(1, *grid)).flatten(1, 2)[0].t().long()
-
-    def out_grid(self, grid: Grid | None) -> Grid:
-        """Return types, height and width of the output map for an input map.
-
-        Raises:
-            InputError: No map, another number of types, or a map smaller than a window.
-        """
-        if grid is None:
-            raise InputError(
-                "ConvCapsules: capsules must have a grid; primary capsules of the grouping "
-                '"channels" and other ConvCapsules have one'
-            )
-        types, *sizes = grid
-        least = self.layer_kernel - 2 * self.layer_padding
-        if types != self.in_types or min(sizes) < least:
-            raise InputError(
-                f"ConvCapsules: the map must have {self.in_types} types, and height and width of at least {least}, got "
-                f"{grid}" + (f": in_types is {self.in_types}, got {types}" if types != self.in_types else "")
-            )
-        height, width = ((size - least) // self.layer_stride + 1 for size in sizes)
-        return self.layer_types, height, width
-
-    def _windows(self, maps: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C k2 L"]:
-        """Return the windows of each map."""
-        columns = F.unfold(maps, self.layer_kernel, padding=self.layer_padding, stride=self.layer_stride)
-        return columns.unflatten(1, (maps.shape[1], self.layer_kernel**2))  # (B, C, k², L)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import Capsules
-from torchcaps.nn.convolutions import ConvInit, Convolution, draw_layers, normalise
+from torchcaps.nn.convolutions import BATCH_NORMS, CONVOLUTIONS, ConvInit, Convolution, draw_layers, normalise
 from torchcaps.ops.convolution import Shape, choose, convolve
 from torchcaps.ops.precision import in_full_precision
 from torchcaps.ops.squash import exponential_squash, safe_norm, squash
 from torchcaps.parts import register
-from torchcaps.ranges import Epsilon, Padding, Pixels, Size, Width
+from torchcaps.ranges import Axes, Epsilon, Padding, Pixels, Size, Width
 from torchcaps.tracing import has_hooks
 
 
@@ -24,12 +24,15 @@ from torchcaps.tracing import has_hooks
 class PrimaryCapsules(nn.Module):
     """A convolution whose output channels form capsules: (B, C, H, W) → capsules (B, I, K).
 
+    Feature maps may also be lines (B, C, W) or volumes (B, C, Z, H, W).
+
     With the grouping ``"channels"``, capsule ``i = (type · H' + y) · W' + x`` consists of the K channels of its type at
     one location of the H'×W' output grid. ``"raster"`` flattens the map (component, type, y, x) and cuts it into pieces
     of K, as several implementations do.
 
     Args:
         in_channels: Channels of the feature maps (C).
+        dims: Axes of the map: 1 (lines), 2 (planes) or 3 (volumes).
         primary_types: Types of primary capsules. The number of primary capsules is types x height x width of the
             second convolution's output.
         primary_dim: Components of a primary capsule.
@@ -62,6 +65,7 @@ class PrimaryCapsules(nn.Module):
         self,
         in_channels: Size,
         *,
+        dims: Axes = 2,
         primary_types: Width = 32,
         primary_dim: Width = 8,
         primary_kernel: Pixels = 9,
@@ -89,7 +93,8 @@ class PrimaryCapsules(nn.Module):
             )
         if grouping == "raster" and primary_activations:
             raise InputError('primary_activations need grouping="channels", where a capsule has one position')
-        self.in_channels, self.primary_types, self.primary_dim = in_channels, primary_types, primary_dim
+        self.in_channels, self.dims = in_channels, dims
+        self.primary_types, self.primary_dim = primary_types, primary_dim
         self.primary_kernel, self.primary_stride, self.primary_padding = primary_kernel, primary_stride, primary_padding
         self.primary_activation, self.primary_separate_convs = primary_activation, primary_separate_convs
         self.grouping, self.primary_output, self.primary_norm = grouping, primary_output, primary_norm
@@ -99,20 +104,27 @@ class PrimaryCapsules(nn.Module):
         window = (primary_kernel, primary_stride, primary_padding)
         plain, learned = primary_norm == "none", primary_norm == "batch-learned"
         bias, relu = plain and primary_output != "routed", plain and primary_activation == "relu"
-        num_convs = primary_dim if primary_separate_convs else 1
+        convolution, norm, num_convs = (
+            CONVOLUTIONS[dims],
+            BATCH_NORMS[dims],
+            primary_dim if primary_separate_convs else 1,
+        )
+        inside: dict[str, Any] = {"relu": relu} if dims == 2 else {}
         self.convs = nn.ModuleList(
-            Convolution(in_channels, channels // num_convs, *window, bias=bias, relu=relu)
+            convolution(in_channels, channels // num_convs, *window, bias=bias, **inside)
             for _ in range(0 if primary_depthwise else num_convs)
         )
+        self._relu_inside = relu and dims == 2 and not primary_depthwise
+        each_channel = nn.Conv2d if dims == 2 else convolution
         self.each_channel = (
-            nn.Conv2d(in_channels, channels, *window, groups=in_channels, bias=plain) if primary_depthwise else None
+            each_channel(in_channels, channels, *window, groups=in_channels, bias=plain) if primary_depthwise else None
         )
-        self.norm = nn.Identity() if plain else nn.BatchNorm2d(channels, affine=learned)
+        self.norm = nn.Identity() if plain else norm(channels, affine=learned)
         self.activity: nn.Module | None = None
         if primary_activations:
             self.activity = nn.Sequential(
-                Convolution(in_channels, primary_types, *window, bias=plain),
-                nn.Identity() if plain else nn.BatchNorm2d(primary_types, affine=learned),
+                convolution(in_channels, primary_types, *window, bias=plain),
+                nn.Identity() if plain else norm(primary_types, affine=learned),
                 nn.Sigmoid(),
             )
         start = torch.full((primary_types, primary_dim), 0.1)
@@ -128,16 +140,19 @@ class PrimaryCapsules(nn.Module):
                 draw_layers(self.activity, "truncated-normal", std=3.0, bias=-1.0)
 
     @checked
-    def forward(self, features: Float[Tensor, "B {self.in_channels} H W"]) -> Capsules:
+    def forward(self, features: Float[Tensor, "B {self.in_channels} *S"]) -> Capsules:
         """Return primary capsules. Their poses lie in memory as (B, K, I), the order that fast routing reads.
 
         With the grouping ``"raster"`` capsules have no grid, because a capsule spans several positions.
 
         Raises:
-            InputError: Padded features that are smaller than the kernel.
+            InputError: Features of other axes, or padded features that are smaller than the kernel.
         """
+        if features.ndim != 2 + self.dims:
+            axes = "B, C, " + ", ".join("ZHW"[-self.dims :])
+            raise InputError(f"PrimaryCapsules: features must have shape ({axes}), got {tuple(features.shape)}")
         maps = normalise(self.norm, in_full_precision(self._convolve(features)))
-        if self.primary_activation == "relu" and (self.primary_norm != "none" or self.primary_depthwise):
+        if self.primary_activation == "relu" and not self._relu_inside:
             maps = maps.relu()
         poses = self._group(maps)  # (B, K, I)
         if self.bias is not None:
@@ -150,7 +165,7 @@ class PrimaryCapsules(nn.Module):
         elif self.primary_output != "linear":
             poses = squash(poses, 1, self.squash_eps)
         activations = None if self.activity is None else in_full_precision(self.activity(features)).flatten(1)
-        grid = None if self.grouping == "raster" else (self.primary_types, maps.shape[2], maps.shape[3])
+        grid = None if self.grouping == "raster" else (self.primary_types, *maps.shape[2:])
         return Capsules(poses.transpose(1, 2), activations, grid)
 
     def is_wide(self, size: tuple[int, int], images: int) -> bool:
@@ -163,9 +178,11 @@ class PrimaryCapsules(nn.Module):
         kernel, stride = (self.primary_kernel,) * 2, (self.primary_stride,) * 2
         height, width = (length + 2 * self.primary_padding for length in size)
         shape = Shape(self.in_channels, self.primary_types * self.primary_dim, (height, width), kernel, stride)
-        return not self.primary_depthwise and choose(shape, images, learning=False) == "transform"
+        if self.dims != 2 or self.primary_depthwise:
+            return False
+        return choose(shape, images, learning=False) == "transform"
 
-    def _convolve(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B TK h w"]:
+    def _convolve(self, features: Float[Tensor, "B C *S"]) -> Float[Tensor, "B TK *s"]:
         """Apply all convolutions. Separate ones run as one convolution with joined weights, because that is faster."""
         if self.each_channel is not None:
             return self.each_channel(features)
@@ -178,13 +195,13 @@ class PrimaryCapsules(nn.Module):
         bias = None if convs[0].bias is None else torch.cat([cast(Tensor, conv.bias) for conv in convs])
         return convolve(features, weight, bias, self.primary_stride, self.primary_padding, relu=convs[0].relu)
 
-    def _group(self, maps: Float[Tensor, "B TK H W"]) -> Float[Tensor, "B K I"]:
+    def _group(self, maps: Float[Tensor, "B TK *S"]) -> Float[Tensor, "B K I"]:
         """Group channels into capsules; nothing else does this."""
         if self.grouping == "raster":
             return maps.flatten(1).unflatten(1, (-1, self.primary_dim)).transpose(1, 2).contiguous()
         if self.primary_separate_convs:  # the channels are ordered (component, type)
             return maps.flatten(1).unflatten(1, (self.primary_dim, -1))
-        by_type = maps.unflatten(1, (self.primary_types, self.primary_dim))  # (B, T, K, H, W)
+        by_type = maps.unflatten(1, (self.primary_types, self.primary_dim))  # (B, T, K, *S)
         return by_type.transpose(1, 2).flatten(2)
 
 

@@ -18,7 +18,10 @@ from torchcaps.nn.votes import CommonVotes, DenseVotes, FactoredVotes, IdentityV
 from torchcaps.parts import register
 from torchcaps.ranges import PositiveFactor
 
-WeightInit = Literal["balanced", "normal", "truncated-normal", "fan-in"]
+WeightInit = Literal["balanced", "normal", "truncated-normal", "fan-in", "he"]
+
+TRUNCATED_STD = 0.8796256610342398
+"""Standard deviation of a standard normal distribution that is cut at two standard deviations."""
 
 
 class Transform(nn.Module, ABC):
@@ -62,7 +65,8 @@ class WeightTransform(Transform):
     Args:
         weight_init: Initial distribution of the transformation matrices. balanced: normal, with the standard deviation
             that suits the sizes and the routing, so that layers can be stacked. normal, truncated-normal (cut at two
-            standard deviations): with weight_std. fan-in: normal with variance 2 / (I·K).
+            standard deviations): with weight_std. fan-in: normal with variance 2 / (I·K). he: truncated normal with
+            variance 2 / K, as Keras's he_normal; K counts all numbers that a vote of an input capsule depends on.
         weight_std: Standard deviation of the initial weights with normal and truncated-normal.
     """
 
@@ -103,6 +107,9 @@ class WeightTransform(Transform):
         assert self.size is not None
         if self.weight_init == "truncated-normal":
             draw_truncated(self.matrices, self.weight_std)
+            return
+        if self.weight_init == "he":
+            draw_truncated(self.matrices, math.sqrt(2 / self.size.in_dim) / TRUNCATED_STD)
             return
         fan_in = math.sqrt(2 / (max(self.size.in_capsules, 1) * self.size.in_dim))
         stds = {"balanced": self.balanced_std, "normal": self.weight_std, "fan-in": fan_in}

@@ -42,12 +42,22 @@ class Votes(ABC):
         if poses.shape[1] == 0:
             raise InputError("votes must be of at least one input capsule, got I=0")
         self.dtype = poses.dtype if dtype is None else dtype
-        self.poses, self.size = poses.to(full_dtype(self.dtype)), size
+        self._poses, self.size = poses.to(full_dtype(self.dtype)), size
 
     @property
-    def data(self) -> Float[Tensor, "B I K"]:
-        """The poses. torchinfo reads the shape of a module's input from an attribute named ``data``."""
+    def poses(self) -> Float[Tensor, "B I K"]:
+        """Input capsules u_i in full precision."""
+        return self._poses
+
+    @property
+    def like(self) -> Float[Tensor, "B I more"]:
+        """A tensor with the dtype and the device of the votes, and with as many rows and input capsules."""
         return self.poses
+
+    @property
+    def data(self) -> Float[Tensor, "B I more"]:
+        """The poses. torchinfo reads the shape of a module's input from an attribute named ``data``."""
+        return self.like
 
     @abstractmethod
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
@@ -60,6 +70,10 @@ class Votes(ABC):
     @abstractmethod
     def build(self) -> Float[Tensor, "B I J D"]:
         """Return all B·I·J·D numbers, for algorithms that need every single vote."""
+
+    def lengths(self) -> Float[Tensor, "B I J"]:
+        """Return the lengths ‖û_j|i‖, at least 1e-8."""
+        return at_least_tiny(self.build(), 3).squeeze(3)
 
     def factors(self) -> VoteFactors | None:
         """Return the tensors from which a routing computes the votes block by block.
@@ -103,8 +117,8 @@ class Votes(ABC):
 
     def zeros(self) -> Float[Tensor, "B I J"]:
         """Return routing logits of zero in full precision, in memory as (J, B, I) like the agreement."""
-        shape = self.size.out_capsules, self.poses.shape[0], self.size.in_capsules
-        return self.poses.new_zeros(shape).permute(1, 2, 0)
+        like = self.like
+        return like.new_zeros(self.size.out_capsules, like.shape[0], self.size.in_capsules).permute(1, 2, 0)
 
     def compete(
         self, logits: Float[Tensor, "B I J"], softmax_over: SoftmaxOver = "outputs", *, leaky: bool = False
@@ -151,6 +165,11 @@ class Votes(ABC):
         """
         kept = routed if coupling else Routed(routed.poses, routed.activations)
         return kept.to(self.dtype).masked(self.mask)
+
+
+def at_least_tiny(vectors: Float[Tensor, "..."], dim: int) -> Float[Tensor, "..."]:
+    """Return the lengths of vectors, at least 1e-8, with an axis ``dim`` of size one. The gradient at zero is zero."""
+    return vectors.square().sum(dim, keepdim=True).clamp_min(1e-16).sqrt()
 
 
 class BuiltVotes(Votes):

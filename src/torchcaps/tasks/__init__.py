@@ -14,6 +14,7 @@ from torchcaps.errors import InputError, unknown_name
 from torchcaps.tasks.base import Metric, Task, TaskName, as_array, found
 from torchcaps.tasks.classes import Classes, Objects
 from torchcaps.tasks.labels import PRESENT, Labels
+from torchcaps.tasks.pixels import Pixels
 from torchcaps.tasks.regression import Regression
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ __all__ = [
     "widest_task",
 ]
 
-TASKS: dict[str, Task] = {task.name: task for task in (Classes(), Labels(), Regression())}
+TASKS: dict[str, Task] = {task.name: task for task in (Classes(), Labels(), Regression(), Pixels())}
 """All tasks by name. The first one is the default; if several fit some targets, the first of them is used."""
 
 

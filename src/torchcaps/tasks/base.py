@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     Row = tuple[int | float, ...]
 
-TaskName = Literal["classes", "labels", "regression"]
+TaskName = Literal["classes", "labels", "regression", "pixels"]
 """Task of a network: the class of an image or the classes of its objects; several labels that an image may have,
-(B, L); or numbers, (B, T)."""
+(B, L); numbers, (B, T); or the class of each pixel, (B, H, W)."""
 ALWAYS = frozenset({"train", "evaluate", "predict", "curves", "datasets", "export", "share", "folder"})
 """Commands, and formats of ``torchcaps export``, that support every task."""
 
@@ -236,7 +236,27 @@ class Task(ABC):
     def limits(self, num_outputs: int) -> str:
         """Return the sentences of a model card about other kinds of images."""
 
+    def move(self, targets: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the targets of images that were moved, cropped or resized; ``change`` does the same to masks."""
+        return targets
+
     # ---- training
+
+    def check_network(self, network: Any) -> None:
+        """Raise InputError unless a kind of network has the answers that the task needs."""
+        if network.per_pixel:
+            raise InputError(
+                f'{type(network).__name__} gives an answer for each pixel; set task="pixels" (--task pixels)'
+            )
+
+    def image_shape(self, network: Any, images: Tensor) -> tuple[int, ...]:
+        """Return the shape (C, H, W) that these images must have for a network."""
+        shape: tuple[int, ...] = network.in_shape
+        return shape
+
+    def infer(self, network: Any, images: Tensor, *targets: Any) -> Any:
+        """Return the output of a network for evaluation; ``targets`` are those whose capsules are decoded."""
+        return network(images, *targets)
 
     def buffers(self, num_outputs: int) -> dict[str, Tensor]:
         """Return tensors that a network stores beside its weights, by name."""
@@ -259,6 +279,12 @@ class Task(ABC):
             network: A capsule network, whose ``classification_loss`` is applied to the scores; or a network with
                 logits.
         """
+
+    def default_loss(self, scores: Tensor, targets: Tensor) -> Float[Tensor, ""]:
+        """Return the cross-entropy of a batch, for a module that is no network of torchcaps; its scores are logits."""
+        import torch.nn.functional as F
+
+        return F.cross_entropy(scores, targets)
 
     @abstractmethod
     def score(self, scores: Float[Tensor, "B J"], targets: Tensor, network: Any = None) -> Float[Tensor, "B"]:
@@ -287,6 +313,13 @@ class Task(ABC):
         if counts is None:
             return None
         return (counts.sum() / (len(counts) * counts.clamp_min(1))).masked_fill(counts == 0, 1.0)
+
+    def weights_of(self, weights: Float[Tensor, "J"], targets: Tensor) -> Tensor:
+        """Return the weight of each image (B,), or of each pixel (B, 1, H, W), by the weights of the classes.
+
+        For targets with shares of classes, it is the weighted sum of the shares.
+        """
+        return targets.to(weights) @ weights if targets.ndim == 2 else weights[targets]
 
     def images_per_class(self, num_images: int, num_outputs: int) -> float | None:
         """Return the mean number of images per class; None without one class per image."""

@@ -49,7 +49,7 @@ from torchcaps.training.folder import (
 from torchcaps.training.progress import Progress, choose_progress, log_row, make_logger, noted_signals
 from torchcaps.training.recipe import Recipe, learning_rate
 from torchcaps.training.state import VALIDATION_COLUMNS, ProgressState
-from torchcaps.training.step import SUMS, EpochSums, Loss, Recalls, class_weights, forward, weights_of_images
+from torchcaps.training.step import SUMS, EpochSums, Loss, Recalls, class_weights, forward, with_axes
 from torchcaps.training.stops import Diverged, Interrupted, settings_to_try
 
 if TYPE_CHECKING:
@@ -180,6 +180,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         fabric, recipe, device, task = self.fabric, self.recipe, self.fabric.device, task_of(self.network)
+        self._task = task
         if self.data.validation is None and (recipe.stop_at, recipe.patience) != (None, None):
             raise InputError("stop_at and patience need validation images, but the data have none")
         if not fabric.is_global_zero:
@@ -238,9 +239,9 @@ class Trainer:
             group["lr"] = learning_rate(recipe, state.step, self.steps)
         # randomness is a function of the step, so checkpoints need no state of generators
         self._seed_device((self.seed * 1_000_003 + state.step) * 1_009 + self.fabric.global_rank)
-        weights = None if self._weights is None else weights_of_images(self._weights, batch.labels)
+        weights = None if self._weights is None else self._task.weights_of(self._weights, batch.labels)
         if batch.weights is not None:
-            weights = batch.weights if weights is None else weights * batch.weights
+            weights = batch.weights if weights is None else weights * with_axes(batch.weights, weights.ndim)
         scores, losses = forward(self.network, self.model, batch, self.loss, weights)
         self.fabric.backward(losses.total)
         if (largest := recipe.max_gradient_norm) is not None:  # non-finite losses are reported later
@@ -297,12 +298,12 @@ class Trainer:
             Diverged: The loss is NaN or infinite.
         """
         sums = torch.zeros(3, dtype=self.sums.values.dtype, device=self.fabric.device)
-        recalls = Recalls(sums)
+        recalls, infer = Recalls(sums), partial(self._task.infer, self.network)
         self.network.eval()
         with torch.no_grad():
             for batch in batches.batches(0):
                 if images := len(batch.labels):  # the last batch may be too small for all processes
-                    scores, losses = forward(self.network, self.network, batch, self.loss)
+                    scores, losses = forward(self.network, infer, batch, self.loss)
                     scored = self._score(scores, batch.labels).to(sums)
                     loss, count = losses.total * images, scored.new_tensor(images)
                     sums += torch.stack([loss, scored.sum(), count])

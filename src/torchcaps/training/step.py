@@ -29,16 +29,16 @@ SUMS = ("loss", "classification_loss", "reconstruction_loss", "correct")
 
 
 def forward(
-    network: nn.Module, model: nn.Module, batch: Batch, loss: Loss | None, weights: Tensor | None = None
+    network: nn.Module, model: Callable[..., Any], batch: Batch, loss: Loss | None, weights: Tensor | None = None
 ) -> tuple[Float[Tensor, "B J"], Losses]:
     """Return the scores and losses of a batch.
 
     Args:
         network: The network.
-        model: The network wrapped for its device and precision.
+        model: The network wrapped for its device and precision, or a function that calls it.
         batch: Images and labels.
         loss: Loss of a module that is no network of torchcaps. None: cross-entropy.
-        weights: Weight of each image in the gradient. The returned losses are not weighted.
+        weights: Weight of each image or pixel in the gradient. The returned losses are not weighted.
     """
     images, labels, parts = batch[:3]
     # images may have another dtype than the weights, such as NumPy's float64
@@ -50,19 +50,27 @@ def forward(
     if is_ours:
         return output.scores, network.loss(output, images if parts is None else parts, labels)  # type: ignore[operator]
     scores = output if isinstance(output, Tensor) else output.scores
-    total = F.cross_entropy(scores, labels) if loss is None else loss(output, labels)
+    total = task_of(network).default_loss(scores, labels) if loss is None else loss(output, labels)
     return scores, Losses(total, total)
 
 
-def _weighted(output: Any, weights: Float[Tensor, "B"]) -> Any:
-    """Return the output unchanged, but with each image's gradient multiplied by its weight."""
+def _weighted(output: Any, weights: Float[Tensor, "B ..."]) -> Any:
+    """Return the output unchanged, but with the gradient of each image, or of each pixel, multiplied by its weight.
+
+    Weights of pixels (B, 1, H, W) change no gradient that has another size of the image.
+    """
     if isinstance(output, tuple):
         kind: Any = type(output)
         return kind(*(None if each is None else _weighted(each, weights) for each in output))
     view = output.view_as(output)
-    if view.requires_grad:
-        view.register_hook(lambda gradient: gradient * weights.reshape(-1, *[1] * (gradient.ndim - 1)))
+    if view.requires_grad and weights.shape[2:] in ((), view.shape[2:]):
+        view.register_hook(lambda gradient: gradient * with_axes(weights, gradient.ndim))
     return view
+
+
+def with_axes(weights: Float[Tensor, "B ..."], ndim: int) -> Float[Tensor, "B ..."]:
+    """Return weights of images with further axes of length 1; weights of pixels have their axes already."""
+    return weights.reshape(*weights.shape, *[1] * (ndim - weights.ndim))
 
 
 def class_weights(
@@ -89,11 +97,6 @@ def class_weights(
     if len(weights) != classes:
         raise InputError(f"class_weights must be {classes} numbers, one for each class, got {len(weights)}")
     return torch.tensor(weights, device=device)
-
-
-def weights_of_images(weights: Float[Tensor, "J"], labels: Tensor) -> Float[Tensor, "B"]:
-    """Return the weight of each image. For labels with shares of classes, it is the weighted sum of the shares."""
-    return labels.to(weights) @ weights if labels.ndim == 2 else weights[labels]
 
 
 class Recalls:

@@ -79,10 +79,10 @@ class B2IRouting(Routing):
 
     def prior(self, votes: Votes) -> Float[Tensor, "B I J"]:
         """Return the initial routing logits."""
-        (B, I, _), J = votes.poses.shape, votes.size.out_capsules
+        (B, I), J = votes.like.shape[:2], votes.size.out_capsules
         if self.queries is not None:
-            return votes.agreement(self.queries.to(votes.poses.dtype).expand(B, -1, -1))
-        dtype, device = votes.poses.dtype, votes.poses.device
+            return votes.agreement(self.queries.to(votes.like.dtype).expand(B, -1, -1))
+        dtype, device = votes.like.dtype, votes.like.device
         if self.training:
             return truncated_normal(torch.rand(B, I, J, device=device)).to(dtype)
         if votes.mask is None:

@@ -31,6 +31,9 @@ class Routing(nn.Module, ABC):
     """True if the softmax has one more competitor, whose share goes to no capsule."""
     num_iterations: int = 1
     """Number of times that the coupling is computed."""
+    by_row: bool = True
+    """True if each row of votes is routed by itself. A layer then routes the positions of a large map part by part.
+    False for an algorithm that computes with several rows, such as batch normalisation."""
     size: LayerSize | None = None
     """Sizes I, K, J, D of the layer that contains the routing."""
 
@@ -48,7 +51,7 @@ class Routing(nn.Module, ABC):
     def activations_of(votes: Votes, activations: Activations) -> Float[Tensor, "B I"]:
         """Return the activations of the input capsules in full precision, or the lengths of their poses if None."""
         active = safe_norm(votes.poses) if activations is None else activations
-        return votes.present(active.to(votes.poses.dtype))
+        return votes.present(active.to(votes.like.dtype))
 
     def balanced_std(self, size: LayerSize) -> float:
         """Return the standard deviation of votes, relative to the length of a pose, for balanced output capsules.

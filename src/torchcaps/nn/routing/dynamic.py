@@ -21,11 +21,11 @@ from torchcaps.errors import InputError
 from torchcaps.nn.capsules import Activations, LayerSize, Routed, RoutingRound
 from torchcaps.nn.competition import SoftmaxOver
 from torchcaps.nn.routing.base import Routing
-from torchcaps.nn.votes import BuiltVotes, DenseVotes, Votes
+from torchcaps.nn.votes import BuiltVotes, DenseVotes, Votes, at_least_tiny
 from torchcaps.ops.contractions import compute_votes
 from torchcaps.ops.fused import Options, route_recompute
 from torchcaps.ops.precision import computed_in_full_precision
-from torchcaps.ops.squash import squash
+from torchcaps.ops.squash import squashed
 from torchcaps.parts import register
 from torchcaps.ranges import Epsilon, Iterations
 from torchcaps.tracing import needs_torch_operations
@@ -34,6 +34,10 @@ Backend = Literal["auto", "reference", "recompute"]
 """Implementation of dynamic routing; see :func:`route`."""
 Prior = Float[Tensor, "I J"] | Float[Tensor, "B I J"]
 """Initial routing logits, the same for all images or one set for each image."""
+Agreement = Literal["product", "cosine"]
+"""How a vote is compared with its output capsule: by the scalar product, or by the cosine of their angle."""
+Squash = Literal["each", "last"]
+"""Iterations after which the sums are squashed: each of them, or only the last one."""
 
 
 @checked
@@ -48,6 +52,8 @@ def dynamic_routing(
     prior: Prior | None = None,
     leaky: bool = False,
     eps: Epsilon = 1e-7,
+    agreement: Agreement = "product",
+    squash: Squash = "each",
     mask: Bool[Tensor, "B I"] | None = None,
     return_coupling: bool = False,
     rounds: list[RoutingRound] | None = None,
@@ -74,6 +80,8 @@ def dynamic_routing(
         prior: Initial routing logits, the same for all images or one set for each image; may be learned.
         leaky: Add a "none of the above" competitor with logit 0 to the softmax, so that coupling sums to less than 1.
         eps: The squash's epsilon.
+        agreement: ``"cosine"`` divides ⟨û_j|i, v_j⟩ by the lengths of both, each at least 1e-8.
+        squash: ``"last"`` compares votes with the sums s_j, and squashes only the last ones.
         mask: True for each input capsule that is present; all if None. Values of masked capsules, even NaN, never
             change a result. A row without any input capsule gives zeros.
         return_coupling: Also return the coupling of the last iteration.
@@ -84,7 +92,8 @@ def dynamic_routing(
         c_ij if requested.
 
     Source: Sabour, Frosst, Hinton 2017, procedure 1 (arXiv:1710.09829); bias and leaky from the authors' released
-    code. The initial b is zero in the paper's experiments; section 2 mentions a learned prior.
+    code. The initial b is zero in the paper's experiments; section 2 mentions a learned prior. Cosine and one squash
+    at the end from Nguyen, Hua, Le 2021, "3D-UCaps" (arXiv:2203.08965), and its code.
     """
     given = BuiltVotes.of(votes, mask)
 
@@ -92,6 +101,13 @@ def dynamic_routing(
         s = given.weighted_sum(coupling)  # s_j = Σ_i c_ij û_j|i
         return s if bias is None else s + bias
 
+    def agreement_of(s: Tensor, capsules: Tensor) -> Tensor:
+        compared = capsules if squash == "each" else s
+        if lengths is None:
+            return given.agreement(compared)  # ⟨û_j|i, v_j⟩
+        return given.agreement(compared / at_least_tiny(compared, 2)) / lengths
+
+    lengths = given.lengths() if agreement == "cosine" and (num_iterations > 1 or rounds is not None) else None
     logits = given.zeros()  # b_ij
     bias = None if bias is None else bias.to(logits.dtype)
     logits = logits if prior is None else given.present(logits + prior.to(logits.dtype))
@@ -102,14 +118,14 @@ def dynamic_routing(
         if stop_gradient:  # only the last weighted sum gets a gradient
             coupling = coupling.detach()
         s = weighted_sum(coupling)
-        capsules = squash(s, eps=eps)  # v_j
+        capsules = squashed(s, 2, eps)  # v_j
         routed = Routed(capsules, coupling=coupling)
         if iteration == num_iterations and rounds is None:
             break
-        agreement = given.agreement(capsules)  # ⟨û_j|i, v_j⟩
+        agreements = agreement_of(s, capsules)
         if rounds is not None:
-            rounds.append(RoutingRound(logits, coupling, s, capsules, agreement))
-        logits = logits + agreement
+            rounds.append(RoutingRound(logits, coupling, s, capsules, agreements))
+        logits = logits + agreements
     return given.finish(routed, coupling=return_coupling)
 
 
@@ -218,8 +234,11 @@ class DynamicRouting(Routing):
         learn_prior: Learn the initial routing logits.
         squash_eps: Added under the squash's root. 1e-24 is practically zero: it changes no vector longer than 1e-8 in
             float32, and keeps the gradient of a zero vector finite.
+        agreement: Compare a vote with its output capsule by the scalar product, or by the cosine of their angle.
+        squash: Squash the sums in each iteration, or only the last ones.
 
-    Source: Sabour, Frosst, Hinton 2017, procedure 1 (arXiv:1710.09829); the bias from the authors' released code.
+    Source: Sabour, Frosst, Hinton 2017, procedure 1 (arXiv:1710.09829); the bias from the authors' released code; see
+    :func:`torchcaps.dynamic_routing` for the other options.
     """
 
     backend: Backend = "auto"
@@ -235,6 +254,8 @@ class DynamicRouting(Routing):
         capsule_bias: bool = False,
         learn_prior: bool = False,
         squash_eps: Epsilon = 1e-7,
+        agreement: Agreement = "product",
+        squash: Squash = "each",
     ) -> None:
         super().__init__()
         if learn_prior and (stop_gradient or num_iterations == 0):
@@ -243,6 +264,7 @@ class DynamicRouting(Routing):
             )
         self.num_iterations, self.softmax_over, self.stop_gradient = num_iterations, softmax_over, stop_gradient
         self.leaky, self.capsule_bias, self.learn_prior, self.squash_eps = leaky, capsule_bias, learn_prior, squash_eps
+        self.agreement, self.squash = agreement, squash
         self.bias: nn.Parameter | None = None
         self.prior: nn.Parameter | None = None
 
@@ -271,7 +293,9 @@ class DynamicRouting(Routing):
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Activations are ignored, because the lengths of poses have this role."""
         options = self._options() | {"return_coupling": return_coupling}
-        if isinstance(votes, DenseVotes) and votes.competition is None and self.prior is None:
+        usual = (self.agreement, self.squash) == ("product", "each")
+        if isinstance(votes, DenseVotes) and votes.competition is None and self.prior is None and usual:
+            del options["agreement"], options["squash"]
             options |= {"mask": votes.mask, "backend": self.backend}
             return route(votes.poses, votes.weight, self.num_iterations, **options).to(votes.dtype)
         return dynamic_routing(votes, self.num_iterations, **options)
@@ -295,4 +319,6 @@ class DynamicRouting(Routing):
             "prior": self.prior,
             "leaky": self.leaky,
             "eps": self.squash_eps,
+            "agreement": self.agreement,
+            "squash": self.squash,
         }

@@ -24,6 +24,7 @@ from torchcaps.ops.ledger import Ledger, Sums
 from torchcaps.ops.memory import get_working_memory, nearly_equal, slices
 from torchcaps.ops.operation import operation
 from torchcaps.ops.precision import full_precision
+from torchcaps.ops.tickets import Tickets
 from torchcaps.ops.vote_factors import MAKERS, Kind, Maker, VoteFactors
 from torchcaps.tracing import (
     autograd_in_operation,
@@ -221,19 +222,20 @@ def _fit_block(call: _Call, maker: Maker, rows: slice, *, differentiated: bool) 
         return _Part(rows, maker, block, leaves, call.fit(rows, block, leaves))
 
 
-def _forward(*given: Any, kept: list[_Part] | None = None, wanted: Sequence[bool] = (False,) * 6) -> tuple[Tensor, ...]:
+def _forward(*given: Any, kept: list[_Part] | None = None, wanted: Sequence[bool] | None = None) -> tuple[Tensor, ...]:
     """Return poses, logits and coupling. If ``kept`` is a list, add the fits to it for the backward pass.
 
-    ``wanted`` marks the differentiated tensors that need a gradient, for calls that keep their votes too.
+    ``wanted`` marks the differentiated tensors that need a gradient; if it is None, no votes are kept.
     """
     call = _call_of(given)
-    with full_precision(call.factors.poses.device), torch.no_grad():
-        maker, found = call.maker(wanted[3:] if call.keeps_votes else (False,) * 3), []
+    keeps_votes = wanted is not None and call.keeps_votes
+    with full_precision(call.factors.poses.device), torch.no_grad(), autograd_in_operation():
+        maker, found = call.maker(wanted[3:] if wanted is not None and keeps_votes else (False,) * 3), []
         for rows in call.blocks():
             part = _fit_block(call, maker, rows, differentiated=kept is not None)
             found.append([each.detach() for each in part.results])
             if kept is not None:
-                kept.append(part if call.keeps_votes else part.without_votes())
+                kept.append(part if keeps_votes else part.without_votes())
         return tuple(torch.cat(each) for each in zip(*found, strict=True))
 
 
@@ -306,33 +308,44 @@ def _differentiate(
 # ---- one operation for torch.compile
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001  torch passes it by name
-    ctx.save_for_backward(*inputs[:8])
-    ctx.options = inputs[8:]
+_parts = Tickets[list[_Part]]()
+
+
+def _compiled_forward(*given: Any) -> tuple[Tensor, ...]:
+    """Return poses, logits, coupling, and a ticket for the fits; the last argument is True if these are needed."""
+    kept: list[_Part] | None = [] if given[-1] else None
+    return *_forward(*given[:-1], kept=kept), _parts.leave(kept)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ticket = output[3]
+    ctx.mark_non_differentiable(ticket)
+    ctx.save_for_backward(*inputs[:8], ticket)
+    ctx.options = inputs[8:-1]
 
 
 def _operation_gradients(ctx: Any, *grads: Tensor) -> Any:
     wanted = list(ctx.needs_input_grad[:6])
-    found = _mixture_backward(*grads, *ctx.saved_tensors, wanted, *ctx.options)
-    return *(grad if want else None for grad, want in zip(found, wanted, strict=True)), *[None] * (2 + len(ctx.options))
+    found = _mixture_backward(*grads[:3], *ctx.saved_tensors, wanted, *ctx.options)
+    return *(grad if want else None for grad, want in zip(found, wanted, strict=True)), *[None] * (3 + len(ctx.options))
 
 
 def _backward(*given: Any) -> tuple[Tensor, ...]:
     """Return all six gradients; an empty tensor for a gradient not in ``wanted``."""
-    grads, tensors, wanted, options = given[:3], given[3:11], given[11], given[12:]
-    found = _gradients(grads, wanted, *tensors, *options)
+    grads, tensors, ticket, wanted, options = given[:3], given[3:11], given[11], given[12], given[13:]
+    found = _gradients(grads, wanted, *tensors, *options, kept=_parts.take(ticket))
     return tuple(grads[0].new_empty(0) if grad is None else grad.contiguous() for grad in found)
 
 
 def _fake(*given: Any) -> tuple[Tensor, ...]:
-    call = _call_of(given)
+    call = _call_of(given[:-1])
     B, I, J, D = call.factors.size
     new = call.factors.poses.new_empty
-    return new(B, J, D), new(B, J), new(B, J, I) if call.options.keep_coupling else new(B, 0, 0)
+    return new(B, J, D), new(B, J), new(B, J, I) if call.options.keep_coupling else new(B, 0, 0), new(1)
 
 
 def _backward_fake(*given: Any) -> tuple[Tensor, ...]:
-    tensors, wanted = given[3:9], given[11]
+    tensors, wanted = given[3:9], given[12]
     return tuple(given[0].new_empty(each.shape if want else 0) for each, want in zip(tensors, wanted, strict=True))
 
 
@@ -347,16 +360,16 @@ _OTHERS = "Tensor? number, Tensor? children"
 _OPTIONS = "str equations, int num_iterations, float[] settings, str kind, int on_map, bool keep_coupling"
 _mixture = operation(
     "mixture",
-    f"({_TENSORS}, {_OTHERS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
-    forward=_forward,
+    f"({_TENSORS}, {_OTHERS}, {_OPTIONS}, bool learning) -> (Tensor, Tensor, Tensor, Tensor)",
+    forward=_compiled_forward,
     fake=_fake,
     backward=_operation_gradients,
     save=_save,
 )
 _mixture_backward = operation(
     "mixture_backward",
-    f"(Tensor grad_poses, Tensor grad_logits, Tensor grad_coupling, {_TENSORS}, {_OTHERS}, bool[6] wanted, "
-    f"{_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"(Tensor grad_poses, Tensor grad_logits, Tensor grad_coupling, {_TENSORS}, {_OTHERS}, Tensor ticket, "
+    f"bool[6] wanted, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     forward=_backward,
     fake=_backward_fake,
     backward=_only_once,
@@ -389,13 +402,15 @@ def fit_mixture(
         children, options = competition.children, options._replace(on_map=competition.number)
     tensors = activations, *learned, *factors[1:]
     given = *tensors, number, children, *options
+    learning = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
     if is_recording_operations() and not needs_torch_operations():
-        return _mixture(*given)
+        poses, logits, coupling, _ = _mixture(*given, learning)
+        return poses, logits, coupling
     call = _call_of(given)
     if not is_eager() or activations.is_meta or call.mib <= MAX_PLAIN_MIB:
         poses, logits, coupling = call.plain()
         return poses, logits, coupling
-    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
+    if learning:
         return _Eager.apply(*given)
     poses, logits, coupling = _forward(*given)
     return poses, logits, coupling

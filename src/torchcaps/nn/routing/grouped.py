@@ -46,6 +46,7 @@ class GroupedRouting(Routing):
         self.num_groups = num_groups
         self.group_routing: Routing = build("routing", group_routing)
         self.softmax_over, self.leaky = self.group_routing.softmax_over, self.group_routing.leaky
+        self.by_row = self.group_routing.by_row
         self.groups = nn.ModuleList()
 
     def bind(self, size: LayerSize) -> None:

@@ -27,6 +27,7 @@ class HVCRouting(Routing):
     """
 
     softmax_over = None
+    by_row = False
 
     def bind(self, size: LayerSize) -> None:
         """Make the normalisation and its bias."""

@@ -57,7 +57,7 @@ def route_mixture(
         finish: Function from poses and logits to poses and activations.
     """
     whole = BuiltVotes.of(votes, mask)
-    active = whole.present(activations.to(whole.poses.dtype))
+    active = whole.present(activations.to(whole.like.dtype))
 
     def fit(some: Votes, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         factors = vote_factors(some, bias)
@@ -81,13 +81,13 @@ def vote_factors(votes: Votes, bias: Float[Tensor, "#I J D"] | None = None) -> V
     factors = votes.factors() or VoteFactors("built", votes.build())
     if bias is None:
         return factors
-    bias = bias.to(votes.poses)
+    bias = bias.to(votes.like)
     return factors._replace(bias=bias if factors.bias is None else bias + factors.bias)
 
 
 def number_of_inputs(votes: Votes) -> Float[Tensor, "B 1"] | None:
     """Return the number of input capsules of each row that are present; None for all."""
-    return None if votes.mask is None else votes.mask.sum(1, keepdim=True).clamp_min(1).to(votes.poses)
+    return None if votes.mask is None else votes.mask.sum(1, keepdim=True).clamp_min(1).to(votes.like)
 
 
 class MixtureRouting(Routing):

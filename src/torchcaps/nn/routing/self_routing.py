@@ -51,7 +51,7 @@ def self_routing(
     Source: Hahn, Pyeon, Kim 2019, "Self-routing capsule networks", section 3 (NeurIPS 2019).
     """
     given = BuiltVotes.of(votes, mask)
-    active, logits = (given.present(each.to(given.poses.dtype)) for each in (activations, routing_logits))
+    active, logits = (given.present(each.to(given.like.dtype)) for each in (activations, routing_logits))
     log_coupling = given.log_compete(logits)
     shares, mass = share_out(log_coupling.mT, active.unsqueeze(1))  # (B, J, I), (B, J)
     total = active.sum(1, keepdim=True)

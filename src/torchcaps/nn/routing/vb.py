@@ -136,6 +136,7 @@ class VBRouting(MixtureRouting):
     """
 
     equations = "vb"
+    by_row = False
 
     def bind(self, size: LayerSize) -> None:
         super().bind(size)

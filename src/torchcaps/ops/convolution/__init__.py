@@ -100,7 +100,7 @@ def compute(
     if way == "auto":
         way = choose(shape, len(features), learning)
     if way == "plain" or len(features) == 0:
-        laid_out = features.contiguous(memory_format=plain_layout(weight))
+        laid_out = features.contiguous(memory_format=plain_layout(weight, features))
         return plain(laid_out, weight, bias, stride, padding, relu)
     padded = F.pad(features, (q, q, p, p)) if p or q else features
     if learning:

@@ -32,6 +32,8 @@ MIN_MAP_BYTES = MIB // 4
 """Bytes of maps below which all algorithms take about the same time."""
 MIN_CONTIGUOUS_KERNEL = 2**18
 """Numbers of a kernel from which PyTorch's convolution is fastest with contiguous features."""
+MIN_KERNEL_PER_FEATURES = 4
+"""Numbers of a kernel for each number of the features from which this holds for smaller kernels too."""
 WEIGHT_MOVES = 3
 """Number of times that PyTorch's convolution copies the weight to another memory order."""
 MAX_COST_RATIO = 1.05
@@ -63,12 +65,14 @@ def choose(shape: Shape, images: int, learning: bool) -> Way:
     return "transform" if at_once > 0 and plan.cost(at_once) <= MAX_COST_RATIO * plain_cost else "plain"
 
 
-def plain_layout(weight: Tensor) -> torch.memory_format:
+def plain_layout(weight: Tensor, features: Tensor | None = None) -> torch.memory_format:
     """Return the memory layout of features with which PyTorch's convolution with a contiguous kernel is fastest.
 
-    Channels last is faster, but PyTorch then copies the kernel to that layout too, which costs more for large kernels.
+    Channels last is faster, but PyTorch then copies the kernel to that layout too, which costs more for large kernels
+    and for few features. Without ``features``, the layout for many images.
     """
-    return torch.contiguous_format if weight.numel() >= MIN_CONTIGUOUS_KERNEL else torch.channels_last
+    few = features is not None and weight.numel() >= MIN_KERNEL_PER_FEATURES * features.numel()
+    return torch.contiguous_format if few or weight.numel() >= MIN_CONTIGUOUS_KERNEL else torch.channels_last
 
 
 def images_at_once(plan: Plan, images: int) -> int:

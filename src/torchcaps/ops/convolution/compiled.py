@@ -2,36 +2,23 @@
 
 The algorithm is chosen at each call, because a graph may serve any number of images. The compiler must know the memory
 order of results in advance, so the sizes of the kernel alone decide it. A compiled graph passes only tensors from
-forward to backward. Therefore the planes are stored outside the graph, and a *ticket* (a tensor of one number)
-identifies them.
+forward to backward, so the planes wait outside the graph for their ticket.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.ops.convolution.choice import MIN_CHANNELS, Way, choose, plain_layout
+from torchcaps.ops.convolution.choice import MIN_CHANNELS, MIN_TRIMMED_OUTPUTS, Way, choose, plain_layout
 from torchcaps.ops.convolution.passes import KeptPlanes, Pass, backward, forward
 from torchcaps.ops.convolution.points import Shape
+from torchcaps.ops.tickets import Tickets
 
-_waiting: dict[int, KeptPlanes] = {}
-"""Planes stored until their backward pass, by the address of their ticket."""
-
-
-def _ticket(planes: KeptPlanes | None) -> Tensor:
-    """Store planes and return their ticket. They are dropped when the ticket's memory is freed."""
-    lease = np.zeros(1, np.float32)
-    ticket = torch.from_numpy(lease)
-    if planes is not None:
-        _waiting[ticket.data_ptr()] = planes
-        weakref.finalize(lease, _waiting.pop, ticket.data_ptr(), None).atexit = False
-    return ticket
+_planes = Tickets[KeptPlanes]()
 
 
 def _shape_of(features: Tensor, weight: Tensor, stride: Sequence[int]) -> Shape:
@@ -48,7 +35,9 @@ def _order(weight: Tensor) -> tuple[int, int, int, int]:
 
     Channels are last, as in PyTorch's convolution, if that is the usual algorithm; otherwise it is (h, w, B, O).
     """
-    plain_is_usual = weight.shape[1] >= MIN_CHANNELS and plain_layout(weight) == torch.channels_last
+    outputs, channels = weight.shape[:2]
+    by_columns = channels < MIN_CHANNELS and outputs >= MIN_TRIMMED_OUTPUTS  # of many images
+    plain_is_usual = not by_columns and plain_layout(weight) == torch.channels_last
     return (0, 2, 3, 1) if plain_is_usual else (2, 3, 0, 1)
 
 
@@ -70,7 +59,7 @@ def _forward(
     shape = _shape_of(features, weight, stride)
     way = _way(shape, len(features), learning)
     maps, planes = forward(features, weight, bias, shape, relu, way, learning)
-    return _in_order(maps, weight), _ticket(planes)
+    return _in_order(maps, weight), _planes.leave(planes)
 
 
 def _forward_fake(
@@ -95,7 +84,7 @@ def _backward(
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     shape = _shape_of(features, weight, stride)
-    done = Pass(shape, _way(shape, len(features), True), _waiting.pop(ticket.data_ptr(), None))
+    done = Pass(shape, _way(shape, len(features), True), _planes.take(ticket))
     of_features, of_weight, of_bias = backward(done, gradient, features, weight, bias, maps, wanted)
     return (
         features.new_empty(0) if of_features is None else _in_order(of_features, weight),

@@ -54,7 +54,7 @@ def forward(
     """Return the maps, and the planes for the backward pass if they fit into the working memory."""
     places, images = features.permute(2, 3, 0, 1), len(features)
     if way == "plain":
-        laid_out = features.contiguous(memory_format=plain_layout(weight))
+        laid_out = features.contiguous(memory_format=plain_layout(weight, features))
         return plain(laid_out, weight, bias, shape.stride, (0, 0), relu), None
     if way == "columns":
         return columns.forward(shape, places, weight, bias, relu).permute(2, 3, 0, 1), None

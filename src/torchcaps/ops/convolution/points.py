@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -195,6 +194,8 @@ class Plan:
         #: for each plane of each group, the slice of the summed axis that is not zero
         self.spans = [[span(ends) for ends in group.ends] for group in groups]
         self.planes = sum(map(len, self.spans))
+        #: multiplications for an image and an output channel
+        self.products_of_image = down * across * sum(span.stop - span.start for each in self.spans for span in each)
         rows = [group.rows for group in groups]
         self.features, self.kernel, self.maps = (
             Matrices(rows, along.shape[1], _float(matrix), [_float(group.matrices[n]) for group in groups])
@@ -207,8 +208,7 @@ class Plan:
 
     def cost(self, images: int) -> float:
         """Return the estimated cost of the transform in multiplications."""
-        products = sum(span.stop - span.start for each in self.spans for span in each)
-        multiplied = images * math.prod(self.tiles) * products * self.shape.outputs
+        multiplied = images * self.products_of_image * self.shape.outputs
         moved = self.numbers_of_kernel + images * self.numbers_of_image
         return float(multiplied + MOVE_COST * moved + PLANE_COST * self.planes)
 

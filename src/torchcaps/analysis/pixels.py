@@ -1,0 +1,276 @@
+"""Evaluate the classes of pixels: Dice score, intersection over union and Hausdorff distance of each class.
+
+All numbers are computed for each image, then averaged over images. Averages over slices, volumes or batches differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor
+
+from torchcaps.analysis.collector import Collector
+from torchcaps.analysis.figures import COLOURS, MUTED, WRONG, Caption, Cell, tiles
+from torchcaps.analysis.results import Result, Table
+from torchcaps.checks import checked
+from torchcaps.datasets import ImageSet
+from torchcaps.errors import InputError
+from torchcaps.models import ModelOutput, Network
+from torchcaps.ops.pixels import confusions, mean_dice, pixel_classes
+from torchcaps.ranges import IGNORED
+from torchcaps.tasks import find_task
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_DISTANCES = 1000
+"""Largest number of images whose Hausdorff distances are measured; each takes some milliseconds."""
+MAX_DRAWN = 8
+"""Number of images in the figure."""
+MAX_NAMED = 6
+"""Number of classes in the legend of the figure."""
+SIDE = 1.5
+"""Longer side of an image in the figure, inches."""
+DARK, GREY = 0.08, 0.6
+"""Brightness of the background and of ignored pixels in pictures of masks."""
+
+
+class Example(NamedTuple):
+    """An image with its mask and the answer; of a volume, its middle slice."""
+
+    image: Float[np.ndarray, "C H W"]
+    mask: UInt8[np.ndarray, "H W"]
+    answer: UInt8[np.ndarray, "H W"]
+
+
+@dataclass(frozen=True, eq=False)
+class PixelEvaluation(Result):
+    """Results of a network on a set of images with masks.
+
+    Args:
+        confusion: Number of pixels of one class (row) with an answer (column), of each image, without ignored pixels.
+        distances: 95th percentile of the Hausdorff distance of each class, of the first 1,000 images: NaN if neither
+            mask has the class, infinite if only one has it.
+        loss: Mean loss per image.
+        class_names: Name of each class.
+        examples: Images to draw.
+        title: Network and images.
+    """
+
+    confusion: Int[np.ndarray, "N J J"]
+    distances: Float[np.ndarray, "n J"]
+    loss: float
+    class_names: tuple[str, ...]
+    examples: Sequence[Example] = ()
+    title: str = ""
+    balanced_accuracy: None = None
+    figure_name: ClassVar[str] = "masks"
+    """Name of the figure in a run folder."""
+
+    @property
+    def num_images(self) -> int:
+        """Number of images."""
+        return len(self.confusion)
+
+    @cached_property
+    def accuracy(self) -> float:
+        """Mean over the images of the mean Dice score of their classes except the background, class 0."""
+        return float(mean_dice(torch.from_numpy(self.confusion)).double().mean())
+
+    @property
+    def error(self) -> float:
+        """1 − accuracy."""
+        return 1 - self.accuracy
+
+    @cached_property
+    def dice(self) -> Float[np.ndarray, "N J"]:
+        """Dice score 2·TP / (2·TP + FP + FN) of each class of each image; NaN if neither mask has the class."""
+        return _shares(2 * self._found, self._answered + self._true)
+
+    @cached_property
+    def iou(self) -> Float[np.ndarray, "N J"]:
+        """Intersection over union TP / (TP + FP + FN); NaN if neither mask has the class."""
+        return _shares(self._found, self._answered + self._true - self._found)
+
+    @property
+    def _found(self) -> Int[np.ndarray, "N J"]:
+        return self.confusion.diagonal(axis1=1, axis2=2)
+
+    @property
+    def _answered(self) -> Int[np.ndarray, "N J"]:
+        return self.confusion.sum(1)
+
+    @property
+    def _true(self) -> Int[np.ndarray, "N J"]:
+        return self.confusion.sum(2)
+
+    @property
+    def warning(self) -> str | None:
+        """Name the classes that no pixel is given although some images have them; None if there are none."""
+        never = (self._true.sum(0) > 0) & (self._answered.sum(0) == 0)
+        if not never.any():
+            return None
+        names = ", ".join(name for name, each in zip(self.class_names, never, strict=True) if each)
+        advice = (
+            "try --class-weights balanced, --classification-loss dice-cross-entropy, more steps, or smaller patches"
+        )
+        return f"no pixel of {self.num_images:,} test images was given to: {names}; {advice}"
+
+    @property
+    def per_class(self) -> list[dict[str, Any]]:
+        """Return a row for each class.
+
+        ``images`` is the number of masks with the class, ``pixels`` its share of their pixels. ``dice``, ``iou`` and
+        ``hausdorff95`` are means over images, and ``…_sd`` their sample standard deviations. An image without the class
+        in both masks does not count. ``missed`` is the number of images with the class in one mask only, whose
+        Hausdorff distance is infinite; it is not in the mean. Undefined values are None.
+        """
+        share, rows = self._true.sum(0) / max(int(self.confusion.sum()), 1), []
+        for j, name in enumerate(self.class_names):
+            row: dict[str, Any] = {"name": name, "images": int((self._true[:, j] > 0).sum()), "pixels": float(share[j])}
+            for key, values in (("dice", self.dice), ("iou", self.iou), ("hausdorff95", self.distances)):
+                finite = values[:, j][np.isfinite(values[:, j])]
+                row[key] = float(finite.mean()) if len(finite) else None
+                row[f"{key}_sd"] = float(finite.std(ddof=1)) if len(finite) > 1 else None
+            rows.append(row | {"missed": int(np.isinf(self.distances[:, j]).sum())})
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        loss = self.loss if math.isfinite(self.loss) else None
+        return {"num_images": self.num_images, "accuracy": self.accuracy, "error": self.error, "loss": loss} | {
+            "class_names": list(self.class_names),
+            "per_class": self.per_class,
+            "confusion": self.confusion.sum(0).tolist(),
+        }
+
+    def tables(self) -> list[Table]:
+        name, value = find_task("pixels").metric.row(self.accuracy)
+        note = f"  (mean of {self.num_images:,} images over their classes except {self.class_names[0]})"
+        rows = [[name, value + note], ["Loss", f"{self.loss:.4f}"]]
+        shown = [
+            [
+                each["name"],
+                f"{each['images']:,}",
+                f"{100 * each['pixels']:.2f} %",
+                *(_with_deviation(each, key) for key in ("dice", "iou", "hausdorff95")),
+                f"{each['missed']:,}",
+            ]
+            for each in self.per_class
+        ]
+        columns = ("class", "images", "pixels", "Dice", "IoU", "Hausdorff 95", "missed")
+        first = f" of the first {len(self.distances):,} images" * (len(self.distances) < self.num_images)
+        words = f"Means ± standard deviations over images; Hausdorff distances{first} where both masks have the class"
+        return [Table(rows, title=self.title), Table(shown, columns, words)]
+
+    def figures(self) -> dict[str, Figure]:
+        """Draw images beside their masks, the answers, and the pixels that differ (red; ignored pixels are grey)."""
+        rows: list[list[Cell]] = [[Caption(each, MUTED) for each in ("image", "mask", "answer", "difference")]]
+        legend = [Caption(f"■ {name}", _hex(j)) for j, name in enumerate(self.class_names[:MAX_NAMED])]
+        for n, (image, mask, answer) in enumerate(self.examples):
+            dice = float(mean_dice(torch.from_numpy(self.confusion[n : n + 1])))
+            words = [Caption(f"Dice {dice:.3f}"), *(legend if n == 0 else [])]
+            rows.append([image, coloured(mask), coloured(answer), _difference(mask, answer), words])
+        return {"": tiles(rows, title=self.title, side=SIDE)}
+
+
+def _shares(part: np.ndarray, whole: np.ndarray) -> Float[np.ndarray, "N J"]:
+    return np.where(whole > 0, part / np.maximum(whole, 1), np.nan)
+
+
+def _with_deviation(row: dict[str, Any], key: str) -> str:
+    value, deviation = row[key], row[f"{key}_sd"]
+    digits = 2 if key == "hausdorff95" else 4
+    if value is None:
+        return "–"
+    return f"{value:.{digits}f}" + (f" ± {deviation:.{digits}f}" if deviation is not None else "")
+
+
+def _palette() -> Float[np.ndarray, "256 3"]:
+    """Return a colour for each class, pixels 0..1: black for the background, grey for ignored pixels."""
+    from matplotlib.colors import to_rgb
+
+    colours = np.array([to_rgb(COLOURS[(j - 1) % (len(COLOURS) - 2)]) for j in range(IGNORED + 1)])
+    colours[0], colours[IGNORED] = DARK, GREY
+    return colours
+
+
+def _hex(number: int) -> str:
+    return "#" + "".join(f"{round(255 * part):02x}" for part in _palette()[number])
+
+
+def coloured(mask: UInt8[np.ndarray, "H W"]) -> Float[np.ndarray, "3 H W"]:
+    """Return a mask as a picture, pixels 0..1, with a colour for each class."""
+    return _palette()[mask].transpose(2, 0, 1)
+
+
+def _difference(mask: UInt8[np.ndarray, "H W"], answer: UInt8[np.ndarray, "H W"]) -> Float[np.ndarray, "3 H W"]:
+    """Return a picture, pixels 0..1: wrong pixels red, ignored ones grey, the others dark."""
+    from matplotlib.colors import to_rgb
+
+    counted = mask != IGNORED
+    kinds = np.where(counted & (mask != answer), 2, 1 * ~counted)
+    return np.array([(DARK,) * 3, (GREY,) * 3, to_rgb(WRONG)])[kinds].transpose(2, 0, 1)
+
+
+@checked
+def hausdorff95(
+    answer: Bool[np.ndarray, "*S"], truth: Bool[np.ndarray, "*S"], spacing: Sequence[float] | None = None
+) -> float:
+    """Return the 95th percentile of the Hausdorff distance of two masks of one class.
+
+    It is the larger of two directed distances: the 95th percentile of the distances from the edge pixels of one mask to
+    the nearest edge pixel of the other. Edge pixels are those that an erosion removes.
+
+    Args:
+        answer: True where the answer has the class.
+        truth: True where the mask has the class.
+        spacing: Distance of neighbouring pixels along each axis, such as millimetres; None: 1.
+
+    Returns:
+        The distance; infinite if only one of the two has the class, NaN if neither has it.
+
+    Source: MONAI's ``compute_hausdorff_distance(percentile=95)`` has the same definition.
+    """
+    from scipy.ndimage import binary_erosion, distance_transform_edt, find_objects
+
+    if answer.shape != truth.shape:
+        raise InputError(f"hausdorff95: both masks must have one shape, got {answer.shape} and {truth.shape}")
+    if not (answer.any() and truth.any()):
+        return math.inf if answer.any() or truth.any() else math.nan
+    (box,) = find_objects((answer | truth).astype(np.uint8))
+    edges = [mask[box] & ~binary_erosion(mask[box]) for mask in (answer, truth)]
+    distances = [distance_transform_edt(~edge, sampling=spacing) for edge in edges]
+    return max(float(np.percentile(distances[1 - n][edges[n]], 95)) for n in (0, 1))
+
+
+class PixelCollector(Collector):
+    """Collector of the task ``pixels``: it keeps counts of each image, and a few images to draw."""
+
+    def __init__(self, model: Network, class_names: tuple[str, ...], image_set: ImageSet) -> None:
+        super().__init__(model, class_names, image_set)
+        self._spacing = getattr(image_set, "spacing", None)
+        self._confusions: list[Tensor] = []
+        self._distances: list[list[float]] = []
+        self._examples: list[Example] = []
+
+    def add(self, output: ModelOutput, targets: Tensor, images: Tensor) -> None:
+        answers, classes = pixel_classes(output.scores), range(len(self.class_names))
+        self._confusions.append(confusions(answers, targets, len(classes)).cpu())
+        for image, given, true in zip(images, answers.cpu().numpy(), targets.cpu().numpy(), strict=True):
+            if len(self._examples) < MAX_DRAWN:
+                middle = (true.shape[0] // 2,) if true.ndim == 3 else ()
+                self._examples.append(Example(image.float().cpu().numpy()[:, *middle], true[*middle], given[*middle]))
+            if len(self._distances) < MAX_DISTANCES:
+                counted, spacing = true != IGNORED, self._spacing and self._spacing[len(self._distances)]
+                self._distances.append([hausdorff95((given == j) & counted, true == j, spacing) for j in classes])
+
+    def result(self, loss: float) -> PixelEvaluation:
+        counts, distances = torch.cat(self._confusions).numpy(), np.array(self._distances)
+        return PixelEvaluation(counts, distances, loss, self.class_names, self._examples)

@@ -1,0 +1,184 @@
+"""Images of different sizes, or volumes, with masks: random patches for training, whole images for evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor
+
+from torchcaps.checks import check
+from torchcaps.datasets.image_set import ImageSet, resize_images, resize_masks
+from torchcaps.datasets.rng import PATCHES, Key, stream_of
+from torchcaps.errors import InputError
+from torchcaps.ranges import IGNORED
+from torchcaps.tasks import Task, find_task
+
+CLASS_SHARE = 0.5
+"""Share of the patches that are taken around a pixel of a class; the others lie anywhere."""
+
+
+@dataclass(frozen=True, eq=False)
+class PixelSet(ImageSet):
+    """Images of different sizes, or volumes, with masks.
+
+    Training draws patches: half of them around a pixel of a class, each class of the image (except the background)
+    equally likely, and half of them anywhere. An epoch has as many patches as cover all images. An image that is
+    smaller than a patch is continued by its edge pixels, which are ignored. Evaluation takes whole images, one at a
+    time.
+
+    Args:
+        images: Pixels of each image, uint8 (C, H, W) or (C, D, H, W), all with the same number of channels and axes.
+        labels: Mask of each image, uint8 (H, W) or (D, H, W); 255: ignored.
+        patch: Sides of a patch, pixels, one for each axis.
+        spacing: Distances of neighbouring pixels along the axes of each image, such as millimetres; None: 1.
+        is_whole: Images are taken whole.
+
+    Raises:
+        InputError: Images and masks differ in number or size, images in channels or axes, or ``patch`` does not fit.
+    """
+
+    images: Any
+    labels: Any
+    patch: tuple[int, ...] = ()
+    spacing: tuple[tuple[float, ...], ...] | None = None
+    is_whole: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.images or len(self.images) != len(self.labels):
+            raise InputError(
+                f"there must be a mask for each image, and one image at least, got {len(self.images)} images and "
+                f"{len(self.labels)} masks"
+            )
+        for number, (image, mask) in enumerate(zip(self.images, self.labels, strict=True)):
+            check(f"image {number}", image, UInt8[Tensor, "C ..."])
+            check(f"mask {number}", mask, UInt8[Tensor, "..."])
+            if image.shape[1:] != mask.shape or len(image) != len(self.images[0]) or image.numel() == 0:
+                raise InputError(
+                    f"image {number} has the shape {tuple(image.shape)} and its mask {tuple(mask.shape)}; all images "
+                    f"must have {len(self.images[0])} channels, and a mask must have the size of its image"
+                )
+        axes = self.labels[0].ndim
+        if axes not in (2, 3) or any(mask.ndim != axes for mask in self.labels) or len(self.patch) != axes:
+            raise InputError(f"images must have 2 axes, or 3, and patch a side for each, got {self.patch} for {axes}")
+
+    @property
+    def in_shape(self) -> Any:
+        """Channels and sides of a patch: (C, H, W) or (C, D, H, W)."""
+        return len(self.images[0]), *self.patch
+
+    @cached_property
+    def task(self) -> Task:
+        """The task ``pixels``."""
+        return find_task("pixels")
+
+    @property
+    def is_pixels(self) -> bool:
+        """True: images are uint8."""
+        return True
+
+    @property
+    def draws(self) -> int:
+        """Number of patches in an epoch; of whole images, their number."""
+        return len(self._image_of)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All images, then all masks."""
+        return *self.images, *self.labels
+
+    @cached_property
+    def _image_of(self) -> Int64[Tensor, "draws"]:
+        """Number of the image of each patch."""
+        if self.is_whole:
+            return torch.arange(len(self))
+        tiles = [
+            math.prod(-(-size // side) for size, side in zip(m.shape, self.patch, strict=True)) for m in self.labels
+        ]
+        return torch.arange(len(self)).repeat_interleave(torch.tensor(tiles))
+
+    def whole(self) -> PixelSet:
+        """Return the set for evaluation."""
+        return replace(self, is_whole=True)
+
+    def to(self, device: torch.device | str) -> PixelSet:
+        """Return the images on another device."""
+        images, masks = (tuple(each.to(device) for each in tensors) for tensors in (self.images, self.labels))
+        return replace(self, images=images, labels=masks)
+
+    def take(self, n: int | None) -> PixelSet:
+        """Return the first ``n`` images; the set itself if ``n`` is None or at least its size."""
+        return self if n is None or n >= len(self) else self.select(torch.arange(n))
+
+    def select(self, indices: Int64[Tensor, "n"]) -> PixelSet:
+        """Return the images at ``indices``, in that order."""
+
+        def chosen(values: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(values[i] for i in indices.tolist())
+
+        spacing = None if self.spacing is None else chosen(self.spacing)
+        return replace(self, images=chosen(self.images), labels=chosen(self.labels), spacing=spacing)
+
+    def resize(self, size: tuple[int, int]) -> PixelSet:
+        """Return the set with all images resized to (height, width), and masks to the nearest pixel."""
+        if len(self.patch) != 2:
+            raise InputError("volumes cannot be resized; leave image_size (--image-size) out")
+        images = tuple(resize_images(each[None], size)[0] for each in self.images)
+        masks = tuple(resize_masks(each[None, None], size)[0, 0] for each in self.labels)
+        return replace(self, images=images, labels=masks, patch=tuple(map(min, self.patch, size)))
+
+    def with_pixels(
+        self,
+        change: Callable[[Tensor], Tensor],  # noqa: ARG002  as the base class
+        change_masks: Callable[[Tensor], Tensor] | None = None,  # noqa: ARG002
+    ) -> PixelSet:
+        """Raise InputError, because images of different sizes have no common crop."""
+        raise InputError("images that training takes patches of cannot be cropped; leave crop (--crop) out")
+
+    def gather(
+        self, index: Int64[Tensor, "B"], key: Key = (0, 0, 0), n: int = 0, share: slice = slice(None)
+    ) -> tuple[Tensor, ...]:
+        """Return patches, or whole images of one size, and their masks.
+
+        Args:
+            index: Numbers of the patches in the epoch.
+            key: Batch (seed, epoch, batch), from which all random numbers follow.
+            n: Number of patches in the full batch.
+            share: Slice of the full batch to return.
+        """
+        numbers = self._image_of[index.cpu()].tolist()
+        if self.is_whole:
+            pairs = [(self.images[i], self.labels[i]) for i in numbers]
+        else:
+            drawn = torch.rand(n, 3 + len(self.patch), generator=stream_of(PATCHES, key))[share]
+            pairs = [self._patch(i, each) for i, each in zip(numbers, drawn.tolist(), strict=True)]
+        if not pairs:  # a process without a share of the last batch
+            image, mask = self.images[0], self.labels[0]
+            return image.new_empty(0, *self.in_shape), mask.new_empty(0, *self.patch)
+        return tuple(map(torch.stack, zip(*pairs, strict=True)))
+
+    def _patch(self, number: int, drawn: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """Return a patch of an image and of its mask, by random numbers of 0..1."""
+        image, mask = self.images[number], self.labels[number]
+        around, which, where, *places = drawn
+        free = [max(size - side, 0) for size, side in zip(mask.shape, self.patch, strict=True)]
+        corner = [int(place * (most + 1)) for place, most in zip(places, free, strict=True)]
+        classes = [j for j in mask.unique().tolist() if j != IGNORED]
+        classes = [j for j in classes if j] or classes
+        if around < CLASS_SHARE and classes:
+            pixels = (mask == classes[int(which * len(classes))]).flatten().nonzero()[:, 0]
+            middle = torch.unravel_index(pixels[int(where * len(pixels))], mask.shape)
+            inside = [int(place * side) for place, side in zip(places, self.patch, strict=True)]
+            corner = [min(max(int(m) - i, 0), most) for m, i, most in zip(middle, inside, free, strict=True)]
+        for axis, (first, side, size) in enumerate(zip(corner, self.patch, mask.shape, strict=True)):
+            rows = torch.arange(first, first + side, device=mask.device)
+            image = image.index_select(axis + 1, rows.clamp(max=size - 1))
+            mask = mask.index_select(axis, rows.clamp(max=size - 1)).index_fill(
+                axis, (rows >= size).nonzero()[:, 0], IGNORED
+            )
+        return image, mask

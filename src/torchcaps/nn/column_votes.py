@@ -1,0 +1,151 @@
+"""Votes on a map whose kernel lies inside the vote: each position has one vote of every input type for every output."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from torchcaps.nn.capsules import Activations, LayerSize
+from torchcaps.nn.competition import SoftmaxOver
+from torchcaps.nn.votes import BuiltVotes, Votes, at_least_tiny
+from torchcaps.ops.windows import Slab, Window, convolve, cropped, window_sums
+
+
+class ColumnVotes(Votes):
+    """Votes of T input types at each of L positions; a row is (image, position), position by position.
+
+    The positions are innermost in memory, so sums and the softmax run along them without a copy of the votes.
+
+    Args:
+        columns: Votes in full precision.
+        poses: Function that returns the input capsules of the rows. Called for routings that read poses.
+        in_dim: Components of an input capsule (K).
+        dtype: Dtype of the results.
+    """
+
+    def __init__(
+        self, columns: Float[Tensor, "B T J D L"], poses: Callable[[], Tensor], in_dim: int, dtype: torch.dtype
+    ) -> None:
+        _, T, J, D, _ = columns.shape
+        self.columns, self.size, self.dtype = columns, LayerSize(T, in_dim, J, D), dtype
+        self._poses_of_rows = functools.cache(poses)
+
+    @property
+    def poses(self) -> Float[Tensor, "BL T K"]:
+        """Mean of the capsules of a type that the vote of a row is computed from."""
+        return self._poses_of_rows()
+
+    @property
+    def like(self) -> Float[Tensor, "BL T"]:
+        B, T, _, _, L = self.columns.shape
+        return self.columns.new_empty(()).expand(B * L, T)
+
+    def _by_image(self, x: Float[Tensor, "BL *more"]) -> Float[Tensor, "B *more L"]:
+        return x.unflatten(0, (self.columns.shape[0], -1)).movedim(1, -1)
+
+    def weighted_sum(self, coupling: Float[Tensor, "BL T J"] | None) -> Float[Tensor, "BL J D"]:
+        if coupling is None:
+            return rows_of(self.columns.sum(1))
+        shares = self._by_image(coupling.to(self.columns)).unsqueeze(3)
+        return rows_of((shares * self.columns).sum(1))
+
+    def agreement(self, parents: Float[Tensor, "BL J D"]) -> Float[Tensor, "BL T J"]:
+        return rows_of((self._by_image(parents.to(self.columns)).unsqueeze(1) * self.columns).sum(3))
+
+    def build(self) -> Float[Tensor, "BL T J D"]:
+        return rows_of(self.columns)
+
+    def lengths(self) -> Float[Tensor, "BL T J"]:
+        return rows_of(at_least_tiny(self.columns, 3).squeeze(3))
+
+    def zeros(self) -> Float[Tensor, "BL T J"]:
+        B, T, J, _, L = self.columns.shape
+        return rows_of(self.columns.new_zeros(B, T, J, L))
+
+    def _compete(
+        self, logits: Float[Tensor, "BL T J"], softmax_over: SoftmaxOver, leaky: bool
+    ) -> Float[Tensor, "BL T J"]:
+        axis = 2 if softmax_over == "outputs" else 1
+        logits = self._by_image(logits)
+        if leaky:
+            logits = torch.cat([torch.zeros_like(logits.narrow(axis, 0, 1)), logits], axis)
+        shares = logits.softmax(axis)
+        return rows_of(shares.narrow(axis, 1, shares.shape[axis] - 1) if leaky else shares)
+
+    def _of_images(self, images: slice) -> Votes:
+        B, *_, L = self.columns.shape
+        if B == 1:
+            return ColumnVotes(self.columns[..., images], lambda: self.poses[images], self.size.in_dim, self.dtype)
+        rows = torch.arange(B * L, device=self.columns.device)[images]
+        return BuiltVotes(self.columns.movedim(-1, 1)[rows // L, rows % L], self.poses[images])
+
+    def _hidden(self, mask: Bool[Tensor, "BL T"]) -> Votes:
+        present = self._by_image(mask)[:, :, None, None]
+        columns = self.columns.where(present, 0)
+        return ColumnVotes(columns, lambda: self.poses.where(mask.unsqueeze(2), 0), self.size.in_dim, self.dtype)
+
+
+class VotesOfTypes(NamedTuple):
+    """The votes of a map's types for the outputs of a window, all of them or those of a slab."""
+
+    maps: Float[Tensor, "B T K *S"]
+    """Capsules of each type, with the padding of the window, in full precision."""
+    present: Float[Tensor, "#B #T *S"]
+    """One for each capsule that is present; zero for masked capsules and padding."""
+    kernel: Tensor
+    """Kernel of the convolution."""
+    bias: Tensor | None
+    """Bias of the convolution."""
+    groups: int
+    """T if each type has a kernel, else 1."""
+    window: Window
+    """How the kernel moves."""
+    out_sizes: tuple[int, ...]
+    """Sizes of the output map."""
+    size: LayerSize
+    """Sizes T, K, J, D of a row."""
+    mask: Bool[Tensor, "B T *S"] | None = None
+    """True for each type that has a vote for an output position; None for all."""
+    activations: Float[Tensor, "B T *S"] | None = None
+    """Activations of the types at the output positions."""
+
+    def all_rows(self) -> tuple[Votes, Activations]:
+        """Return votes and activations of all output positions."""
+        return self._rows(self, [self.window.cut] * len(self.out_sizes), self.out_sizes)
+
+    def of(self, slab: Slab) -> tuple[Votes, Activations]:
+        """Return votes and activations of a slab."""
+        part = self._replace(
+            maps=slab.inputs(self.maps),
+            present=slab.inputs(self.present),
+            mask=None if self.mask is None else slab.outputs(self.mask),
+            activations=None if self.activations is None else slab.outputs(self.activations),
+        )
+        return self._rows(part, [piece.skip for piece in slab.axes], slab.sizes)
+
+    @staticmethod
+    def _rows(part: VotesOfTypes, firsts: Sequence[int], sizes: Sequence[int]) -> tuple[Votes, Activations]:
+        def poses() -> Float[Tensor, "BL T K"]:
+            totals = sums(part.maps.flatten(0, 2)).unflatten(0, part.maps.shape[:3])
+            counts = sums(part.present.flatten(0, 1)).unflatten(0, part.present.shape[:2]).clamp_min(1)
+            return rows_of((totals / counts.unsqueeze(2)).flatten(3))
+
+        sums = functools.partial(window_sums, window=part.window, firsts=firsts, sizes=sizes)
+        T, K, J, D = part.size
+        flat = part.maps.flatten(0, 1) if part.groups == 1 else part.maps.flatten(1, 2)
+        columns = convolve(flat, part.kernel, part.bias, part.window, part.groups)
+        columns = cropped(columns, firsts, sizes) if part.window.up else columns
+        columns = columns.reshape(part.maps.shape[0], T, J, D, -1)
+        votes = ColumnVotes(columns, poses, K, part.maps.dtype)
+        active = None if part.activations is None else rows_of(part.activations.flatten(2))
+        return votes.masked(None if part.mask is None else rows_of(part.mask.flatten(2))), active
+
+
+def rows_of(columns: Float[Tensor, "B *more L"]) -> Float[Tensor, "BL *more"]:
+    """Return one row for each image and position."""
+    return columns.movedim(-1, 1).flatten(0, 1)

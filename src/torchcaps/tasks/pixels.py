@@ -1,0 +1,199 @@
+"""The task ``pixels``: the class of each pixel of an image, or of each voxel of a volume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torchcaps.errors import InputError
+from torchcaps.ranges import IGNORED
+from torchcaps.tasks.base import Metric, Task, TaskName, advice, as_array, found
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Float, Int64
+    from torch import Tensor
+
+    from torchcaps.tasks.base import Row
+
+
+class Pixels(Task):
+    """Task with a mask for each image: uint8 (N, H, W), the class of each pixel from 0; 255: ignored.
+
+    Masks of any integer dtype, of True and False, of whole floats, and with a channel axis of length 1 are converted to
+    this form. Masks of volumes have the shape (N, D, H, W). Class 0 is the background: it has a row in tables, but does
+    not count in the mean Dice score. Two classes may have a single score, that of class 1.
+    """
+
+    name: ClassVar[TaskName] = "pixels"
+    outputs, output, min_outputs, answer_key = "classes", "class", 2, "classes"
+    needs = "masks, the class of each pixel as a whole number from 0 (255: ignored), (N, H, W) or (N, D, H, W)"
+    metric = Metric("Dice", "1 − Dice", "%, mean over the images", hub="dice")
+    statistics_names = ("images", "% of pixels")
+
+    @property
+    def form(self) -> Any:
+        from jaxtyping import UInt8
+        from torch import Tensor
+
+        return UInt8[Tensor, "N H W"]
+
+    def has_form(self, targets: Tensor) -> bool:
+        return str(targets.dtype) == "torch.uint8" and targets.ndim in (3, 4)
+
+    def guess(self, array: np.ndarray) -> bool:
+        return array.dtype.kind in "iub" and array.ndim in (3, 4)
+
+    def bring(
+        self,
+        targets: Any,
+        num_outputs: int | None = None,
+        where: str = "labels",
+        class_names: Sequence[str] | None = None,
+    ) -> Tensor:
+        import numpy as np
+        import torch
+
+        array = as_array(targets, where)
+        masks = array[:, 0] if array.ndim == 4 and array.shape[1] == 1 else array
+        is_whole = array.dtype.kind in "iub" or (array.dtype.kind == "f" and bool((masks == np.floor(masks)).all()))
+        if not is_whole or masks.ndim not in (3, 4) or 0 in masks.shape:
+            raise InputError(f"{where} must be {self.needs}, got {found(array)}{advice(array, self)}")
+        judged = masks[masks != IGNORED]
+        highest = IGNORED - 1 if num_outputs is None else num_outputs - 1
+        if judged.size and not 0 <= judged.min() <= judged.max() <= highest:
+            raise InputError(
+                f"{where} must be in 0..{highest}, or {IGNORED} for ignored pixels, got {judged.min():g}.."
+                f"{judged.max():g}"
+            )
+        return torch.from_numpy(np.ascontiguousarray(masks, np.uint8))
+
+    def names(self, targets: Any, where: str = "labels") -> tuple[str, ...]:
+        return tuple(map(str, range(self.num_outputs(self.bring(targets, None, where)))))
+
+    def num_outputs(self, targets: Tensor) -> int:
+        return max(int(targets.masked_fill(targets == IGNORED, 0).max()) + 1, self.min_outputs)
+
+    def check_targets(self, targets: Tensor, num_outputs: int, where: str) -> None:
+        if (highest := self.num_outputs(targets) - 1) >= num_outputs:
+            raise InputError(f"{where} is {highest}, but the {num_outputs} classes go from 0 to {num_outputs - 1}")
+
+    def check_training(self, targets: Tensor, names: Sequence[str], where: str) -> None:
+        for number, (images, _) in enumerate(self.statistics(targets, len(names))):
+            if not images:
+                name = f" ({names[number]})" if names[number] != str(number) else ""
+                raise InputError(
+                    f"{where}: no training mask has the class {number}{name}; add images with it, or number the "
+                    "classes without it"
+                )
+
+    def statistics(self, targets: Tensor, num_outputs: int) -> list[Row]:
+        total = max(int((targets != IGNORED).sum()), 1)
+        present = ((targets == j).flatten(1) for j in range(num_outputs))
+        return [(int(each.any(1).sum()), 100 * int(each.sum()) / total) for each in present]
+
+    def describe(self, names: Sequence[str], target: Any) -> str:
+        return " + ".join(names[j] for j in target.unique().tolist() if j != IGNORED) or "none"
+
+    def count_words(self, num_outputs: int) -> str:
+        return f"in {num_outputs} classes of pixels"
+
+    def limits(self, num_outputs: int) -> str:
+        return (
+            f"It gives each pixel one of its {num_outputs} classes, also in images that show something else. Scores "
+            "are not calibrated probabilities."
+        )
+
+    def move(self, targets: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        return change(targets)
+
+    def check_network(self, network: Any) -> None:
+        if not network.per_pixel:
+            raise InputError(
+                f"{type(network).__name__} gives one answer for each image, but the task pixels needs a score for each "
+                "pixel; choose a network for pixels"
+            )
+
+    def image_shape(self, network: Any, images: Tensor) -> tuple[int, ...]:
+        return network.in_shape[0], *images.shape[2:]
+
+    def infer(self, network: Any, images: Tensor, *targets: Any) -> Any:
+        """Return the output for images of any size, without reconstructions of images larger than the network's input.
+
+        Their scores (and logits) are the mean over sliding windows as large as the input.
+        """
+        import torch
+
+        from torchcaps.ops.sliding import sliding_windows
+
+        window = getattr(network, "in_shape", (0, *images.shape[2:]))[1:]
+        if all(size <= side for size, side in zip(images.shape[2:], window, strict=True)):
+            return network(images, *targets)
+        outputs: list[Any] = []
+
+        def look(part: Tensor) -> Tensor:
+            output = network(part)
+            outputs[:] = [output]
+            return torch.cat([each.float() for each in (output.scores, output.logits) if each is not None], 1)
+
+        found = sliding_windows(look, images.float(), window)
+        parts = found.split(outputs[0].scores.shape[1], 1)
+        logits = parts[1] if len(parts) > 1 else None
+        return type(outputs[0])(scores=parts[0], logits=logits)
+
+    def activate(self, logits: Float[Tensor, "B J *S"], network: Any) -> Float[Tensor, "B J *S"]:
+        return logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(1)
+
+    def loss(self, output: Any, targets: Tensor, network: Any) -> Float[Tensor, ""]:
+        logits = () if output.logits is None else (output.logits,)
+        value: Tensor = network.classification_loss(output.scores, targets, *logits)
+        return value
+
+    def default_loss(self, scores: Tensor, targets: Tensor) -> Float[Tensor, ""]:
+        from torchcaps.ops.pixels import pixel_cross_entropy, pixel_logits
+
+        return pixel_cross_entropy(pixel_logits(scores, scores), targets)
+
+    def score(self, scores: Float[Tensor, "B J *S"], targets: Tensor, network: Any = None) -> Float[Tensor, "B"]:
+        """Return the mean Dice score of each image over its classes except the background, class 0."""
+        from torchcaps.ops.pixels import confusions, mean_dice, pixel_classes
+
+        found = confusions(pixel_classes(scores), targets, max(scores.shape[1], self.min_outputs))
+        return mean_dice(found).to(scores.dtype)
+
+    def decoded_capsules(self, scores: Float[Tensor, "B J *S"], targets: Tensor | None) -> Tensor | None:
+        from torchcaps.ops.pixels import pixel_classes
+
+        return pixel_classes(scores) if targets is None else targets
+
+    def chance(self, targets: Tensor, *, balanced: bool = False) -> tuple[float, float] | None:
+        """Return the mean Dice score of giving all pixels the best single class, and its standard error."""
+        import torch
+
+        from torchcaps.ops.pixels import confusions, mean_dice
+
+        classes = self.num_outputs(targets)
+        constant = [mean_dice(confusions(torch.full_like(targets, j), targets, classes)) for j in range(classes)]
+        best = max(constant, key=lambda dice: float(dice.mean()))
+        return (float(best.mean()), float(best.std() / len(best) ** 0.5)) if len(best) > 1 else None
+
+    def class_weights(self, targets: Tensor | None) -> Float[Tensor, "J"] | None:
+        """Return weights N / (J · N_j) of the pixels of each class; 1 for a class without pixels.
+
+        They are large for small classes: 500 for one of two classes that has a thousandth of the pixels.
+        """
+        if targets is None:
+            return None
+        counts: Int64[Tensor, "J"] = targets[targets != IGNORED].flatten().bincount()
+        return (counts.sum() / (len(counts) * counts.clamp_min(1))).masked_fill(counts == 0, 1.0)
+
+    def weights_of(self, weights: Float[Tensor, "J"], targets: Tensor) -> Tensor:
+        padded = weights.new_zeros(IGNORED + 1)
+        padded[: len(weights)] = weights
+        return padded[targets.long()].unsqueeze(1)
+
+    def answer(self, names: Sequence[str], scores: Sequence[float], classes: Sequence[int]) -> list[str]:
+        return [names[j] for j in classes]
+
+    def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
+        return {"classes": answer}

@@ -1,0 +1,336 @@
+"""Capsules on lines, planes and volumes: votes by convolution, routing and gradients against float64 loops."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from support import assert_close, assert_raises, assert_same, with_gradients
+from torchcaps import InputError, dynamic_routing
+from torchcaps.nn import BuiltVotes, Capsules, ConvCapsules, DeconvCapsules, DynamicRouting, PrimaryCapsules, join_types
+from torchcaps.parts import PARTS
+
+Array = NDArray[np.float64]
+EPS = 1e-7
+T, K, J, D = 3, 4, 2, 5
+
+
+class Case(NamedTuple):
+    """A layer of 3 types of 4 components to 2 types of 5, on a map."""
+
+    sizes: tuple[int, ...]
+    kernel: int
+    stride: int
+    padding: Any = "same"
+    up: str = ""
+    dense: bool = False
+    cosine: bool = False
+    vote_bias: bool = False
+
+
+CASES = [
+    Case((9,), 3, 1),
+    Case((8,), 5, 2),
+    Case((9,), 5, 2, dense=True),
+    Case((7,), 3, 2, 1, cosine=True),
+    Case((4,), 4, 2, up="transposed"),
+    Case((5,), 3, 2, up="nearest"),
+    Case((5, 4), 3, 1),
+    Case((6, 4), 5, 2),
+    Case((6, 4), 5, 2, 2),
+    Case((5, 7), 5, 2, dense=True, vote_bias=True),
+    Case((5, 5), 3, 3, 0),
+    Case((4, 5), 1, 1, cosine=True),
+    Case((3, 2), 4, 2, up="transposed", vote_bias=True),
+    Case((3, 2), 5, 2, up="transposed", dense=True),
+    Case((3, 2), 3, 2, 1, up="transposed"),
+    Case((2, 3), 3, 2, up="nearest", dense=True),
+    Case((3, 4, 2), 3, 1, 1, cosine=True, vote_bias=True, dense=True),
+    Case((4, 3, 5), 3, 2),
+    Case((2, 3, 2), 2, 2, up="transposed", cosine=True),
+]
+
+
+def make(case: Case) -> ConvCapsules | DeconvCapsules:
+    routing = DynamicRouting(3, capsule_bias=True, agreement="cosine" if case.cosine else "product",
+                             squash="last" if case.cosine else "each", squash_eps=EPS)  # fmt: skip
+    options: Any = {
+        "dims": len(case.sizes),
+        "layer_kernel": case.kernel,
+        "layer_stride": case.stride,
+        "layer_padding": case.padding,
+        "transform": {"name": "dense" if case.dense else "shared", "weight_init": "normal", "weight_std": 0.2},
+        "vote_bias": case.vote_bias,
+        "routing": routing,
+    }
+    torch.manual_seed(0)
+    if case.up:
+        layer: Any = DeconvCapsules(T, K, J, D, upsampling=case.up, **options)  # type: ignore[arg-type]
+    else:
+        layer = ConvCapsules(T, K, J, D, voters="types", **options)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return layer.double()
+
+
+def draw_maps(case: Case, images: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(images, T * math.prod(case.sizes), K, generator=generator, dtype=torch.float64)
+
+
+# ---- the equations once more, with loops over types, positions and the kernel
+
+
+def out_sizes(case: Case) -> tuple[tuple[int, ...], int]:
+    """Sizes of the output, and the zeros before the map, or the outputs cut off before the first."""
+    k, s, p = case.kernel, case.stride, case.padding
+    if case.up == "transposed":
+        sizes = tuple(size * s if p == "same" else (size - 1) * s + k - 2 * p for size in case.sizes)
+        return sizes, max(k - s, 0) // 2 if p == "same" else p
+    if case.up == "nearest":
+        assert p == "same"
+        return tuple(size * s for size in case.sizes), (k - 1) // 2
+    if p != "same":
+        return tuple((size + 2 * p - k) // s + 1 for size in case.sizes), p
+    return tuple(-(-size // s) for size in case.sizes), -1  # differs from axis to axis
+
+
+def looked_at(case: Case, axis: int, at: int, before: int) -> Iterator[tuple[int, int]]:
+    """Pairs of an input position and the kernel position that multiplies it, along an axis, for an output."""
+    k, s, size = case.kernel, case.stride, case.sizes[axis]
+    if case.up == "transposed":
+        for place in range(size):
+            if 0 <= at + before - s * place < k:
+                yield place, at + before - s * place
+        return
+    if case.up == "nearest":
+        for q in range(k):
+            if 0 <= at + q - before < size * s:
+                yield (at + q - before) // s, q
+        return
+    if before < 0:
+        out = -(-size // s)
+        before = max((out - 1) * s + k - size, 0) // 2
+    for q in range(k):
+        if 0 <= at * s + q - before < size:
+            yield at * s + q - before, q
+
+
+def routed(V: Tensor, bias: Tensor, cosine: bool) -> Tensor:
+    """Three iterations over the votes (T, J, D) of a position."""
+    b = V.new_zeros(T, J)
+    for iteration in range(3):
+        c = b.exp() / b.exp().sum(1, keepdim=True)
+        x = bias + sum(c[t].unsqueeze(1) * V[t] for t in range(T))
+        n = (x * x).sum(1, keepdim=True)
+        v = n / (1 + n) * x / (n + EPS).sqrt()
+        if iteration < 2 and cosine:
+            b = b + torch.stack([(x * V[t]).sum(1) / (x.norm(dim=1) * V[t].norm(dim=1)) for t in range(T)])
+        elif iteration < 2:
+            b = b + torch.stack([(v * V[t]).sum(1) for t in range(T)])
+    return v
+
+
+def by_loops(case: Case, maps: Tensor, weight: Tensor, bias: Tensor, vote_bias: Tensor | None = None) -> Tensor:
+    """The capsules (J·L', D) of one image (T, *S, K); weight (T, J, D, K, *k)."""
+    sizes, before = out_sizes(case)
+    out = []
+    for at in itertools.product(*map(range, sizes)):
+        V = weight.new_zeros(T, J, D) if vote_bias is None else vote_bias.expand(T, -1, -1)
+        pairs = [list(looked_at(case, axis, place, before)) for axis, place in enumerate(at)]
+        for chosen in itertools.product(*pairs):
+            place, q = zip(*chosen, strict=True)
+            seen, kernel = maps[(slice(None), *place)], weight[(..., *q)]
+            V = V + torch.stack([kernel[t] @ seen[t] for t in range(T)])
+        out.append(routed(V, bias, case.cosine))
+    return torch.stack(out, 1).flatten(0, 1)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_capsules_and_gradients_are_those_of_loops(case: Case) -> None:
+    layer, poses = make(case), draw_maps(case)
+    leaves = {"poses": poses.clone().requires_grad_(), **dict(layer.named_parameters())}
+    weight = layer.transform.matrices.unflatten(-1, (K, *[case.kernel] * len(case.sizes)))
+    weight = weight if case.dense else weight.expand(T, *weight.shape)
+    by_image = [
+        by_loops(case, image.unflatten(0, (T, *case.sizes)), weight, layer.routing.bias, layer.bias)
+        for image in leaves["poses"]
+    ]
+    wanted = with_gradients({"capsules": torch.stack(by_image)}, leaves)
+    for dtype, tol in ((torch.float64, 1e-10), (torch.float32, 2e-5)):
+        layer.to(dtype)
+        leaves = {"poses": poses.to(dtype).requires_grad_(), **dict(layer.named_parameters())}
+        got = layer(Capsules(leaves["poses"], grid=(T, *case.sizes)))
+        assert got.grid == (J, *out_sizes(case)[0]) == layer.out_grid((T, *case.sizes))
+        found = {name: each.double() for name, each in with_gradients({"capsules": got.poses}, leaves).items()}
+        assert_same(found, wanted, tol)
+
+
+def test_same_padding_is_tensorflows() -> None:
+    """One zero before and two after an even map at kernel 5, stride 2: the loops' formula, by its numbers."""
+    layer = make(Case((6, 4), 5, 2))
+    assert [layer.window.zeros(size) for size in (4, 6, 5, 7)] == [(1, 2), (1, 2), (2, 2), (2, 2)]
+    assert [layer.window.outputs(size) for size in (1, 4, 5)] == [1, 2, 3]
+
+
+# ---- places as children, on lines and volumes
+
+
+@pytest.mark.parametrize("sizes", [(7,), (4, 5), (3, 4, 3)], ids=str)
+@pytest.mark.parametrize("padding", [0, 1, "same"])
+def test_places_of_a_window_are_children_in_any_dimension(sizes: tuple[int, ...], padding: Any) -> None:
+    """With the weights of a dense layer over one window."""
+    dims = len(sizes)
+    layer = ConvCapsules(T, K, J, D, dims=dims, layer_padding=padding, layer_stride=2).double()
+    poses = torch.randn(2, T * math.prod(sizes), K, dtype=torch.float64)
+    got = layer(Capsules(poses, grid=(T, *sizes)))
+    index = layer.window_capsules((T, *sizes))  # from 1; 0 outside
+    framed = torch.cat([poses.new_zeros(2, 1, K), poses], 1)[:, index]  # (B, L, I, K)
+    votes = torch.einsum("ijdk,blik->blijd", layer.transform.matrices, framed).flatten(0, 1)
+    wanted = dynamic_routing(votes).poses.unflatten(0, (2, -1)).transpose(1, 2)
+    assert_close(got.poses, wanted.flatten(1, 2), 1e-10)
+    centre = tuple(size // 2 for size in got.grid[1:])
+    flat = int(np.ravel_multi_index(centre, got.grid[1:]))
+    first = [2 * at - layer.window.zeros(size)[0] for at, size in zip(centre, sizes, strict=True)]
+    wanted_index = [
+        1 + int(np.ravel_multi_index((t, *(f + q for f, q in zip(first, place, strict=True))), (T, *sizes)))
+        if all(0 <= f + q < size for f, q, size in zip(first, place, sizes, strict=True))
+        else 0
+        for t in range(T)
+        for place in itertools.product(range(3), repeat=dims)
+    ]
+    assert index[flat].tolist() == wanted_index
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_primary_capsules_of_lines_planes_and_volumes(dims: int) -> None:
+    sizes = (9, 7, 6)[:dims]
+    for options in ({}, {"primary_norm": "batch", "primary_activation": "relu"}, {"primary_separate_convs": True},
+                    {"primary_activations": True}, {"primary_activation": "relu"}):  # fmt: skip
+        primary = PrimaryCapsules(5, dims=dims, primary_types=3, primary_dim=4, primary_kernel=3, **options).double()
+        features = torch.randn(2, 5, *sizes, dtype=torch.float64)
+        got = primary(features)
+        assert got.grid == (3, *((size - 3) // 2 + 1 for size in sizes))
+        assert got.poses.shape == (2, math.prod(got.grid), 4)
+        if options.get("primary_activation") == "relu":
+            assert got.poses.min() == 0
+    said = f"features must have shape (B, C, {', '.join('ZHW'[-dims:])}), got"
+    assert_raises(InputError, primary, torch.randn(2, 5, *sizes, 4, dtype=torch.float64), say=said)
+
+
+# ---- every routing
+
+
+def all_rows(layer: Any, capsules: Capsules) -> dict[str, Tensor]:
+    """What the routing gives for the votes of all positions, each row on its own, from built votes."""
+    votes, active = layer.votes(capsules)
+    built = BuiltVotes(votes.build(), votes.poses).masked(votes.mask)
+    found = layer.routing(built, active, return_coupling=True)
+    return {name: each for name, each in found._asdict().items() if each is not None}
+
+
+ROUTINGS: dict[str, Any] = {name: name for name in PARTS["routing"]} | {
+    "b2i with queries": {"name": "b2i", "start_from": "queries"},
+    "dynamic, over inputs": {"name": "dynamic", "softmax_over": "inputs", "leaky": True},
+    "dynamic, leaky": {"name": "dynamic", "leaky": True, "learn_prior": True},
+    "dynamic, cosine": {"name": "dynamic", "agreement": "cosine", "squash": "last"},
+    "grouped em": {"name": "grouped", "num_groups": 4, "group_routing": "em"},
+}
+
+
+@pytest.mark.parametrize("active", [False, True])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_votes_of_columns_route_as_built_votes_do(routing: str, dims: int, active: bool) -> None:
+    sizes = (6, 3, 2)[:dims]
+    for layer in (
+        ConvCapsules(4, 4, 3, 4, dims=dims, voters="types", layer_padding="same", transform="shared",
+                     routing=ROUTINGS[routing]),
+        DeconvCapsules(4, 4, 3, 4, dims=dims, transform="dense", routing=ROUTINGS[routing]),
+    ):  # fmt: skip
+        layer.double().eval()
+        for parameter in layer.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+        poses = torch.randn(2, 4 * math.prod(sizes), 4, dtype=torch.float64).requires_grad_()
+        given = torch.rand(2, 4 * math.prod(sizes), dtype=torch.float64) if active else None
+        mask = torch.rand(2, 4 * math.prod(sizes)) > 0.3
+        leaves = {"poses": poses} | dict(layer.named_parameters())
+        for capsules in (Capsules(poses, given, (4, *sizes)), Capsules(poses, given, (4, *sizes), mask)):
+            wanted = all_rows(layer, capsules)
+            got = {k: v for k, v in layer.route(capsules, return_coupling=True)._asdict().items() if v is not None}
+            assert_same(with_gradients(got, leaves), with_gradients(wanted, leaves), 1e-9, routing)
+
+
+def test_poses_of_a_position_are_means_of_what_it_sees() -> None:
+    layer = ConvCapsules(1, 1, 2, 2, dims=1, voters="types", layer_padding=1, transform="shared")
+    mask = torch.tensor([[True, True, False, True]])
+    poses = torch.tensor([[[1.0], [2.0], [9.0], [4.0]]])
+    votes, active = layer.votes(Capsules(poses, poses[..., 0] / 10, (1, 4)))
+    assert votes.poses.flatten().tolist() == [1.5, 4.0, 5.0, 6.5]
+    assert_close(active.flatten(), [0.15, 0.4, 0.5, 0.65])
+    votes, active = layer.votes(Capsules(poses, poses[..., 0] / 10, (1, 4), mask))
+    assert votes.poses.flatten().tolist() == [1.5, 1.5, 3.0, 4.0]
+    assert_close(active.flatten(), [0.15, 0.15, 0.3, 0.4])
+    assert votes.mask.all()
+    alone = torch.tensor([[False, False, False, True]])
+    assert layer.votes(Capsules(poses, None, (1, 4), alone))[0].mask.flatten().tolist() == [False, False, True, True]
+    up = DeconvCapsules(1, 1, 2, 2, dims=1)
+    assert up.votes(Capsules(poses, None, (1, 4)))[0].poses.flatten().tolist() == [
+        1.0,
+        1.5,
+        1.5,
+        5.5,
+        5.5,
+        6.5,
+        6.5,
+        4.0,
+    ]
+
+
+# ---- skips
+
+
+def test_types_are_joined() -> None:
+    first = Capsules(torch.randn(2, 12, 4), torch.rand(2, 12), (2, 3, 2))
+    second = Capsules(torch.randn(2, 18, 4), None, (3, 3, 2), torch.rand(2, 18) > 0.5)
+    both = join_types(first, second)
+    assert both.grid == (5, 3, 2)
+    assert both.poses.equal(torch.cat([first.poses, second.poses], 1))
+    assert both.activations.equal(torch.cat([first.activations, second.scores()], 1))
+    assert both.mask.equal(torch.cat([torch.ones(2, 12, dtype=torch.bool), second.mask], 1))
+    assert join_types(second._replace(mask=None))[1:] == (None, (3, 3, 2), None)
+
+
+def test_what_does_not_fit_gets_one_sentence() -> None:
+    volume, plane = Capsules(torch.randn(1, 8, 4), grid=(1, 2, 2, 2)), Capsules(torch.randn(1, 4, 6), grid=(1, 2, 2))
+    for given, said in (
+        ((volume, plane), "joined types must have as many components, got 4 and 6; give the layers one capsule_dim"),
+        ((plane, plane._replace(grid=(1, 4, 1))), "joined maps must have one size, got 2×2 and 4×1"),
+        ((plane, plane._replace(grid=None)), "join_types: capsules must have a grid"),
+    ):
+        assert_raises(InputError, join_types, *given, say=said)
+    layer = ConvCapsules(1, 6, 2, 2, voters="types", transform="shared")
+    said = "ConvCapsules: dims is 2, so the map must have types, height and width, got (1, 2, 2, 2)"
+    assert_raises(InputError, layer, volume, say=said)
+    assert_raises(InputError, layer, plane, say="height and width of at least 3, got (1, 2, 2)")
+    for kind, options, said in (
+        (ConvCapsules, {"voters": "types", "compete_over": "types-and-positions"}, "a vote belongs to one position"),
+        (
+            ConvCapsules,
+            {"voters": "types", "transform": "identity"},
+            'the transform "shared" or "dense", got Identity',
+        ),
+        (ConvCapsules, {"vote_bias": True}, 'vote_bias needs voters="types"'),
+        (ConvCapsules, {"dims": 4}, "dims must be 1 to 3, got 4"),
+        (ConvCapsules, {"layer_padding": "full"}, "layer_padding must be"),
+        (DeconvCapsules, {"layer_kernel": 1}, "layer_kernel must be at least layer_stride, 2, or some outputs get no"),
+        (DeconvCapsules, {"layer_padding": 4}, "layer_padding must be below layer_kernel, 4, got 4"),
+    ):
+        assert_raises(InputError, kind, 1, 4, 2, 4, **options, say=said)
