@@ -43,7 +43,7 @@ COMMANDS: dict[str, str] = {
     "routing": "routing RUN --count 4 --figure r.png",
     "routing --image": "routing RUN --image IMAGE --figure r.png",
     "curves": "curves RUN --figure c.png",
-    "curves --json": "curves RUN --json --figure c.png",
+    "curves --json": "curves RUN --json",
     "datasets": "datasets npz:DATA",
     "datasets --json": "datasets npz:DATA --json",
     "datasets --sample": "datasets npz:DATA --sample 5 --figure s.png",

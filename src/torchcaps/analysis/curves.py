@@ -115,6 +115,6 @@ def _use_powers(axes: Axes) -> None:
     if (values == 0).any():
         axes.set_ylim(bottom=0)
         ticks = np.append(0.0, ticks)
-    axes.yaxis.set_major_locator(FixedLocator(ticks))
+    axes.yaxis.set_major_locator(FixedLocator(ticks.tolist()))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
