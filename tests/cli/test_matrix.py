@@ -108,7 +108,7 @@ def trained(request: pytest.FixtureRequest, files: Path, tmp_path_factory: pytes
     preset, options = NETWORKS[network]
     config = tiny_config(files / f"{task}.npz", preset, **{"task": task, "epochs": 1, "max_shift": 0, **options})
     lines = Lines()
-    train(config, out, progress=lines, figures=network != "no decoder")
+    train(config, out, progress=lines, figures=network == "decoder")
     return Trained(task, network, out, files / f"{task}.npz", files / "image.png", lines.said)
 
 
