@@ -1,10 +1,12 @@
 """Images with masks, and the smallest network for pixels."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from torchcaps.datasets import ImageSet
@@ -68,3 +70,19 @@ class TinyPixels(Network):
 def register_tiny_pixels() -> None:
     """Register the network; call it within ``registered_for_now``."""
     register("network", "tiny-pixels")(TinyPixels)
+
+
+def write_folder(
+    folder: Path,
+    count: int,
+    sizes: Sequence[tuple[int, int]] = ((24, 20),),
+    change: Callable[[np.ndarray], np.ndarray] = lambda mask: mask,
+) -> Path:
+    """Write images/ and masks/ of discs; sizes take turns, and ``change`` is applied to each mask."""
+    for name in ("images", "masks"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        images, masks = discs(count, sizes[number % len(sizes)])
+        Image.fromarray(images[number]).save(folder / f"images/{number}.png")
+        Image.fromarray(change(masks[number])).save(folder / f"masks/{number}.png")
+    return folder

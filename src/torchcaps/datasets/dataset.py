@@ -9,6 +9,7 @@ from typing import Any
 from torchcaps.checks import check
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.pairs import PairSet
+from torchcaps.datasets.pixel_set import patches_of
 from torchcaps.errors import InputError
 from torchcaps.tasks import Task, TaskName, find_task, widest_task
 
@@ -61,6 +62,19 @@ class Splits:
 
         changed: dict[str, Any] = {part: brought(part, images) for part, images in sets.items()}
         return replace(self, task=target.name, **changed)
+
+    def in_patches(self, patch: int | tuple[int, ...], where: str) -> Splits:
+        """Return the same images with masks as sets that training takes patches of, with these sides in pixels.
+
+        Raises:
+            InputError: The images have no masks; the error begins with ``where``.
+        """
+        if not find_task(self.task).supports("patch"):
+            raise InputError(
+                f"{where} has no masks, and only images with masks are trained on in patches; leave patch (--patch) out"
+            )
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        return replace(self, **{part: patches_of(each, patch) for part, each in parts.items() if each is not None})
 
 
 @dataclass(frozen=True, eq=False)

@@ -187,7 +187,7 @@ def read_pixels(path: Path, name: str | None = None) -> UInt8[np.ndarray, "C H W
                 f"{name} cannot be read as an image; PNG, JPEG, BMP, GIF, WebP and TIFF files can"
             ) from None
         with image:
-            _check_size(image, name)
+            check_size(image, name)
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
             pixels = pillow_pixels(image)
@@ -197,7 +197,7 @@ def read_pixels(path: Path, name: str | None = None) -> UInt8[np.ndarray, "C H W
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def _check_size(image: Image.Image, name: str) -> None:
+def check_size(image: Image.Image, name: str) -> None:
     """Raise InputError if an image, not yet decoded, or one of its tiles has too many pixels."""
     sizes = {"": image.size}
     if image.format == "TIFF":

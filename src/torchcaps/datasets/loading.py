@@ -65,6 +65,7 @@ def load_dataset(
     skip_damaged: bool = False,
     scale: tuple[float, float] | None = None,
     task: TaskName | None = None,
+    patch: Pixels | tuple[Pixels, ...] | None = None,
 ) -> Dataset:
     """Load a data set on the CPU, and split off its validation images.
 
@@ -89,8 +90,11 @@ def load_dataset(
             data set's ``skipped`` lists them with the reasons.
         scale: Pixel values (low, high) that become 0 and 1, for your own files whose pixels are neither 8-bit nor
             floats of 0..1, such as (0, 4095) of a 12-bit camera; other values are clipped.
-        task: Task of the labels: ``"classes"``, ``"labels"`` or ``"regression"``; None: the form of the labels decides.
-            For example, class numbers in floats are read as a regression unless the task is ``"classes"``.
+        task: Task of the labels: ``"classes"``, ``"labels"``, ``"regression"`` or ``"pixels"``; None: the form of the
+            labels decides. For example, class numbers in floats are read as a regression unless the task is
+            ``"classes"``.
+        patch: Side of the patches, pixels, that training takes of images with masks, or a side for each axis. The
+            images may then differ in size, and evaluation takes whole images. None: all images have one size.
 
     Raises:
         InputError: The name is unknown, files are missing or broken, or a number does not fit the images.
@@ -106,14 +110,17 @@ def load_dataset(
             raise InputError(f"the pixels of {spec} have a fixed range; leave scale (--scale) out")
     folder = None if data_dir is None else user_path(data_dir)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    request = DataRequest(path or Path(), folder, size, limit_test, skip_damaged, scale, task)
+    request = DataRequest(path or Path(), folder, size, limit_test, skip_damaged, scale, task, patch)
     splits = info.load(request).for_task(task, spec)
+    if patch is not None:
+        splits = splits.in_patches(patch, spec)
     names, known, test = splits.class_names, splits.train, splits.test
+    fewest = find_task(splits.task).min_images(len(names))
     if test is None:
-        known, test = _set_test_aside(spec, known, len(names))
+        known, test = _set_test_aside(spec, known, fewest, len(names))
         test = splits.as_validation(test)
     if splits.validation is None:
-        count = _validation_size(spec, len(known), len(names), validation_size, info.validation_size)
+        count = _validation_size(spec, len(known), fewest, validation_size, info.validation_size)
         learned, chosen = _set_validation_apart(known, count, validation, seed, limit_train)
     elif validation_size is None and validation == "random":
         learned, chosen = known.take(limit_train), splits.validation
@@ -127,10 +134,10 @@ def load_dataset(
     return Dataset(spec, train, held, test, names, splits.skipped, splits.task)
 
 
-def _set_test_aside(spec: str, images: ImageSet, classes: int) -> tuple[ImageSet, ImageSet]:
-    """Split images into training images and a fixed fifth for the test."""
-    size = max(round(_TEST_SHARE * len(images)), classes)
-    if len(images) - size < classes:
+def _set_test_aside(spec: str, images: ImageSet, fewest: int, classes: int) -> tuple[ImageSet, ImageSet]:
+    """Split images into training images and a fixed fifth for the test, at least ``fewest`` of each."""
+    size = max(round(_TEST_SHARE * len(images)), fewest)
+    if len(images) - size < fewest:
         raise InputError(
             f"{spec} has {len(images)} images of {classes} classes, too few to split off a test set; give more, or a "
             "separate test set"
@@ -139,13 +146,13 @@ def _set_test_aside(spec: str, images: ImageSet, classes: int) -> tuple[ImageSet
     return images.select(left), images.select(held)
 
 
-def _validation_size(spec: str, images: int, classes: int, requested: int | None, default: int | None) -> int:
+def _validation_size(spec: str, images: int, fewest: int, requested: int | None, default: int | None) -> int:
     """Return the number of validation images."""
-    limit = images - classes
+    limit = images - fewest
     if limit < 1:
         raise InputError(f"{spec}: {images} training images leave none for validation; give more")
     if requested is None:
-        return min(default or max(round(_VALIDATION_SHARE * images), classes), limit)
+        return min(default or max(round(_VALIDATION_SHARE * images), fewest), limit)
     if not 1 <= requested <= limit:
         why = "; they choose the best epoch, because the test images must not" if requested < 1 else ""
         raise InputError(f"{spec}: validation_size is {requested}, but 1 to {limit} images can be used{why}")

@@ -182,3 +182,11 @@ class PixelSet(ImageSet):
                 axis, (rows >= size).nonzero()[:, 0], IGNORED
             )
         return image, mask
+
+
+def patches_of(images: ImageSet, patch: int | tuple[int, ...]) -> PixelSet:
+    """Return images with masks as a set that training takes patches of, with these sides in pixels."""
+    sides = (patch,) * images.labels[0].ndim if isinstance(patch, int) else patch
+    if isinstance(images, PixelSet):
+        return replace(images, patch=sides)
+    return PixelSet(tuple(images.images), tuple(images.labels), patch=sides)

@@ -209,6 +209,14 @@ class Task(ABC):
             raise InputError(f"labels must be given for each of {num_images} images, got {len(targets)}")
         self.check_targets(targets, num_outputs, "labels")
 
+    def min_images(self, num_outputs: int) -> int:
+        """Return the smallest number of images in a part of a data set."""
+        return num_outputs
+
+    def data_options(self, network: Any) -> dict[str, Any]:
+        """Return options of ``load_dataset`` for images that a network takes, which may have other sizes."""
+        return {"image_size": network.in_shape[1:]}
+
     def strata(self, targets: Tensor) -> Int64[Tensor, "N"]:
         """Return the stratum of each image; random splits keep the share of each stratum."""
         return targets.new_zeros(len(targets)).long()

@@ -29,6 +29,7 @@ class Pixels(Task):
     outputs, output, min_outputs, answer_key = "classes", "class", 2, "classes"
     needs = "masks, the class of each pixel as a whole number from 0 (255: ignored), (N, H, W) or (N, D, H, W)"
     metric = Metric("Dice", "1 − Dice", "%, mean over the images", hub="dice")
+    analyses = frozenset({"patch"})
     statistics_names = ("images", "% of pixels")
 
     @property
@@ -71,8 +72,9 @@ class Pixels(Task):
     def names(self, targets: Any, where: str = "labels") -> tuple[str, ...]:
         return tuple(map(str, range(self.num_outputs(self.bring(targets, None, where)))))
 
-    def num_outputs(self, targets: Tensor) -> int:
-        return max(int(targets.masked_fill(targets == IGNORED, 0).max()) + 1, self.min_outputs)
+    def num_outputs(self, targets: Tensor | Sequence[Tensor]) -> int:
+        highest = (int(mask.masked_fill(mask == IGNORED, 0).max()) for mask in targets)
+        return max(max(highest) + 1, self.min_outputs)
 
     def check_targets(self, targets: Tensor, num_outputs: int, where: str) -> None:
         if (highest := self.num_outputs(targets) - 1) >= num_outputs:
@@ -87,10 +89,27 @@ class Pixels(Task):
                     "classes without it"
                 )
 
-    def statistics(self, targets: Tensor, num_outputs: int) -> list[Row]:
-        total = max(int((targets != IGNORED).sum()), 1)
-        present = ((targets == j).flatten(1) for j in range(num_outputs))
-        return [(int(each.any(1).sum()), 100 * int(each.sum()) / total) for each in present]
+    def min_images(self, num_outputs: int) -> int:
+        return 1
+
+    def data_options(self, network: Any) -> dict[str, Any]:
+        return {"patch": network.in_shape[1:]}
+
+    def strata(self, targets: Tensor | Sequence[Tensor]) -> Int64[Tensor, "N"]:
+        import torch
+
+        return torch.zeros(len(targets), dtype=torch.int64)
+
+    def _counts(self, targets: Tensor | Sequence[Tensor], num_outputs: int) -> Int64[Tensor, "N J"]:
+        """Return the number of pixels of each class in each mask."""
+        import torch
+
+        return torch.stack([mask[mask != IGNORED].flatten().bincount(minlength=num_outputs) for mask in targets])
+
+    def statistics(self, targets: Tensor | Sequence[Tensor], num_outputs: int) -> list[Row]:
+        counts = self._counts(targets, num_outputs)
+        shares = 100 * counts.sum(0).double() / counts.sum().clamp_min(1)
+        return list(zip((counts > 0).sum(0).tolist(), shares.tolist(), strict=True))
 
     def describe(self, names: Sequence[str], target: Any) -> str:
         return " + ".join(names[j] for j in target.unique().tolist() if j != IGNORED) or "none"
@@ -166,25 +185,26 @@ class Pixels(Task):
 
         return pixel_classes(scores) if targets is None else targets
 
-    def chance(self, targets: Tensor, *, balanced: bool = False) -> tuple[float, float] | None:
+    def chance(self, targets: Tensor | Sequence[Tensor], *, balanced: bool = False) -> tuple[float, float] | None:
         """Return the mean Dice score of giving all pixels the best single class, and its standard error."""
         import torch
 
-        from torchcaps.ops.pixels import confusions, mean_dice
+        from torchcaps.ops.pixels import mean_dice
 
-        classes = self.num_outputs(targets)
-        constant = [mean_dice(confusions(torch.full_like(targets, j), targets, classes)) for j in range(classes)]
+        counts = self._counts(targets, self.num_outputs(targets))
+        answers = torch.eye(counts.shape[1], dtype=torch.int64)
+        constant = [mean_dice(counts[:, :, None] * answer) for answer in answers]
         best = max(constant, key=lambda dice: float(dice.mean()))
         return (float(best.mean()), float(best.std() / len(best) ** 0.5)) if len(best) > 1 else None
 
-    def class_weights(self, targets: Tensor | None) -> Float[Tensor, "J"] | None:
+    def class_weights(self, targets: Tensor | Sequence[Tensor] | None) -> Float[Tensor, "J"] | None:
         """Return weights N / (J · N_j) of the pixels of each class; 1 for a class without pixels.
 
         They are large for small classes: 500 for one of two classes that has a thousandth of the pixels.
         """
         if targets is None:
             return None
-        counts: Int64[Tensor, "J"] = targets[targets != IGNORED].flatten().bincount()
+        counts = self._counts(targets, self.num_outputs(targets)).sum(0)
         return (counts.sum() / (len(counts) * counts.clamp_min(1))).masked_fill(counts == 0, 1.0)
 
     def weights_of(self, weights: Float[Tensor, "J"], targets: Tensor) -> Tensor:

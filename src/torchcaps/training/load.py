@@ -77,8 +77,8 @@ class Run:
         elif data is not None:
             # with the same seed, data sets made from the same images have the same validation images
             seed = 0 if self.config is None else self.config.seed
-            size, task = self.model.in_shape[1:], self.model.task
-            loaded = load_dataset(data, data_dir=data_dir, image_size=size, seed=seed, task=task)
+            sizes = task_of(self.model).data_options(self.model)
+            loaded = load_dataset(data, data_dir=data_dir, seed=seed, task=self.model.task, **sizes)
         else:
             raise InputError(f"{self.path} does not say what it was trained on; name a data set with --data")
         given, required = (

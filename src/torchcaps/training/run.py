@@ -218,7 +218,8 @@ def _prepare(config: TrainConfig) -> Start:
     """Load the images, adapt the configuration to them, and build the network."""
     data = load_run_data(config)
     in_shape = cropped(data, config.recipe).in_shape
-    config = small_data.fit_recipe(small_data.fit_network(config, in_shape), data.train.labels, data.task)
+    config = small_data.fit_network(config, in_shape)
+    config = small_data.fit_recipe(config, data.train.labels, data.task, data.train.draws)
     torch.manual_seed(config.seed)
     return Start(config, data, build_network(config.model, in_shape, data.num_classes))
 
@@ -280,7 +281,7 @@ def _first_lines(
     yield f"Device: {device}, {devices.PRECISION_WORDS[config.precision]}"
     if config.precision == "bf16" and device.type == "cpu":
         yield "Warning: on processors that emulate bfloat16, a step takes about 12 times as long as in float32"
-    yield from small_data.fitting_message(config, requested.recipe, len(data.train), data.num_classes, task)
+    yield from small_data.fitting_message(config, requested.recipe, data.train.draws, data.num_classes, task)
     yield from small_data.imbalance_message(config, data.train.labels, data.class_names, task)
     if data.skipped:
         listed = [*data.skipped[:MAX_DAMAGED_LISTED], *["…"] * (len(data.skipped) > MAX_DAMAGED_LISTED)]

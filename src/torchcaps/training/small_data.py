@@ -36,15 +36,23 @@ def fit_network(config: TrainConfig, in_shape: tuple[int, int, int]) -> TrainCon
     return override(config, fit_to_images(get_preset(config.preset), config.model, in_shape, fixed_fields))
 
 
-def fit_recipe(config: TrainConfig, labels: Tensor, task: Task = CLASSES) -> TrainConfig:
+def fit_recipe(
+    config: TrainConfig, labels: Tensor, task: Task = CLASSES, images: int | None = None
+) -> TrainConfig:
     """Return the configuration with a recipe that suits the training images. Only fields in ``config.fitted`` change.
 
     Learning needs steps, not epochs. So the batch is halved, down to `MIN_BATCH_SIZE` images, until an epoch has
     `MIN_STEPS_PER_EPOCH`. The learning rate falls with the square root of the batch. Then epochs are added until
     the run has `MIN_STEPS`. The run stops early if a quarter of the epochs bring no better one. If the classes are
     uneven, the balanced accuracy chooses the epoch.
+
+    Args:
+        config: The configuration.
+        labels: Labels of the training images.
+        task: Task of the labels.
+        images: Number of training images, or patches of them, in an epoch; None: one for each label.
     """
-    recipe, images = config.recipe, len(labels)
+    recipe, images = config.recipe, images or len(labels)
     batch, epochs, rate = recipe.batch_size, recipe.epochs, recipe.learning_rate
     patience, select = recipe.patience, recipe.select
     if "batch_size" in config.fitted:

@@ -18,6 +18,7 @@ from torchcaps.datasets.image_set import ImageSet, resize_images
 from torchcaps.datasets.images import SUFFIXES, image_files_in, read_image, read_pixels, subfolders, with_channels
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
+from torchcaps.datasets.sources.pixel_folder import IMAGES, MASKS, has_masks, load_pixel_folder
 from torchcaps.errors import InputError
 from torchcaps.files import user_path
 
@@ -44,6 +45,9 @@ def load_folder(request: DataRequest) -> Splits:
     first n come from all classes. They have one channel if all are grey, else three. One error names all unreadable
     images; ``skip_damaged`` leaves them out.
 
+    A folder, or its train/, with images/ and masks/ has a mask for each image, for the task ``pixels``: see
+    :func:`~torchcaps.datasets.sources.pixel_folder.load_pixel_folder`.
+
     Raises:
         InputError: There are fewer than two classes, a class has too few images, the parts differ in classes, images
             cannot be read, or images differ in size and ``image_size`` is not given.
@@ -51,6 +55,11 @@ def load_folder(request: DataRequest) -> Splits:
     root = request.path
     if not root.is_dir():
         raise InputError(f"there is no folder {root} to read images from")
+    parts = _parts(root)
+    if any(map(has_masks, parts.values())):
+        if request.task not in (None, "pixels"):
+            raise InputError(f"{root} has {IMAGES}/ and {MASKS}/, a mask for each image; set --task pixels")
+        return load_pixel_folder(root, parts, request)
     files = _files(root)
     class_names = _class_names(files)
     listed = [file for by_class in files.values() for each in by_class.values() for file in each]
@@ -111,6 +120,16 @@ def _class_names(files: Files) -> tuple[str, ...]:
 
 def _files(root: Path) -> Files:
     """Return the files of each part, all with the same classes; train/, or the root itself, comes first."""
+    files = {part: _class_files(folder) for part, folder in _parts(root).items()}
+    for part, by_class in files.items():
+        for name in sorted(files["train"].keys() ^ by_class.keys()):
+            lacks = part if name in files["train"] else "train"
+            raise InputError(f"{root}: the class {name} has no folder in {lacks}; all parts must have the same classes")
+    return files
+
+
+def _parts(root: Path) -> dict[str, Path]:
+    """Return the folder of each part; train/, or the root itself, comes first."""
     folders: dict[str, Path] = {}
     for folder in subfolders(root):
         if (part := PARTS.get(folder.name.lower())) is not None:
@@ -119,13 +138,7 @@ def _files(root: Path) -> Files:
             folders[part] = folder
     if folders and "train" not in folders:
         raise InputError(f"{root} has {next(iter(folders.values())).name}/ but no train/ beside it")
-    folders = {"train": root, **folders}
-    files = {part: _class_files(folder) for part, folder in folders.items()}
-    for part, by_class in files.items():
-        for name in sorted(files["train"].keys() ^ by_class.keys()):
-            lacks = part if name in files["train"] else "train"
-            raise InputError(f"{root}: the class {name} has no folder in {lacks}; all parts must have the same classes")
-    return files
+    return {"train": root, **folders}
 
 
 def _class_files(folder: Path) -> dict[str, list[Path]]:

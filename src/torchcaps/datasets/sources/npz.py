@@ -16,6 +16,7 @@ from torchcaps.datasets.image_set import ImageSet, pad_sequences
 from torchcaps.datasets.pixels import Scale, channels_first, scale_pixels, to_bytes
 from torchcaps.datasets.reading import one_sentence
 from torchcaps.datasets.registry import DataRequest, register_dataset
+from torchcaps.datasets.sources.pixel_folder import to_set
 from torchcaps.errors import InputError, shown
 from torchcaps.files import require_file
 from torchcaps.machine import check_memory
@@ -49,8 +50,8 @@ def load_npz(request: DataRequest) -> Splits:
       :func:`~torchcaps.datasets.pixels.scale_pixels` takes, rounded to 256 steps. Numbers (N, L) are sequences of one
       channel and keep their values.
     - ``y`` or ``y_train``: for classes whole numbers (N,) from 0 without gaps, texts, or one-hot rows (N, J). For
-    several
-      labels zeros and ones (N, L), or True and False. For a regression floats (N,) or (N, T). ``task`` decides if
+      several labels zeros and ones (N, L), or True and False. For a regression floats (N,) or (N, T). For pixels masks
+      (N, H, W), or (N, D, H, W) of volumes ``x`` (N, D, H, W) or (N, D, H, W, C); 255: ignored. ``task`` decides if
       numbers could be read in several ways.
     - ``x_test``, ``y_test``: the test set. Without them, a fixed stratified fifth of the images becomes the test set.
     - ``x_val``, ``y_val``: validation images, optional.
@@ -91,11 +92,13 @@ def load_npz(request: DataRequest) -> Splits:
                 arrays[key].astype(arrays[key].dtype.newbyteorder("<")).tobytes().decode("utf-32-le")
     scale: Scale = "auto" if request.scale is None else request.scale
     labelled = {part: pair for part, pair in pairs.items() if pair[0] in arrays}
+    targets = {part: arrays[y] for part, (_, y) in labelled.items()}
+    if any(np.ndim(each) > 2 for each in targets.values()):
+        return _with_masks(path, labelled, arrays, request)
     pixels = {part: _images(path, arrays, x, f"{path}: {x}", scale) for part, (x, _) in labelled.items()}
     for part, (x, y) in labelled.items():
         if (given := len(np.atleast_1d(arrays[y]))) != (count := len(pixels[part])):
             raise InputError(f"{path}: {y} must be given for each of the {count} images of {x}, got {given}")
-    targets = {part: arrays[y] for part, (_, y) in labelled.items()}
     task = find_task(request.task or guess_task(targets["train"], f"{path}: {pairs['train'][1]}").name)
     class_names = _class_names(path, pairs["train"][1], task, targets["train"], arrays.get("class_names"))
     sets = {}
@@ -103,6 +106,25 @@ def load_npz(request: DataRequest) -> Splits:
         brought = task.bring(targets[part], len(class_names), f"{path}: {y}", class_names)
         sets[part] = ImageSet(pixels[part], brought)
     return Splits(sets["train"], sets.get("test"), class_names, sets.get("validation"), task=task.name)
+
+
+def _with_masks(path: Path, pairs: Names, arrays: Mapping[str, Any], request: DataRequest) -> Splits:
+    """Return images (N, *S), (N, *S, C) or (N, C, *S) with masks (N, *S); S is (H, W), or (D, H, W) for volumes."""
+    (_, y), scale = pairs["train"], "auto" if request.scale is None else request.scale
+    task, sets = find_task(request.task or guess_task(arrays[y], f"{path}: {y}").name), {}
+    names = _class_names(path, y, task, arrays[y], arrays.get("class_names"))
+    for part, (x, y) in pairs.items():
+        masks, images = task.bring(arrays[y], len(names), f"{path}: {y}"), arrays[x]
+        pixels = to_bytes(scale_pixels(images, scale, f"{path}: {x}"))
+        forms = {pixels.shape: 0, pixels.shape[:-1]: -1, (*pixels.shape[:1], *pixels.shape[2:]): 1}
+        if (axis := forms.get(masks.shape)) is None:
+            raise InputError(
+                f"{path}: {y} has the shape {tuple(masks.shape)}, but {x} {tuple(pixels.shape)}; a mask has the size "
+                "of its image"
+            )
+        pixels = pixels.unsqueeze(1) if axis == 0 else pixels.movedim(axis, 1)
+        sets[part] = to_set(list(pixels.contiguous()), list(masks), request, f"{path}: {x}")
+    return Splits(sets["train"], sets.get("test"), names, sets.get("validation"), task=task.name)
 
 
 def _images(

@@ -1,0 +1,217 @@
+"""Images with masks from folders and arrays; patches of them; and one sentence for each fault."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pixel_support import disc_set, discs, write_folder
+from support import assert_raises
+from torchcaps.datasets import BatchLoader, Dataset, ImageSet, PixelSet, load_dataset
+from torchcaps.errors import InputError
+from torchcaps.ranges import IGNORED
+
+COLOURS = np.array([[0, 0, 0], [0, 255, 0], [200, 30, 0]], np.uint8)
+
+
+def load(folder: Path, **options: Any) -> Dataset:
+    return load_dataset(f"folder:{folder}", task="pixels", **options)
+
+
+def test_a_folder_of_one_size_is_read_whole(tmp_path: Path) -> None:
+    write_folder(tmp_path, 20)
+    data = load(tmp_path)
+    assert (data.task.name, data.class_names, data.in_shape) == ("pixels", ("0", "1", "2"), (1, 24, 20))
+    assert [len(each) for each in (data.train, data.validation, data.test)] == [14, 2, 4]
+    images, masks = discs(20)
+    found = {image.numpy().tobytes(): mask for each in (data.train, data.test) for image, mask in pairs(each)}
+    assert all(
+        (found[image.tobytes()].numpy() == mask).all()
+        for image, mask in zip(images, masks, strict=True)
+        if image.tobytes() in found
+    )
+    assert load(tmp_path, image_size=12).train.labels.shape[1:] == (12, 12)
+
+
+def pairs(images: ImageSet) -> Any:
+    return zip(images.images, images.labels, strict=True)
+
+
+def test_parts_names_and_ignored_pixels(tmp_path: Path) -> None:
+    for part, count in (("train", 6), ("test", 3)):
+        write_folder(tmp_path / part, count)
+    write_folder(tmp_path / "val", 2, change=lambda mask: np.where(mask == 1, IGNORED, mask))
+    (tmp_path / "classes.txt").write_text("ground\nleaf\nvein\n")
+    data = load(tmp_path)
+    assert (data.class_names, len(data.train), len(data.validation), len(data.test)) == (
+        ("ground", "leaf", "vein"),
+        6,
+        2,
+        3,
+    )
+    assert data.validation.labels.unique().tolist() == [0, 2, IGNORED]
+
+
+@pytest.mark.parametrize("table", [True, False])
+def test_colours_are_classes(tmp_path: Path, table: bool) -> None:
+    write_folder(tmp_path, 8, change=lambda mask: COLOURS[mask])
+    if table:
+        (tmp_path / "classes.txt").write_text("vein #c81e00\nleaf #00ff00\nground of a wood #000000\n")
+    data = load(tmp_path)
+    names = ("vein", "leaf", "ground of a wood") if table else ("#000000", "#00ff00", "#c81e00")
+    assert data.class_names == names
+    counts = torch.stack([torch.tensor([int((mask == j).sum()) for j in range(3)]) for mask in data.train.labels])
+    assert (counts.argmax(1) == (2 if table else 0)).all()  # the ground is the largest
+
+
+def test_masks_of_black_and_white_have_two_classes(tmp_path: Path) -> None:
+    write_folder(tmp_path, 8, change=lambda mask: (255 * (mask > 0)).astype(np.uint8))
+    data = load(tmp_path)
+    assert data.class_names == ("0", "1")
+    assert data.train.labels.unique().tolist() == [0, 1]
+    write_folder(tmp_path / "bits", 8, change=lambda mask: mask > 0)
+    assert load(tmp_path / "bits").train.labels.unique().tolist() == [0, 1]
+
+
+def test_images_of_different_sizes_become_patches(tmp_path: Path) -> None:
+    write_folder(tmp_path, 12, sizes=((24, 20), (40, 37), (13, 60)))
+    assert_raises(
+        InputError, load, tmp_path, say="has images of 3 sizes (13×60, 24×20, 40×37); train on patches of them"
+    )
+    data = load(tmp_path, patch=16)
+    assert isinstance(data.train, PixelSet)
+    assert data.in_shape == (1, 16, 16)
+    loader = BatchLoader(data.train, 4, shuffle=True)
+    batches = list(loader.batches(0))
+    again = list(loader.batches(0, start=1))
+    assert torch.equal(batches[1].images, again[0].images)
+    assert torch.equal(batches[1].labels, again[0].labels)
+    assert all(batch.images.shape == (4, 1, 16, 16) for batch in batches[:-1])
+    assert sum(len(batch.labels) for batch in batches) == data.train.draws > len(data.train)
+    shares = [
+        torch.cat(
+            [part.images for part in BatchLoader(data.train, 4, shuffle=True, rank=rank, world_size=2).batches(0)]
+        )
+        for rank in (0, 1)
+    ]
+    assert sum(map(len, shares)) == data.train.draws
+    whole = list(BatchLoader(data.test, 256, shuffle=False).batches(0))
+    assert [batch.labels[0].shape for batch in whole] == [mask.shape for mask in data.test.labels]
+
+
+def test_half_of_the_patches_lie_around_a_class() -> None:
+    mask = torch.zeros(200, 200, dtype=torch.uint8)
+    mask[150:153, 20:23], mask[10:13, 180:183] = 1, 2
+    images = PixelSet((torch.zeros(1, 200, 200, dtype=torch.uint8),), (mask,), patch=(8, 8))
+    _, patches = images.gather(torch.zeros(400, dtype=torch.int64), (0, 0, 0), 400)
+    has = [int((patches == j).flatten(1).any(1).sum()) for j in (1, 2)]
+    assert all(75 < each < 130 for each in has), has
+    places = {tuple((patch == 1).nonzero()[0].tolist()) for patch in patches if (patch == 1).any()}
+    assert len(places) > 20  # anywhere in the patch
+
+
+def test_a_patch_beyond_a_small_image_is_ignored() -> None:
+    small = disc_set(1, (24, 20))
+    images = PixelSet(tuple(small.images), tuple(small.labels), patch=(32, 16))
+    pixels, masks = images.gather(torch.zeros(4, dtype=torch.int64), (0, 0, 0), 4)
+    assert (masks[:, 24:] == IGNORED).all()
+    assert (masks[:, :24] != IGNORED).all()
+    assert (pixels[:, 0, 24:] == pixels[:, 0, 23:24]).all()
+
+
+@pytest.mark.parametrize("form", ["grey", "last", "first", "volumes", "colour volumes"])
+def test_arrays_with_masks(tmp_path: Path, form: str) -> None:
+    images, masks = discs(16)
+    x: Any = {"grey": images, "last": np.stack([images] * 3, -1), "first": np.stack([images] * 2, 1)}.get(form)
+    if x is None:
+        masks = np.stack([masks] * 5, 1)
+        x = np.stack([images] * 5, 1)
+        x = x if form == "volumes" else np.stack([x] * 3, -1)
+    np.savez(tmp_path / "own.npz", x=x, y=masks, class_names=np.array(["ground", "disc", "square"]))
+    data = load_dataset(f"npz:{tmp_path / 'own.npz'}", task="pixels")
+    channels = {"grey": 1, "last": 3, "first": 2, "volumes": 1, "colour volumes": 3}[form]
+    assert data.in_shape == (channels, *masks.shape[1:])
+    assert load_dataset(f"npz:{tmp_path / 'own.npz'}").task.name == "pixels"  # by its form
+    (batch,) = BatchLoader(data.train, len(data.train), shuffle=True).batches(0)
+    assert batch.images.shape[2:] == batch.labels.shape[1:] == masks.shape[1:]
+    bright = batch.images[:, 0] > 0.7
+    assert (batch.labels[bright] == 2).all()
+    words = (
+        "must be whole numbers from 0, the class of each image, (N,), or one-hot rows (N, J), got uint8 in the shape "
+    )
+    with pytest.raises(InputError) as caught:
+        load_dataset(f"npz:{tmp_path / 'own.npz'}", task="classes")
+    assert f'{words}{masks.shape}; set task="pixels" (--task pixels)' in str(caught.value)
+
+
+def save(path: Path, values: np.ndarray) -> None:
+    Image.fromarray(values).save(path)
+
+
+PHOTO = np.random.default_rng(0).integers(0, 255, (24, 20), dtype=np.uint8)
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "size": (
+        lambda folder: save(folder / "masks/3.png", np.zeros((24, 22), np.uint8)),
+        "masks/3.png is 24×22, but DIR/images/3.png 24×20 (height × width); a mask has the size of its image",
+    ),
+    "no mask": (
+        lambda folder: (folder / "masks/3.png").unlink(),
+        "images/3.png has no mask; put DIR/masks/3.png there, or move the image away",
+    ),
+    "no image": (
+        lambda folder: (folder / "images/3.png").unlink(),
+        "masks/3.png has no image in DIR/images; put it there, or move the mask away",
+    ),
+    "photo": (
+        lambda folder: save(folder / "masks/3.png", PHOTO),
+        "as a photo does; a mask holds the number of a class",
+    ),
+    "few values": (
+        lambda folder: save(
+            folder / "masks/3.png", np.array([0, 35, 70, 105, 140, 200, 240] * 69, np.uint8)[:480].reshape(24, 20)
+        ),
+        "masks/3.png holds 7 values up to 240, as a photo does; a mask holds the number of a class in each pixel "
+        "(255: ignored)",
+    ),
+    "colour photo": (
+        lambda folder: save(folder / "masks/3.png", np.stack([PHOTO, PHOTO.T.reshape(24, 20), PHOTO], -1)),
+        "colours, as a photo does",
+    ),
+    "absent class": (
+        lambda folder: (folder / "classes.txt").write_text("ground\nleaf\nvein\nhole\n"),
+        "no training mask has the class 3 (hole); add images with it",
+    ),
+    "unnamed class": (
+        lambda folder: (folder / "classes.txt").write_text("ground\nleaf\n"),
+        "has the class 2, but classes.txt names the classes 0 to 1",
+    ),
+    "empty line": (lambda folder: (folder / "classes.txt").write_text("ground\n\nleaf\n"), "must have 2 to 255 lines"),
+    "damaged mask": (
+        lambda folder: (folder / "masks/3.png").write_bytes(b"no"),
+        "masks/3.png cannot be read as a mask",
+    ),
+    "empty": (lambda folder: [each.unlink() for each in (folder / "images").iterdir()], "images has no images"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_one_sentence_with_what_to_do(tmp_path: Path, name: str) -> None:
+    write_folder(tmp_path, 8)
+    break_it, words = FAULTS[name]
+    break_it(tmp_path)
+    with pytest.raises(InputError) as caught:
+        load(tmp_path)
+    assert words.replace("DIR", str(tmp_path)) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_task_must_be_named_and_patches_need_masks(tmp_path: Path) -> None:
+    write_folder(tmp_path, 8)
+    assert load_dataset(f"folder:{tmp_path}").task.name == "pixels"
+    words = "has images/ and masks/, a mask for each image; set --task pixels"
+    assert_raises(InputError, load_dataset, f"folder:{tmp_path}", task="classes", say=words)
+    assert_raises(InputError, load_dataset, "digits", patch=8, say="digits has no masks")
