@@ -10,14 +10,14 @@ import { routeIn } from "./routing.js";
 // The state that a link holds: `write` returns the text of a part, null to leave it out; `read` returns the part's share of
 // the image, and throws an error if it does not fit this network. A link has a test image or pixels.
 const LINKED = {
+  test: { write: () => state.test, read: (text) => testImage(Number(text)) },
+  pixels: { write: () => (state.test === null ? encode(state.pixels) : null), read: linkedImage },
   class: {
     write: () => (state.chosen === null ? null : about.classes[state.chosen]),
     read: (name) => ({ chosen: classNamed(name) }),
   },
-  pose: { write: () => (isMoved() ? state.pose.join(",") : null), read: (text) => ({ linkedPose: numbersIn(text) }) },
   iterations: { write: () => state.iterations || null, read: routeIn },
-  test: { write: () => state.test, read: (text) => testImage(Number(text)) },
-  pixels: { write: () => (state.test === null ? encode(state.pixels) : null), read: linkedImage },
+  pose: { write: () => (isMoved() ? state.pose.join(",") : null), read: (text) => ({ linkedPose: numbersIn(text) }) },
 };
 
 // Returns an address whose part after the # restores the state.
