@@ -46,6 +46,7 @@ EXCLUDED = {
 }
 
 
+@pytest.mark.slow
 @parametrize_with_checks(
     [CapsNetClassifier(image_shape=(1, -1), **TABULAR | {"epochs": 4})],
     expected_failed_checks=lambda _: EXCLUDED,

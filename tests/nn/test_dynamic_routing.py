@@ -38,6 +38,7 @@ def draw(dtype: torch.dtype = torch.float64) -> Leaves:
 # ---- the fused path is the loop
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_cuts")
 def test_the_fused_path_and_its_derivatives_are_those_of_the_loop_for_every_option() -> None:
     for function in (dynamic_routing, route):

@@ -78,6 +78,7 @@ WAYS = [
 """Inputs, iterations, whether the coupling is wanted, and MiB of a block: every two values meet."""
 
 
+@pytest.mark.slow
 @every_routing
 def test_the_ledger_gives_what_plain_operations_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Votes of every kind, masks, competitions, blocks, with the coupling and without."""
@@ -211,6 +212,7 @@ def test_few_votes_are_kept_and_the_fewest_take_plain_operations(name: str, monk
         assert_same(other, first, 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "what"),
     [

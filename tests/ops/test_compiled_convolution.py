@@ -52,6 +52,7 @@ def test_torch_accepts_the_operation(way: str) -> None:
             torch.library.opcheck(compiled_convolve, (*make(each, 2), list(each[4]), True, learning), test_utils=tests)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SIZES[:2])
 def test_compiled_is_eager_for_any_number_of_images(way: str, case: Any) -> None:
     def call(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
