@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -43,7 +43,8 @@ class Site:
             connection.putheader(name, value)
         if body is not None:
             connection.putheader("Content-Length", str(len(body)))
-        connection.endheaders(body)
+        with suppress(BrokenPipeError):  # the server refuses a question before all of it has come
+            connection.endheaders(body)
         answer = connection.getresponse()
         answer.body = answer.read()
         connection.close()
