@@ -149,6 +149,11 @@ def mean_of_all(self: Layer, coupling: Tensor, votes: Tensor) -> Tensor:
     return torch.einsum("bij,bijd->bjd", coupling, votes) / votes.shape[1]
 
 
+def squash_over_capsules(self: Layer, total: Tensor) -> Tensor:
+    squared = total.square().sum(1, keepdim=True)
+    return squared / (1 + squared) * total / (squared + 1e-8).sqrt()
+
+
 by_component = {
     "start": lambda self, votes: torch.zeros_like(votes),
     "agree": agree_by_component,
@@ -164,6 +169,8 @@ WRONG: list[tuple[str, str, nn.Module]] = [
     ("random-in-evaluation", "two calls", layer("Dropout", squash=lambda self, s: nn.functional.dropout(s, 0.5))),
     ("nan-at-zero", "the result", layer("Divides", squash=lambda self, s: s / s.norm(dim=-1, keepdim=True))),
     ("nan-at-zero", "gradient", layer("Root", squash=lambda self, s: s / (1 + s.square().sum(-1, True).sqrt()))),
+    ("squash-over-other-axis", "alone", layer("Alone", squash=lambda self, s: s.abs() * s / (1 + s.square()))),
+    ("squash-over-other-axis", "together", layer("Together", squash=squash_over_capsules)),
     ("no-routing", "weighted sum", Uniform()),
     ("no-routing", "always uniform", layer("Forgets", agree=lambda self, logits, *others: logits)),
     ("agreement-not-summed", "16 components", layer("Components", **by_component)),

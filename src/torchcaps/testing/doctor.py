@@ -45,6 +45,7 @@ def diagnose(module: nn.Module, shape: Sequence[int], *, mask: Bool[Tensor, "B I
     - ``keeps-state``, an error: a result depends on earlier calls.
     - ``random-in-evaluation``, a warning: two calls with the same input give different results.
     - ``nan-at-zero``, an error: the result, or a gradient, is not finite for zeros.
+    - ``squash-over-other-axis``, a warning: it bounds single components, or one of all capsules together.
     - ``no-routing``, a warning: the coupling is uniform, or output capsules are a fixed weighted sum of the inputs.
     - ``agreement-not-summed``, an error: logits differ by component, or are a softmax of logits plus agreement.
     - ``no-gradient``, an error: the input or a parameter changes the result but gets no gradient.

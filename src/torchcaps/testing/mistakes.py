@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -18,6 +19,8 @@ Severity: TypeAlias = Literal["error", "warning", "note"]
 
 #: Largest relative change of a result by rounding: between inputs of one shape, and between different shapes.
 MAX_ROUNDING, MAX_ROUNDING_BY_SHAPE = 1e-5, 1e-3
+#: Factors on the poses at which a squash is expected to saturate.
+LONG_FACTORS = (1e2, 1e3, 1e4, 1e6)
 #: Largest ratio of the third to the first singular value if the directions of a result span only a plane.
 MAX_FLAT_RATIO = 1e-4
 
@@ -118,6 +121,32 @@ def _nan_at_zero(patient: Patient) -> Iterator[str]:
             if bad := int((~each.isfinite()).sum()):
                 what = name if name == RESULT else f"the gradient of {name}"
                 yield f"for {case}, {bad} of {each.numel()} numbers of {what} are NaN or infinite"
+
+
+@finds(
+    "warning",
+    "a squash over the wrong axis: on sums (B, 1, J, D, 1), dim=-1 has size one and dim=2 is J",
+    "squash over the D components of each output capsule, so that its length stays below one",
+)
+def _squash_over_other_axis(patient: Patient) -> Iterator[str]:
+    if patient.of_images or patient.out_capsules < 2 or patient.out_dim < 3:
+        return
+    for factor in LONG_FACTORS:  # until the squash saturates
+        size = patient.call(patient.poses * factor).abs()  # (B, J, D)
+        size = size.nan_to_num(0.0, math.inf)  # NaN if no vote reaches a capsule
+        sums = size.square().sum(1).sqrt()
+        longest = float(size.norm(dim=-1).max())
+        if size.any() and _are_one(size[size > 0]):
+            yield f"for long inputs, each component alone is squashed to 1, and lengths reach {longest:.2g}"
+            return
+        if _are_one(sums):
+            yield f"for long inputs, the {patient.out_capsules} capsules together have length 1 in each component"
+            return
+
+
+def _are_one(numbers: Tensor) -> bool:
+    """Return whether nearly all numbers are one."""
+    return float(((numbers - 1).abs() < 0.01).float().mean()) > 0.95
 
 
 @finds(
