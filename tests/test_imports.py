@@ -48,11 +48,22 @@ PACKAGES: dict[str, Set[str]] = {
     "tasks": EVERYWHERE | {"numpy", "sklearn"},
     "nn": EVERYWHERE | {"timm"},
     "models": EVERYWHERE | {"huggingface_hub", "safetensors"},
-    "datasets": EVERYWHERE | {"numpy", "PIL", "sklearn", "scipy", "pooch", "requests", "aeon"},
+    "datasets": EVERYWHERE | {"numpy", "PIL", "sklearn", "scipy", "pooch", "requests", "aeon", "nibabel"},
 }
 # Loaded only where they are needed: slow to import, or optional.
 HEAVY = ("torch", "numpy", "PIL", "matplotlib", "sklearn", "lightning", "lightning_fabric", "rich", "torchmetrics")
-HEAVY += ("pooch", "onnx", "onnxruntime", "scipy", "requests", "huggingface_hub", "jinja2", "onnxscript", "timm")
+HEAVY += (
+    "pooch",
+    "onnx",
+    "onnxruntime",
+    "scipy",
+    "requests",
+    "huggingface_hub",
+    "jinja2",
+    "onnxscript",
+    "timm",
+    "nibabel",
+)
 # What is read, looked at and predicted of an ONNX file without torch.
 TORCH_FREE = (
     "torchcaps, torchcaps.models, torchcaps.datasets, torchcaps.training, torchcaps.analysis, torchcaps.errors, "
