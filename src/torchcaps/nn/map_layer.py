@@ -218,7 +218,7 @@ class MapLayer(CapsuleLayer):
             sums = self._window_sums(numbers if mask is None else numbers.where(mask, 0))
             active = sums / self._window_sums(present).clamp_min(1)
         return VotesOfTypes(
-            self._prepared(maps.flatten(0, 1)).unflatten(0, maps.shape[:2]),
+            self._prepared(maps).contiguous(),
             self._prepared(present),
             *self._kernel(maps),
             self.window,
@@ -241,9 +241,9 @@ class MapLayer(CapsuleLayer):
             return kernel.flatten(0, 1), bias, self.in_types
         return kernel, bias, 1
 
-    def _prepared(self, maps: Float[Tensor, "N C *S"]) -> Float[Tensor, "N C *S"]:
+    def _prepared(self, maps: Float[Tensor, "*more *S"]) -> Float[Tensor, "*more *S"]:
         """Return maps as the window needs them: with each position repeated, and with zeros around them."""
-        return self.window.padded(repeated(maps, self.repeat), self.dims)
+        return self.window.padded(repeated(maps, self.dims, self.repeat), self.dims)
 
     def _window_sums(self, numbers: Float[Tensor, "B T *S"]) -> Float[Tensor, "B T *S"]:
         """Return the sum of the numbers of a type that each output position sees."""
