@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,11 @@ def speed(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return speed
 
 
+def call_here(module: str, function: str, *given: Any) -> Any:
+    """Stand in for ``measuring.isolated``, in this process."""
+    return getattr(sys.modules[module], function)(*given)
+
+
 @pytest.mark.slow
 def test_every_section_checks_times_and_writes(
     speed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -28,9 +34,7 @@ def test_every_section_checks_times_and_writes(
     import routings
 
     for section in (mixtures, routings):  # only the section "step" starts processes of its own to measure memory
-        monkeypatch.setattr(
-            section, "isolated", lambda module, what, *given: getattr(sys.modules[module], what)(*given)
-        )
+        monkeypatch.setattr(section, "isolated", call_here)
         monkeypatch.setattr(section, "peak_mib", lambda make, calls: (make()(), 1.0)[1])
     threads, out = str(torch.get_num_threads()), tmp_path / "speed.jsonl"
     assert speed.main(["--quick", "--threads", threads, "--out", str(out)]) == 0
@@ -115,8 +119,7 @@ def test_large_images_are_a_table(
 ) -> None:
     import large_images
 
-    # in this process: that others measure is seen above
-    monkeypatch.setattr(large_images, "isolated", lambda module, what, *given: getattr(large_images, what)(*given))
+    monkeypatch.setattr(large_images, "isolated", call_here)
     assert large_images.main(["--quick"]) == 0
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[3:]]
     assert [row[0].removeprefix("| ") for row in rows] == [*large_images.HEADS, *large_images.PRESETS]
