@@ -120,6 +120,14 @@ def test_imports_point_one_way() -> None:
         assert wrong_imports(Path(path), text), text
 
 
+def test_the_core_uses_convolutions_by_one_door() -> None:
+    """Nothing but ``ops`` names a module behind ``ops.convolution``, or the pool of memory that it works in."""
+    for path in FILES:
+        if part_of(path) != "ops":
+            names = imports(ast.parse((SOURCE / path).read_text("utf-8")), ".".join(("torchcaps", *path.parts[:-1])))
+            assert not [name for name in names if name.startswith(("torchcaps.ops.convolution.", "torchcaps.ops.pool"))]
+
+
 def private_parts_of_torch(tree: ast.AST) -> list[str]:
     """Names under ``torch`` of which one part begins with an underscore, imported or read."""
     read = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]

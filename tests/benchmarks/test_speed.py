@@ -1,8 +1,10 @@
 """The benchmarks, run tiny from the first line to the last: their numbers mean nothing, everything else is real."""
 
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +21,21 @@ def speed(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return speed
 
 
+def call_here(module: str, function: str, *given: Any) -> Any:
+    """Stand in for ``measuring.isolated``, in this process."""
+    return getattr(sys.modules[module], function)(*given)
+
+
 @pytest.mark.slow
 def test_every_section_checks_times_and_writes(
-    speed: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    speed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    import mixtures
+    import routings
+
+    for section in (mixtures, routings):  # only the section "step" starts processes of its own to measure memory
+        monkeypatch.setattr(section, "isolated", call_here)
+        monkeypatch.setattr(section, "peak_mib", lambda make, calls: (make()(), 1.0)[1])
     threads, out = str(torch.get_num_threads()), tmp_path / "speed.jsonl"
     assert speed.main(["--quick", "--threads", threads, "--out", str(out)]) == 0
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
@@ -39,14 +52,27 @@ def test_the_page_has_the_ratios_of_the_file(speed: ModuleType) -> None:
     assert speed.table(RATIOS) in (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
 
 
+def test_all_ratios_of_the_table_have_the_others_on_top(speed: ModuleType) -> None:
+    pairs = [line.split(" | ")[0] for line in speed.table(RATIOS).splitlines()[2:]]
+    assert not [pair for pair in pairs if pair.rpartition(": ")[2].startswith(("torchcaps ÷", "chosen"))]
+    recorded = {"value": 0.25, "low": 0.2, "high": 0.5}
+    assert speed._label("step, peak memory: torchcaps ÷ naive") == ("step, peak memory: naive ÷ torchcaps", True)
+    assert speed._cell(recorded, True) == "4 (2 to 5)"
+    assert speed._label("MNIST's layer, EM ÷ uniform coupling") == ("MNIST's layer, EM ÷ uniform coupling", False)
+
+
 @pytest.mark.parametrize("section", ["routing", "convolution", "step"])
 def test_wrong_results_stop_it(
     speed: ModuleType, section: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    exact, convolve = speed.ROUTINGS["torchcaps"], speed.convolve
-    monkeypatch.setitem(speed.ROUTINGS, "torchcaps", lambda *given: 1.001 * exact(*given))
-    monkeypatch.setattr(speed, "convolve", lambda *given, **more: 1.001 * convolve(*given, **more))
-    monkeypatch.setattr(speed.NaiveCapsNet, "capsules", lambda self, images: torch.rand(len(images), 10, 16))
+    import contenders
+    import convolutions
+    import routings
+
+    exact, convolve = routings.ROUTINGS["torchcaps"], convolutions.convolve
+    monkeypatch.setitem(routings.ROUTINGS, "torchcaps", lambda *given: 1.001 * exact(*given))
+    monkeypatch.setattr(convolutions, "convolve", lambda *given, **more: 1.001 * convolve(*given, **more))
+    monkeypatch.setattr(contenders.NaiveCapsNet, "capsules", lambda self, images: torch.rand(len(images), 10, 16))
     assert speed.main(["--quick", section]) == 1
     told = capsys.readouterr()
     assert "wrong results" in told.err
@@ -62,8 +88,10 @@ def test_an_unknown_section_is_refused(speed: ModuleType, capsys: pytest.Capture
 
 
 def test_a_ratio_is_the_median_of_the_rounds_ratios(speed: ModuleType) -> None:
-    assert speed.ratio([2.0, 30.0, 4.0], [1.0, 10.0, 1.0]) == (3.0, 2.5, 3.5)
-    assert speed.ratio([2.0], [1.0]) == (2.0, 2.0, 2.0)
+    from measuring import ratio
+
+    assert ratio([2.0, 30.0, 4.0], [1.0, 10.0, 1.0]) == (3.0, 2.5, 3.5)
+    assert ratio([2.0], [1.0]) == (2.0, 2.0, 2.0)
 
 
 @pytest.mark.slow
@@ -91,8 +119,7 @@ def test_large_images_are_a_table(
 ) -> None:
     import large_images
 
-    # in this process: that others measure is seen above
-    monkeypatch.setattr(large_images, "isolated", lambda module, what, *given: getattr(large_images, what)(*given))
+    monkeypatch.setattr(large_images, "isolated", call_here)
     assert large_images.main(["--quick"]) == 0
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[3:]]
     assert [row[0].removeprefix("| ") for row in rows] == [*large_images.HEADS, *large_images.PRESETS]
