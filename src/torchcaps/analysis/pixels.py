@@ -185,7 +185,7 @@ def _shares(part: np.ndarray, whole: np.ndarray) -> Float[np.ndarray, "N J"]:
 
 def _with_deviation(row: dict[str, Any], key: str) -> str:
     value, deviation = row[key], row[f"{key}_sd"]
-    digits = 2 if key == "hausdorff95" else 4
+    digits = 1 if key == "hausdorff95" else 3
     if value is None:
         return "–"
     return f"{value:.{digits}f}" + (f" ± {deviation:.{digits}f}" if deviation is not None else "")
