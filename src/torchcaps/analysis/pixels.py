@@ -118,9 +118,7 @@ class PixelEvaluation(Result):
         if not never.any():
             return None
         names = ", ".join(name for name, each in zip(self.class_names, never, strict=True) if each)
-        advice = (
-            "try --class-weights balanced, --classification-loss dice-cross-entropy, more steps, or smaller patches"
-        )
+        advice = "try --class-weights balanced, --loss dice-cross-entropy, more steps, or smaller patches"
         return f"no pixel of {self.num_images:,} test images was given to: {names}; {advice}"
 
     @property
