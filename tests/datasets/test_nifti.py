@@ -88,7 +88,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "no mask": (lambda folder: (folder / "masks/3.nii").unlink(), "has no mask; put "),
     "fractions": (
         lambda folder: save(folder / "masks/3.nii", np.full((24, 6, 20), 0.5, np.float32)),
-        "holds fractions; a mask holds the number of a class in each voxel",
+        "holds fractions or negative numbers; a mask holds the number of a class in each voxel",
     ),
     "NaN": (
         lambda folder: save(folder / "images/3.nii.gz", np.full((24, 6, 20), np.nan, np.float32)),
