@@ -33,6 +33,8 @@ class Pixels(Task):
     metric = Metric("Dice", "1 − Dice", "%, mean over the images", hub="dice")
     analyses = frozenset({"masks"})
     statistics_names = ("images", "% of pixels")
+    hub_task, spatial_axes = "image-segmentation", (1, 2, 3)
+    analyses = frozenset({".onnx", ".pt2"})
 
     @property
     def form(self) -> Any:
