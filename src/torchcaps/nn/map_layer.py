@@ -36,7 +36,12 @@ class MapLayer(CapsuleLayer):
     """Base class of capsule layers on a map. A row of votes is an output position of an image.
 
     With ``voters="types"``, the vote of type t for component d of output j at position p is a convolution of the
-    type's map, so the kernel lies inside the vote: V[t, j, d, p] = Σ_k Σ_q W[j, d, k, q] u[t, k, s·p + q - before].
+    type's map, so the kernel lies inside the vote: V[t, j, d, p] = Σ_k Σ_q W[j, d, k, q] u[t, k, s·p + q - before],
+    with the stride s and the padding before the map.
+
+    The votes of a large map are computed and routed slab by slab, within :func:`torchcaps.set_working_memory`, and
+    again in the backward pass. All votes are computed at once if the coupling is requested, if the routing is not
+    :attr:`~torchcaps.nn.Routing.by_row`, and for exports, ``torch.compile`` and ``torch.func``.
 
     Args:
         window: The kernel.
