@@ -136,7 +136,7 @@ def call(cli: Cli, name: str, run: Trained) -> Result:
 
 CELLS = [
     pytest.param((task, network), name, id=f"{task}-{network}-{name}")
-    for task in TASKS
+    for task in OF_IMAGES
     for network in NETWORKS
     for name, words in COMMANDS.items()
     if "RUN" in words or network == "decoder"  # else the call is the same for every network
