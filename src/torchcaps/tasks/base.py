@@ -105,6 +105,8 @@ class Task(ABC):
     needs: ClassVar[str]
     """Form of the targets, to continue an error after "labels must be"."""
     metric: ClassVar[Metric]
+    hub_name: ClassVar[str] = "image-classification"
+    """Name of the task on the Hugging Face hub."""
     analyses: ClassVar[frozenset[str]] = frozenset()
     """Commands, functions and export formats for a network of this task, besides :data:`ALWAYS`."""
     reads_poses: ClassVar[bool] = False
