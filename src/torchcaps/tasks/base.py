@@ -111,6 +111,8 @@ class Task(ABC):
     """Commands, functions and export formats for a network of this task, besides :data:`ALWAYS`."""
     reads_poses: ClassVar[bool] = False
     """True if outputs are numbers computed from the poses of capsules, False for the lengths of capsules."""
+    spatial_axes: ClassVar[tuple[int, ...]] = (2,)
+    """Numbers of spatial axes that images may have: (2,) for images, (1, 2, 3) for lines and volumes too."""
     objects: int = 1
     """Number of objects in an image (P)."""
 
