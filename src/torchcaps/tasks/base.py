@@ -113,6 +113,8 @@ class Task(ABC):
     """Largest number of images in a batch of an evaluation, because scores of pixels take much memory."""
     reads_poses: ClassVar[bool] = False
     """True if outputs are numbers computed from the poses of capsules, False for the lengths of capsules."""
+    spatial_axes: ClassVar[tuple[int, ...]] = (2,)
+    """Numbers of spatial axes that images may have: (2,) for images, (1, 2, 3) for lines and volumes too."""
     objects: int = 1
     """Number of objects in an image (P)."""
 

@@ -33,6 +33,8 @@ class Pixels(Task):
     metric = Metric("Dice", "1 − Dice", "%, mean over the images", hub="dice")
     hub_name, evaluation_batch = "image-segmentation", 8
     statistics_names = ("images", "% of pixels")
+    spatial_axes = (1, 2, 3)
+    analyses = frozenset({".onnx", ".pt2"})
 
     @property
     def form(self) -> Any:
