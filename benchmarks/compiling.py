@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from contenders import Contender, Row, Sizes, compare, expect, new_batch
 from measuring import Work
-from speed import Contender, Row, Sizes, compare, expect, new_batch
 
 from torchcaps import create_model
 from torchcaps.models import Network

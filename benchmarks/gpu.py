@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from contenders import Contender, WrongResultError, expect, new_batch
 from measuring import Work, environment, times_in_turns
-from speed import CASES, ROUTINGS, Contender, WrongResultError, check_routing, expect, new_batch, new_layer, run_routing
+from routings import CASES, ROUTINGS, check_routing, new_layer, run_routing
 from torch import Tensor
 
 from torchcaps import fit

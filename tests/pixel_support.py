@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from torchcaps.datasets import ImageSet
-from torchcaps.models import Losses, ModelOutput, Network
+from torchcaps.models import Losses, ModelOutput, Network, register_preset
 from torchcaps.parts import Choice, Spec, build, register
 from torchcaps.ranges import Width
 from torchcaps.tasks import TaskName
@@ -48,11 +48,12 @@ class TinyPixels(Network):
         in_shape: Sequence[int],
         num_classes: int,
         *,
+        objects: Width = 1,
         task: TaskName = "pixels",
         tiny_width: Width = 8,
         classification_loss: Annotated[Spec, Choice("loss")] = "dice-cross-entropy",
     ) -> None:
-        super().__init__(in_shape, num_classes, 1, task)
+        super().__init__(in_shape, num_classes, objects, task)
         self.tiny_width, self.layers, self.decoder = tiny_width, nn.ModuleList(), None
         self.first = nn.Conv2d(in_shape[0], tiny_width, 3, padding=1)
         self.last = nn.Conv2d(tiny_width, num_classes, 3, padding=1)
@@ -68,8 +69,9 @@ class TinyPixels(Network):
 
 
 def register_tiny_pixels() -> None:
-    """Register the network; call it within ``registered_for_now``."""
+    """Register the network and its preset; call it within ``registered_for_now``."""
     register("network", "tiny-pixels")(TinyPixels)
+    register_preset("tiny-pixels", "Two convolutions.", network={"name": "tiny-pixels"}, in_shape=(1, 24, 20))
 
 
 def write_folder(

@@ -50,9 +50,9 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-def draw_cases(seed: int = 0) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], float, dict[str, Any]]]:
+def draw_cases() -> Iterator[tuple[tuple[int, ...], tuple[int, ...], float, dict[str, Any]]]:
     """Every combination of the options, after sizes, an order and an amount of memory drawn at random."""
-    rng = Random(seed)
+    rng = Random(0)
     for values in itertools.product(*OPTIONS.values()):
         options = dict(zip(OPTIONS, values, strict=True))
         yield rng.choice(SIZES), rng.choice(ORDERS), rng.choice(MEMORY), options

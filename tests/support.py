@@ -1,5 +1,6 @@
 """Assertions and small networks that several tests share."""
 
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -169,6 +170,20 @@ def registered_for_now() -> Iterator[None]:
         for registry, entries in zip(registries, before, strict=True):
             registry.clear()
             registry.update(entries)
+
+
+def pairwise(*axes: Iterable[str]) -> list[tuple[str, ...]]:
+    """Cases of three axes, so that every two values of different axes meet in at least one of them.
+
+    There are as many cases as pairs of values of the two longest axes.
+    """
+    values = [list(axis) for axis in axes]
+    first, second, third = order = sorted(range(3), key=lambda axis: -len(values[axis]))
+    cases = []
+    for n, m in itertools.product(range(len(values[first])), range(len(values[second]))):
+        chosen = dict(zip(order, (n, m, (n + m) % len(values[third])), strict=True))
+        cases.append(tuple(values[axis][chosen[axis]] for axis in range(3)))
+    return cases
 
 
 def small(preset: str, **overrides: Any) -> dict[str, Any]:

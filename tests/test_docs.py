@@ -48,6 +48,7 @@ def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.
         run_blocks(TEXTS[page], str(PAGES[page]))
 
 
+@pytest.mark.slow
 def test_the_examples_in_docstrings_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a reader would run them: with no names but those that they bring themselves."""
     monkeypatch.chdir(tmp_path)

@@ -48,11 +48,22 @@ PACKAGES: dict[str, Set[str]] = {
     "tasks": EVERYWHERE | {"numpy", "sklearn"},
     "nn": EVERYWHERE | {"timm"},
     "models": EVERYWHERE | {"huggingface_hub", "safetensors"},
-    "datasets": EVERYWHERE | {"numpy", "PIL", "sklearn", "scipy", "pooch", "requests", "aeon"},
+    "datasets": EVERYWHERE | {"numpy", "PIL", "sklearn", "scipy", "pooch", "requests", "aeon", "nibabel"},
 }
 # Loaded only where they are needed: slow to import, or optional.
 HEAVY = ("torch", "numpy", "PIL", "matplotlib", "sklearn", "lightning", "lightning_fabric", "rich", "torchmetrics")
-HEAVY += ("pooch", "onnx", "onnxruntime", "scipy", "requests", "huggingface_hub", "jinja2", "onnxscript", "timm")
+HEAVY += (
+    "pooch",
+    "onnx",
+    "onnxruntime",
+    "scipy",
+    "requests",
+    "huggingface_hub",
+    "jinja2",
+    "onnxscript",
+    "timm",
+    "nibabel",
+)
 # What is read, looked at and predicted of an ONNX file without torch.
 TORCH_FREE = (
     "torchcaps, torchcaps.models, torchcaps.datasets, torchcaps.training, torchcaps.analysis, torchcaps.errors, "
@@ -107,6 +118,14 @@ def test_imports_point_one_way() -> None:
         ("plugins.py", "import torch"),
     ):
         assert wrong_imports(Path(path), text), text
+
+
+def test_the_core_uses_convolutions_by_one_door() -> None:
+    """Nothing but ``ops`` names a module behind ``ops.convolution``, or the pool of memory that it works in."""
+    for path in FILES:
+        if part_of(path) != "ops":
+            names = imports(ast.parse((SOURCE / path).read_text("utf-8")), ".".join(("torchcaps", *path.parts[:-1])))
+            assert not [name for name in names if name.startswith(("torchcaps.ops.convolution.", "torchcaps.ops.pool"))]
 
 
 def private_parts_of_torch(tree: ast.AST) -> list[str]:

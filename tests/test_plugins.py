@@ -16,7 +16,7 @@ from tiny_runs import write_bars
 from torchcaps import load_plugin
 from torchcaps.errors import InputError
 from torchcaps.explorer import open_explorer
-from torchcaps.parts import build
+from torchcaps.parts import PARTS, build
 from torchcaps.training import load_run
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own-routing.md").read_text(encoding="utf-8")
@@ -231,15 +231,19 @@ def test_plugins_import_their_neighbours_and_each_other(folder: Path) -> None:
     (folder / "a_neighbour.py").write_text("TEMPERATURE = 0.25\n")
     (folder / "uses_neighbour.py").write_text(f"from a_neighbour import TEMPERATURE\n{ROUTING}")
     code = (
-        "from torchcaps.plugins import load_plugin; import sys\n"
+        "from torchcaps import load_plugin; import sys\n"
         "before = list(sys.path); load_plugin('uses_neighbour.py'); assert sys.path == before\n"
         "import uses_neighbour; assert uses_neighbour.TEMPERATURE == 0.25\n"
     )
     for name, other in (("first", "second"), ("second", "first")):
         text = f"import torchcaps.nn\nimport {other}_plugin\n@torchcaps.register('routing', '{name}')\n"
         (folder / f"{name}_plugin.py").write_text(text + "class Own(torchcaps.nn.DynamicRouting):\n    pass\n")
-    load = "from torchcaps import load_plugin\nfor name in {!r}: load_plugin(name + '_plugin.py')\n"
-    orders = (["first", "second"], ["second", "first"], ["first"], ["second"])
-    for program in (code, *map(load.format, orders)):
-        done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for names in (["first", "second"], ["second", "first"], ["first"], ["second"]):
+        with registered_for_now(), chdir(folder):
+            for name in names:
+                load_plugin(f"{name}_plugin.py")
+            assert {"first", "second"} <= set(PARTS["routing"])
+        for name in ("first", "second"):  # the next order begins without either
+            sys.modules.pop(f"{name}_plugin", None)

@@ -46,8 +46,11 @@ EXCLUDED = {
 }
 
 
+@pytest.mark.slow
 @parametrize_with_checks(
-    [CapsNetClassifier(image_shape=(1, -1), **TABULAR)], expected_failed_checks=lambda _: EXCLUDED, xfail_strict=False
+    [CapsNetClassifier(image_shape=(1, -1), **TABULAR | {"epochs": 4})],
+    expected_failed_checks=lambda _: EXCLUDED,
+    xfail_strict=False,
 )
 def test_scikit_learns_checks(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)

@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -90,5 +91,34 @@ def words():
 
     def find(figure) -> list[str]:
         return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+    return find
+
+
+@pytest.fixture
+def touching():
+    """Titles, labels and ticks of a figure that come within three pixels of each other, or of other axes."""
+
+    def texts(axes) -> Iterator[Any]:
+        yield from (axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label, *axes.texts)
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            pairs = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=True)
+            yield from (label for place, label in pairs if low <= place <= high)
+
+    def find(figure) -> list[tuple[str, str]]:
+        figure.draw_without_rendering()
+        shown = [(axes, each) for axes in figure.axes for each in texts(axes) if each.get_text().strip()]
+        boxes = [(axes, each.get_text(), each.get_window_extent().padded(1.5)) for axes, each in shown]
+        found = [
+            (one, two) for n, (_, one, box) in enumerate(boxes) for _, two, other in boxes[:n] if box.overlaps(other)
+        ]
+        found += [
+            (text, "axes")
+            for own, text, box in boxes
+            for axes in figure.axes
+            if axes is not own and box.overlaps(axes.bbox)
+        ]
+        return found
 
     return find

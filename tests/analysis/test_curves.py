@@ -80,3 +80,9 @@ def test_wide_ranges_are_logarithmic_and_zeros_and_single_points_still_shown(tmp
     figure = Curves({"one": run([0.5], [1]), "without": without}, {}).figures()[""]
     save_figure(figure, tmp_path / "a.png")
     assert all(line.get_marker() not in ("", "None") for line in figure.axes[0].lines)  # one point is seen
+
+
+@pytest.mark.parametrize("lowest", [0.0016, 0.0023, 0.0099, 1e-9])
+def test_ticks_do_not_touch_where_an_epoch_has_no_error(lowest, touching):
+    figure = Curves({"a": run([0.35, 0.1, 0.01, lowest, 0.0], [1, 0.5, 0.2, 0.1, 0.05])}, {}).figures()[""]
+    assert not touching(figure)

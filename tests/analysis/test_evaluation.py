@@ -187,6 +187,14 @@ def test_right_and_wrong_have_their_own_colours_and_each_cell_its_number(words):
     assert len(evaluation(np.diag([3, 4])).figures()[""].axes[0].images) == 1  # without errors no scale of them
 
 
+@pytest.mark.parametrize("classes", [3, 10])
+def test_no_words_touch(classes, touching):
+    figure = evaluation(np.eye(classes, dtype=int) * 97 + np.eye(classes, k=1, dtype=int)).figures()[""]
+    assert not touching(figure)
+    figure.axes[1].set_title("so long a title that it runs over the title of the next colour bar")
+    assert touching(figure)
+
+
 def test_many_classes_have_names_but_no_numbers_and_a_thousand_are_a_picture_of_bounded_size(words):
     for classes in (20, 50):
         (axes, *_) = evaluation(np.eye(classes, dtype=int) + 1).figures()[""].axes

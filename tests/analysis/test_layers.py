@@ -25,6 +25,7 @@ def learned(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_layers_are_those_that_the_network_computes() -> None:
     for name in list_presets():
         check_layers(create_model(name, **small(name)))

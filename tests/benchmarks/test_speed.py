@@ -39,14 +39,27 @@ def test_the_page_has_the_ratios_of_the_file(speed: ModuleType) -> None:
     assert speed.table(RATIOS) in (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
 
 
+def test_all_ratios_of_the_table_have_the_others_on_top(speed: ModuleType) -> None:
+    pairs = [line.split(" | ")[0] for line in speed.table(RATIOS).splitlines()[2:]]
+    assert not [pair for pair in pairs if pair.rpartition(": ")[2].startswith(("torchcaps ÷", "chosen"))]
+    recorded = {"value": 0.25, "low": 0.2, "high": 0.5}
+    assert speed._label("step, peak memory: torchcaps ÷ naive") == ("step, peak memory: naive ÷ torchcaps", True)
+    assert speed._cell(recorded, True) == "4 (2 to 5)"
+    assert speed._label("MNIST's layer, EM ÷ uniform coupling") == ("MNIST's layer, EM ÷ uniform coupling", False)
+
+
 @pytest.mark.parametrize("section", ["routing", "convolution", "step"])
 def test_wrong_results_stop_it(
     speed: ModuleType, section: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    exact, convolve = speed.ROUTINGS["torchcaps"], speed.convolve
-    monkeypatch.setitem(speed.ROUTINGS, "torchcaps", lambda *given: 1.001 * exact(*given))
-    monkeypatch.setattr(speed, "convolve", lambda *given, **more: 1.001 * convolve(*given, **more))
-    monkeypatch.setattr(speed.NaiveCapsNet, "capsules", lambda self, images: torch.rand(len(images), 10, 16))
+    import contenders
+    import convolutions
+    import routings
+
+    exact, convolve = routings.ROUTINGS["torchcaps"], convolutions.convolve
+    monkeypatch.setitem(routings.ROUTINGS, "torchcaps", lambda *given: 1.001 * exact(*given))
+    monkeypatch.setattr(convolutions, "convolve", lambda *given, **more: 1.001 * convolve(*given, **more))
+    monkeypatch.setattr(contenders.NaiveCapsNet, "capsules", lambda self, images: torch.rand(len(images), 10, 16))
     assert speed.main(["--quick", section]) == 1
     told = capsys.readouterr()
     assert "wrong results" in told.err
@@ -62,8 +75,10 @@ def test_an_unknown_section_is_refused(speed: ModuleType, capsys: pytest.Capture
 
 
 def test_a_ratio_is_the_median_of_the_rounds_ratios(speed: ModuleType) -> None:
-    assert speed.ratio([2.0, 30.0, 4.0], [1.0, 10.0, 1.0]) == (3.0, 2.5, 3.5)
-    assert speed.ratio([2.0], [1.0]) == (2.0, 2.0, 2.0)
+    from measuring import ratio
+
+    assert ratio([2.0, 30.0, 4.0], [1.0, 10.0, 1.0]) == (3.0, 2.5, 3.5)
+    assert ratio([2.0], [1.0]) == (2.0, 2.0, 2.0)
 
 
 @pytest.mark.slow

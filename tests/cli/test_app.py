@@ -36,6 +36,7 @@ NEEDS: dict[str, str] = {
 """Commands and what they need, of those that print JSON and those that draw."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_contract_of_each_command(cli: Cli, run_folder: Path, digit_file: Path, command: str) -> None:
     """Help; an option that is none, with the nearest one; JSON; a figure, beside the table and beside the JSON."""

@@ -24,6 +24,7 @@ def test_a_torch_program(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(lengths, load_run(copy).model(images).lengths, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_run_on_sequences(cli: Cli) -> None:
     pytest.importorskip("onnxruntime", reason="the extra torchcaps[export] is not installed")
     numbers = np.random.default_rng(0)

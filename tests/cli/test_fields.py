@@ -73,6 +73,7 @@ def as_words(name: str, value: Any) -> list[str]:
     return [option_name(name), ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("owner", OWNERS, ids=lambda each: each.__name__)
 def test_every_option_reaches_the_configuration(owner: type, configured: Callable[..., TrainConfig]) -> None:
     kind, part = part_of(owner)
@@ -157,6 +158,7 @@ def test_the_help_lists_the_run_and_the_recipe_once(cli: Cli) -> None:
     assert len(text.splitlines()) <= 70
 
 
+@pytest.mark.slow
 def test_a_preset_shows_each_option_of_its_parts(cli: Cli) -> None:
     parts = {option.name for each in all_parts() for option in options(each).values() if option.choice}
     for name in (*list_presets(), "two-layers"):

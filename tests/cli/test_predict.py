@@ -88,6 +88,7 @@ def test_a_folder_becomes_a_table_and_a_bad_file_spoils_no_other(
     assert cli("predict", run_folder, "scans").err.startswith("Error: 2 of 4 images cannot be read:\n  ")
 
 
+@pytest.mark.slow
 def test_files_of_a_group_have_one_answer_by_the_mean_of_their_scores(
     cli: Cli, run_folder: Path, onnx_file: Path, digit_file: Path, wide_file: Path
 ) -> None:

@@ -188,6 +188,7 @@ def hold(door: str, expected: str, images: Any, labels: Any, plain: Any, folder:
     compare(lambda: DOORS[door](images, labels, folder), expected, plain[door], errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("form", IMAGES)
 def test_images_of_any_form(form: str, door: str, plain: dict[str, list[float]], tmp_path: Path) -> None:
@@ -197,6 +198,7 @@ def test_images_of_any_form(form: str, door: str, plain: dict[str, list[float]],
     hold(door, expected, images, LABELS, plain, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", [door for door in DOORS if door != "predict"])
 @pytest.mark.parametrize("form", TARGETS)
 def test_labels_of_any_form(form: str, door: str, plain: dict[str, list[float]], tmp_path: Path) -> None:
@@ -519,6 +521,7 @@ def learn(data: Any, labels: str = "classes", **options: Any) -> dict[str, Any]:
     return {name: each for name, each in row.items() if name.startswith(("train", "validation"))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["items", "loader", "dicts", "one-hot", "one-hot items"])
 def test_class_weights_and_balanced_accuracy_are_of_any_form(form: str) -> None:
     """Labels that are not known beforehand are read once."""

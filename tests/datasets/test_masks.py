@@ -212,6 +212,6 @@ def test_a_fault_is_one_sentence_with_what_to_do(tmp_path: Path, name: str) -> N
 def test_the_task_must_be_named_and_patches_need_masks(tmp_path: Path) -> None:
     write_folder(tmp_path, 8)
     assert load_dataset(f"folder:{tmp_path}").task.name == "pixels"
-    words = "has images/ and masks/, a mask for each image; set --task pixels"
+    words = "has a mask for each image; set --task pixels"
     assert_raises(InputError, load_dataset, f"folder:{tmp_path}", task="classes", say=words)
     assert_raises(InputError, load_dataset, "digits", patch=8, say="digits has no masks")

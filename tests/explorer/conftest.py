@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 
+HAS_IMAGE = "import('./core.js').then(({ networks, learning }) => networks[0].images && !learning)"
+CLEAR = "import('./actions.js').then(({ ACTIONS }) => ACTIONS.clear())"
+
+
 @pytest.fixture
 def errors() -> list[str]:
     """What browsers complained of: errors of scripts, and what the page's policy did not let them load."""
@@ -38,9 +42,9 @@ def open_page(browser: Browser, errors: list[str]) -> Iterator[Callable[..., Pag
             page.add_init_script("localStorage.setItem('torchcaps-tour', 'seen')")
         page.goto(address)
         page.locator(".bar, .vote").first.wait_for()
-        if not fresh and "#" not in address and page.evaluate("networks[0].images && !learning"):
+        if not fresh and "#" not in address and page.evaluate(HAS_IMAGE):
             settle(page)
-            page.evaluate("ACTIONS.clear()")
+            page.evaluate(CLEAR)
         return page
 
     yield open_it

@@ -211,7 +211,7 @@ def test_a_cell_shows_its_patch_and_its_votes(open_page: Callable[..., Page]) ->
     with serving([explorer], 0) as address:
         page = open_page(address)
         pick(page, 7)
-        rows, columns = page.evaluate("state.view.routing.size")
+        rows, columns = page.evaluate("import('./core.js').then(({ state }) => state.view.routing.size)")
         maps, patch, drawing = (page.locator(name) for name in (".maps", ".patch", ".drawing"))
         maps.focus()
         for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowUp", "ArrowUp"):

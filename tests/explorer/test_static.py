@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 TOLERANCE = 1e-4
+ASK = "([name, question]) => import('./ask.js').then(({ ask }) => ask(name, question))"
 
 
 def numbers(answer: Any) -> np.ndarray:
@@ -57,7 +58,7 @@ def test_answers_in_the_browser_are_those_of_the_server(
 
         def ask(name: str, **question: Any) -> Any:
             """The browser's answer, held to the server's."""
-            found = page.evaluate("([name, question]) => ask(name, question)", [name, question])
+            found = page.evaluate(ASK, [name, question])
             wanted = json.loads(questions.answer(name, question))
             assert found.keys() == wanted.keys()
             if name != "pick":

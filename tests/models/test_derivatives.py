@@ -47,6 +47,7 @@ def loss_of(learning: Learning) -> Callable[..., Tensor]:
     return lambda parameters, images, targets: functional_call(learning, parameters, (images, targets))
 
 
+@pytest.mark.slow
 @every_preset
 def test_gradients_of_each_image_by_vmap(preset: str) -> None:
     network = Learning(preset)
@@ -61,6 +62,7 @@ def test_gradients_of_each_image_by_vmap(preset: str) -> None:
         assert_same({name: each[n] for name, each in found.items()}, dict(zip(parameters, alone, strict=True)), 1e-9)
 
 
+@pytest.mark.slow
 @every_preset
 def test_a_gradient_penalty_and_forward_mode(preset: str) -> None:
     """The slope of a gradient's square along a direction: backward twice, and forward over backward."""
@@ -99,6 +101,7 @@ def test_hooks_see_the_gradient_of_every_module(preset: str) -> None:
         assert name in seen or isinstance(module, nn.ModuleList) or not list(module.parameters()), name
 
 
+@pytest.mark.slow
 @every_preset
 def test_networks_without_numbers(preset: str) -> None:
     with FakeTensorMode():

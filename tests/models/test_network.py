@@ -89,6 +89,7 @@ SMALLEST: list[tuple[dict[str, Any], int]] = [
 """Options, and the side of the smallest images that they take."""
 
 
+@pytest.mark.slow
 def test_the_smallest_size_that_is_named_is_the_smallest() -> None:
     for overrides, smallest in SMALLEST:
         said = f"too small for the network's convolutions; the smallest size that fits is {smallest}×{smallest}"

@@ -198,6 +198,7 @@ def test_a_preset_is_its_source(name: str, scale: float, size: int) -> None:
         assert apart(parameter.grad, gradient) < tol, key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOURCES)
 def test_24_steps_of_a_preset_follow_its_source(name: str) -> None:
     model = preset(name, 0.3).float()

@@ -10,10 +10,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils import prune
 
-from support import assert_close, assert_raises, assert_same, with_gradients
+from support import assert_close, assert_raises, assert_same, second_derivatives, with_gradients
 from torchcaps import InputError, dynamic_routing
 from torchcaps.nn import BuiltVotes, Capsules, ConvCapsules, DeconvCapsules, DynamicRouting, PrimaryCapsules, join_types
+from torchcaps.ops import slabs
+from torchcaps.ops.windows import Window
 from torchcaps.parts import PARTS
 
 Array = NDArray[np.float64]
@@ -334,3 +337,180 @@ def test_what_does_not_fit_gets_one_sentence() -> None:
         (DeconvCapsules, {"layer_padding": 4}, "layer_padding must be below layer_kernel, 4, got 4"),
     ):
         assert_raises(InputError, kind, 1, 4, 2, 4, **options, say=said)
+
+
+# ---- large maps: votes of a slab at a time
+
+
+@pytest.fixture
+def tiny_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut the maps of these tests along every axis, and slabs into blocks."""
+    monkeypatch.setattr(slabs, "SLAB_BYTES", 1500)
+    monkeypatch.setattr(slabs, "BLOCK_BYTES", 600)
+
+
+def in_one_slab(layer: Any, capsules: Capsules, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slabs, "SLAB_BYTES", 2**40)
+        return with_gradients(capsule_tensors(layer(capsules)), leaves)
+
+
+def capsule_tensors(capsules: Capsules) -> dict[str, Any]:
+    return {"poses": capsules.poses, "activations": capsules.activations}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.usefixtures("tiny_slabs")
+def test_slabs_give_what_all_votes_at_once_give(case: Case) -> None:
+    for dtype, tol in ((torch.float64, 1e-11), (torch.float32, 1e-6)):
+        layer, poses = make(case).to(dtype), draw_maps(case, 3).to(dtype).requires_grad_()
+        capsules = Capsules(poses, grid=(T, *case.sizes))
+        leaves = {"poses": poses, **dict(layer.named_parameters())}
+        got = with_gradients(capsule_tensors(layer(capsules)), leaves)
+        assert_same(got, in_one_slab(layer, capsules, leaves), tol)
+        with torch.no_grad():
+            assert_close(layer(capsules).poses, got["poses"], tol)
+
+
+@pytest.mark.parametrize("given", ["poses", "activations", "mask"])
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.usefixtures("tiny_slabs")
+def test_every_routing_gives_the_same_slab_by_slab(routing: str, given: str) -> None:
+    for sizes in ((30,), (6, 5), (3, 4, 3)):
+        options: Any = {"dims": len(sizes), "routing": ROUTINGS[routing], "vote_bias": True}
+        for layer in (
+            ConvCapsules(4, 4, 3, 4, voters="types", layer_stride=2, layer_padding=1, transform="dense", **options),
+            DeconvCapsules(4, 4, 3, 4, **options),
+        ):
+            layer.double().eval()
+            with torch.no_grad():
+                for parameter in layer.parameters():
+                    parameter += 0.1 * torch.randn_like(parameter)
+            number = 4 * math.prod(sizes)
+            poses = torch.randn(2, number, 4, dtype=torch.float64).requires_grad_()
+            active = torch.rand(2, number, dtype=torch.float64) if given == "activations" else None
+            mask = torch.rand(2, number) > 0.6 if given == "mask" else None
+            capsules = Capsules(poses, active, (4, *sizes), mask)
+            leaves = {"poses": poses, **dict(layer.named_parameters())}
+            got = with_gradients(capsule_tensors(layer(capsules)), leaves)
+            assert_same(got, in_one_slab(layer, capsules, leaves), 1e-9, (routing, sizes))
+
+
+def test_a_map_is_cut_by_images_lines_and_the_next_axis() -> None:
+    window = Window(3, 1, 0)
+    for images, outs, most, wanted in (
+        (8, (6, 5), 30 * 2, (4, 1, 1)),
+        (8, (6, 5), 10, (8, 3, 1)),
+        (2, (6, 5), 4, (2, 6, 2)),
+        (1, (4, 6, 5), 10, (1, 4, 3, 1)),
+    ):
+        found = window.slabs(images, [size + 2 for size in outs], outs, 1, most)
+        covered = torch.zeros(images, *outs)
+        for slab in found:
+            covered[slab.images][(slice(None), *(slice(piece.start, piece.stop) for piece in slab.axes))] += 1
+            assert slab.outputs(covered).numel() <= most
+            assert [piece.length for piece in slab.axes] == [size + 2 for size in slab.sizes]
+        assert covered.eq(1).all()
+        starts = [(slab.images.start, *(piece.start for piece in slab.axes)) for slab in found]
+        assert tuple(len(set(each)) for each in zip(*starts, strict=True)) == wanted
+
+
+@pytest.mark.usefixtures("tiny_slabs")
+def test_noise_is_the_same_when_a_slab_is_computed_again() -> None:
+    """Otherwise the gradients would belong to other noise: finite differences tell."""
+    layer = ConvCapsules(4, 4, 3, 4, voters="types", transform="shared", routing="b2i").double().train()
+    poses = torch.randn(1, 4 * 30, 4, dtype=torch.float64).requires_grad_()
+
+    def value(poses: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        return layer(Capsules(poses, None, (4, 6, 5))).poses.square().sum()
+
+    state = None
+    out = value(poses)
+    torch.manual_seed(99)
+    torch.rand(7)
+    state = torch.get_rng_state()
+    (grad,) = torch.autograd.grad(out, poses)
+    assert torch.get_rng_state().equal(state)
+    # gradients pass through the last weighted sum only, as with all votes at once
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DynamicRouting, "by_row", True)
+        (again,) = torch.autograd.grad(value(poses), poses)
+    assert grad.equal(again)
+
+
+@pytest.mark.usefixtures("tiny_slabs")
+@pytest.mark.parametrize("routing", ["dynamic", "self", {"name": "dynamic", "agreement": "cosine", "squash": "last"}])
+def test_second_derivatives_of_slabs(routing: Any) -> None:
+    layer = ConvCapsules(3, 4, 2, 4, voters="types", layer_padding=1, transform="shared", routing=routing).double()
+    poses = torch.randn(1, 3 * 12, 4, dtype=torch.float64).requires_grad_()
+    leaves = {"poses": poses, **dict(layer.named_parameters())}
+    capsules = Capsules(poses, None, (3, 4, 3))
+    got = second_derivatives({"poses": layer(capsules).poses}, leaves)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slabs, "SLAB_BYTES", 2**40)
+        wanted = second_derivatives({"poses": layer(capsules).poses}, leaves)
+    assert_same(got, wanted, 1e-9)
+
+
+class Mixing(DynamicRouting):
+    """Subtracts the mean over rows, and says that it looks at several."""
+
+    by_row = False
+
+    def forward(self, votes: Any, activations: Any = None, *, return_coupling: bool = False) -> Any:
+        routed = super().forward(votes, activations, return_coupling=return_coupling)
+        return routed._replace(poses=routed.poses - routed.poses.mean(0))
+
+
+@pytest.mark.usefixtures("tiny_slabs")
+def test_a_routing_that_mixes_rows_gets_all_of_them() -> None:
+    layer = ConvCapsules(3, 4, 2, 4, voters="types", transform="shared", routing=Mixing())
+    seen: list[int] = []
+    layer.routing.register_forward_pre_hook(lambda _, given: seen.append(given[0].like.shape[0]))
+    layer(Capsules(torch.randn(2, 3 * 42, 4), None, (3, 7, 6)))
+    assert seen == [2 * 5 * 4]
+    alone = ConvCapsules(3, 4, 2, 4, voters="types", transform="shared", routing="vb").train()
+    assert not alone.routing.by_row
+    assert not ConvCapsules(4, 4, 2, 4, voters="types", transform="shared",
+                            routing={"name": "grouped", "group_routing": "vb"}).routing.by_row  # fmt: skip
+
+
+@pytest.mark.usefixtures("tiny_slabs")
+def test_graphs_and_functions_of_torch_func_take_the_plain_formula() -> None:
+    layer = ConvCapsules(3, 4, 2, 4, voters="types", layer_padding=1, transform="shared")
+    poses = torch.randn(2, 3 * 30, 4)
+
+    def called(poses: Tensor) -> Tensor:
+        return layer(Capsules(poses, None, (3, 6, 5))).poses
+
+    wanted = called(poses)
+    assert_close(torch.vmap(lambda one: called(one[None])[0])(poses), wanted, 1e-5)
+    _, tangent = torch.func.jvp(called, (poses,), (torch.ones_like(poses),))
+    assert tangent.shape == wanted.shape
+    compiled = torch.compile(called, fullgraph=True, backend="aot_eager")
+    assert_close(compiled(poses), wanted, 1e-5)
+    exported = torch.export.export(OnMap(layer, (3, 6, 5)), (poses,))
+    assert_close(exported.module()(poses), wanted, 1e-5)
+
+
+class OnMap(torch.nn.Module):
+    def __init__(self, layer: Any, grid: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layer, self.grid = layer, grid
+
+    def forward(self, poses: Tensor) -> Tensor:
+        return self.layer(Capsules(poses, None, self.grid)).poses
+
+
+def test_pruned_weights_are_used_and_trained() -> None:
+    """Pruning computes the weight in a hook of the transform, which has to be called."""
+    layer = ConvCapsules(3, 4, 2, 4, voters="types", transform="shared")
+    prune.random_unstructured(layer.transform, "weight", amount=0.5)
+    capsules = Capsules(torch.randn(1, 3 * 20, 4), None, (3, 5, 4))
+    before = layer(capsules).poses
+    before.sum().backward()
+    with torch.no_grad():
+        layer.transform.weight_orig += 1
+    assert not layer(capsules).poses.allclose(before)
+    assert layer.transform.weight_orig.grad.count_nonzero() <= layer.transform.weight_mask.sum()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import torchcaps
 from routing_cases import random
-from support import assert_close, assert_finite, assert_raises, assert_same, with_gradients
+from support import assert_close, assert_finite, assert_raises, assert_same, pairwise, with_gradients
 from torchcaps.errors import InputError
 from torchcaps.nn import (
     BuiltVotes,
@@ -152,9 +152,7 @@ ROUTINGS: dict[str, Any] = {name: name for name in PARTS["routing"]} | {
 }
 
 
-@pytest.mark.parametrize("value", NOT_NUMBERS)
-@pytest.mark.parametrize("routing", ROUTINGS)
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(("kind", "routing", "value"), pairwise(LAYERS, ROUTINGS, NOT_NUMBERS))
 def test_no_layer_reads_what_is_masked(kind: str, routing: str, value: str) -> None:
     layer = LAYERS[kind](ROUTINGS[routing]).double().eval()
     mask = torch.tensor([[1, 0, 1, 1, 0, 0] * 2, [1] * 12, [0] * 12], dtype=torch.bool)

@@ -1,7 +1,6 @@
 """Mixtures of Gaussians: the ledger's fit against the same equations over PyTorch's own operations."""
 
 import gc
-import itertools
 from typing import Any
 
 import pytest
@@ -68,24 +67,40 @@ def plainly(monkeypatch: pytest.MonkeyPatch, *given: Any, **options: Any) -> dic
         return routed(*given, **options)
 
 
+WAYS = [
+    ("all", 1, False, 16.0),
+    ("all", 3, True, 1e-9),
+    ("silent", 1, True, 16.0),
+    ("silent", 3, False, 1e-9),
+    ("mask", 1, False, 1e-9),
+    ("mask", 3, True, 16.0),
+]
+"""Inputs, iterations, whether the coupling is wanted, and MiB of a block: every two values meet."""
+
+
+@pytest.mark.slow
 @every_routing
 def test_the_ledger_gives_what_plain_operations_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Votes of every kind, masks, competitions, blocks, with the coupling and without."""
     mask = random(5, 24, seed=2) > -0.5
     mask[3] = False
-    for iterations, (what, (layer, capsules)) in itertools.product((1, 3), layers(ROUTINGS[name]).items()):
-        layer.routing.num_iterations = iterations
+    for what, (layer, capsules) in layers(ROUTINGS[name]).items():
+        tolerance = 1e-7 if "map" in what else 1e-9  # windows with a single capsule have the least variance
         silent = capsules.activations.clone()
         silent[1, ::3], silent[2] = 0, 0
-        for given in (capsules, capsules._replace(activations=silent), capsules._replace(mask=mask)):
-            tolerance = 1e-7 if "map" in what else 1e-9  # windows with a single capsule have the least variance
-            for coupling in (True, False):
-                wanted = plainly(monkeypatch, layer, given, coupling=coupling)
-                assert_finite(wanted.values())
-                for block in (fitting.MAX_BLOCK_MIB, 1e-9):
-                    with monkeypatch.context() as patch:
-                        patch.setattr(fitting, "MAX_BLOCK_MIB", block)
-                        assert_same(routed(layer, given, coupling=coupling), wanted, tolerance, (what, iterations))
+        inputs = {
+            "all": capsules,
+            "silent": capsules._replace(activations=silent),
+            "mask": capsules._replace(mask=mask),
+        }
+        for which, iterations, coupling, block in WAYS:
+            layer.routing.num_iterations = iterations
+            wanted = plainly(monkeypatch, layer, inputs[which], coupling=coupling)
+            assert_finite(wanted.values())
+            with monkeypatch.context() as patch:
+                patch.setattr(fitting, "MAX_BLOCK_MIB", block)
+                got = routed(layer, inputs[which], coupling=coupling)
+            assert_same(got, wanted, tolerance, (what, which, iterations))
 
 
 @every_routing
@@ -197,30 +212,37 @@ def test_few_votes_are_kept_and_the_fewest_take_plain_operations(name: str, monk
         assert_same(other, first, 1e-9)
 
 
-@every_routing
-def test_torch_compile_sees_one_operation(name: str) -> None:
-    for what in ("matrix", "on a map, over types-and-positions", "shared, shared by positions"):
-        layer, capsules = layers(ROUTINGS[name])[what]
-        graphs: list[Any] = []
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        *((name, "matrix") for name in ROUTINGS),
+        ("em", "on a map, over types-and-positions"),
+        ("vb", "shared, shared by positions"),
+    ],
+)
+def test_torch_compile_sees_one_operation(name: str, what: str) -> None:
+    layer, capsules = layers(ROUTINGS[name])[what]
+    graphs: list[Any] = []
 
-        def backend(graph: Any, _: Any, graphs: list[Any] = graphs) -> Any:
-            graphs.append(graph)
-            return graph.forward
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
 
-        torch._dynamo.reset()
-        compiled = torch.compile(layer, backend=backend, fullgraph=True)
-        with torch.no_grad():
-            assert_close(compiled(capsules).poses, layer(capsules).poses, 1e-10)
-        nodes = [str(node.target) for graph in graphs for node in graph.graph.nodes]
-        assert sum("mixture" in node for node in nodes) == 1
-        assert not any(part in node for node in nodes for part in ("log_softmax", "logsumexp", "digamma"))
-        torch._dynamo.reset()
-        compiled = torch.compile(layer.route, backend="aot_eager", fullgraph=True)
-        wanted = routed(layer, capsules)
-        given = capsules._replace(poses=capsules.poses.clone().requires_grad_())
-        leaves = {"poses": given.poses} | dict(layer.named_parameters())
-        got = with_gradients(compiled(given, return_coupling=True), leaves)
-        assert_same(got, {key: each for key, each in wanted.items() if key != "d activations"}, 1e-9, what)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend=backend, fullgraph=True)
+    with torch.no_grad():
+        assert_close(compiled(capsules).poses, layer(capsules).poses, 1e-10)
+    nodes = [str(node.target) for graph in graphs for node in graph.graph.nodes]
+    assert sum("mixture" in node for node in nodes) == 1
+    assert not any(part in node for node in nodes for part in ("log_softmax", "logsumexp", "digamma"))
+    torch._dynamo.reset()
+    compiled = torch.compile(layer.route, backend="aot_eager", fullgraph=True)
+    wanted = routed(layer, capsules)
+    given = capsules._replace(poses=capsules.poses.clone().requires_grad_())
+    leaves = {"poses": given.poses} | dict(layer.named_parameters())
+    got = with_gradients(compiled(given, return_coupling=True), leaves)
+    assert_same(got, {key: each for key, each in wanted.items() if key != "d activations"}, 1e-9)
 
 
 def test_a_compiled_backward_pass_uses_the_fits_of_its_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:

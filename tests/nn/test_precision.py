@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._functorch import config as compiled_gradients
 
 import torchcaps
-from support import assert_as_exact, assert_same
+from support import assert_as_exact, assert_same, pairwise
 from torchcaps.nn import (
     BuiltVotes,
     CapsuleLayer,
@@ -156,9 +156,7 @@ def plainly(transform: str, routing: str, poses: torch.dtype, weights: torch.dty
     return called(Plain(layer, TRANSFORMS[transform]), *rounded(mode, layer, dtype), Mode(dtype, dtype))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("routing", ROUTINGS)
-@pytest.mark.parametrize("transform", PARTS["transform"])
+@pytest.mark.parametrize(("transform", "routing", "mode"), pairwise(PARTS["transform"], ROUTINGS, MODES))
 def test_a_layer_is_as_exact_as_the_plain_formulation(transform: str, routing: str, mode: str) -> None:
     how, layer = MODES[mode], make_layer(transform, routing)
     dtype = how.poses if transform == "identity" else torch.promote_types(how.poses, how.weights)
@@ -209,9 +207,7 @@ class OnMap(nn.Module):
         return Routed(found.poses, found.activations)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("routing", PARTS["routing"])
-@pytest.mark.parametrize("kind", MAPS)
+@pytest.mark.parametrize(("kind", "routing", "mode"), pairwise(MAPS, PARTS["routing"], MODES))
 def test_a_layer_on_a_map_is_as_exact_as_in_full_precision(kind: str, routing: str, mode: str) -> None:
     torch.manual_seed(0)
     how, layer = MODES[mode], MAPS[kind](routing).double()

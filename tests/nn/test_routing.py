@@ -299,6 +299,7 @@ def test_forward_mode_and_second_derivatives(name: str) -> None:
     check_derivatives(call, capsules[:2], 1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dynamic, learned", "self-attention", "em", "vb"])
 def test_called_in_every_way(name: str) -> None:
     layer, capsules = layer_of(name)

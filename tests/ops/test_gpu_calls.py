@@ -40,6 +40,7 @@ class Calls(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", list_presets())
 def test_a_step_never_waits(preset: str) -> None:
     with torch.device("meta"):
@@ -59,6 +60,7 @@ def test_what_waits_is_an_error_on_the_meta_device() -> None:
             wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "most"), [(128, 210), (512, 300)])
 def test_a_gpu_gets_few_large_calls(batch: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks that suit a CPU's caches would be five times as many calls."""

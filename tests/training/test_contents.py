@@ -6,7 +6,7 @@ import io
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,11 @@ def changed(contents: Any, at: Place, value: Any) -> Any:
     return new
 
 
+def in_turns(values: Sequence[Any], number: int, each: int) -> list[Any]:
+    """``each`` of the values for place ``number``; neighbouring places get the others."""
+    return [values[(each * number + n) % len(values)] for n in range(each)]
+
+
 def files(folder: Path) -> dict[Path, bytes]:
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -87,8 +92,8 @@ def test_contents_of_json_files(name: str, trained: Path, tmp_path: Path) -> Non
     folder = Path(shutil.copytree(trained, tmp_path / "run"))
     whole = json.loads((folder / name).read_text(encoding="utf-8"))
     outcomes = []
-    for at in places(whole):
-        for value in (*WRONG, KeyError):
+    for place, at in enumerate(places(whole)):
+        for value in in_turns((*WRONG, KeyError), place, 4):
             (folder / name).write_text(json.dumps(changed(whole, at, value)), encoding="utf-8")
             if name == "summary.json":
                 outcomes.append(refused(lambda: read_summary(folder / name), (name,), f"{at} = {value}"))
@@ -115,11 +120,12 @@ def test_contents_of_metrics(trained: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_contents_of_a_checkpoint(trained: Path, tmp_path: Path) -> None:
-    """Each place is tried once with a whole run; other values of the progress only if it takes them."""
+    """Each place is tried with whole runs; other values of the progress only if it takes them."""
     whole, folder = torch.load(trained / "last.ckpt", weights_only=True), tmp_path / "run"
-    for at in places(whole):
+    for place, at in enumerate(places(whole)):
+        others = in_turns(("x", None, KeyError, TENSOR), place, 2)
         values = {"progress": (*WRONG, KeyError, TENSOR), "settings": ("x",), "data": ("x",)}
-        for number, value in enumerate(values.get(at[0], ("x", None, KeyError, TENSOR))):
+        for number, value in enumerate(values.get(at[0], others)):
             contents, where = changed(whole, at, value), f"{at} = {value}"
             read = partial(ProgressState.read, contents.get("progress"), has_validation=True)
             if at[0] == "progress" and number and refused(read, ("",), where):

@@ -106,6 +106,7 @@ def test_damaged_images_are_left_out_of_the_whole_run(tmp_path: Path) -> None:
     assert sum(len(part) for part in (found.train, found.validation, found.test)) == sum(summary["images"].values())
 
 
+@pytest.mark.slow
 def test_strides_that_grow_with_the_images_are_said_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

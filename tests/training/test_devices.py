@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,17 @@ from torchcaps.training.folder import lock_folder
 
 CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
 THREADS = {"OMP_NUM_THREADS": "1"}
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "",
+    "WORLD_SIZE": "3",
+    "LOCAL_WORLD_SIZE": "1",
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "GROUP_RANK": "0",
+}
+"""What torchrun says to a process: the first one of three machines."""
 needs_gloo = pytest.mark.skipif(
     sys.platform == "win32" or not torch.distributed.is_gloo_available(), reason="needs gloo, and libuv on Windows"
 )
@@ -31,7 +42,7 @@ needs_gloo = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", PARENT):
+    for name in (*TORCHRUN, "NODE_RANK", PARENT):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -80,10 +91,32 @@ def test_the_summary_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def command_line(*arguments: str, launcher: tuple[str, ...] = ("-m", "torchcaps"), code: int = 0) -> str:
     """What a process said that ended with a code."""
-    command, options = [sys.executable, *launcher, "train", *arguments], {"capture_output": True, "text": True}
-    done = subprocess.run(command, env=os.environ | THREADS, timeout=300, check=False, **options)
-    assert done.returncode == code, done.stderr
-    return done.stdout + done.stderr
+    (said,) = command_lines(*arguments, launchers=[launcher], code=code)
+    return said
+
+
+def command_lines(*arguments: str, launchers: Sequence[tuple[str, ...]], code: int = 0) -> list[str]:
+    """What processes said that ran at once and ended with a code."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *launcher, "train", *arguments],
+            env=os.environ | THREADS,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for launcher in launchers
+    ]
+    said = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [code] * len(processes), said
+    return said
+
+
+def free_port() -> int:
+    """A port of this machine that nobody uses."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
 
 
 def assert_close(one: Path, two: Path) -> None:
@@ -118,8 +151,9 @@ def test_two_processes_give_the_losses_of_one(bars: Path, config: Path, alone: P
     assert summary["hardware"]["processes"] == 2
     assert summary["test"]["last"]["images"] == 30, "every image counts once"
     train(tiny_config(bars, validation_size=11, epochs=1), changed, progress=Progress(), figures=False)
-    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "torchcaps")
-    command_line("--resume", str(changed), "--epochs", "2", "--devices", "2", "--no-figures", launcher=torchrun)
+    machine = ("-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d")
+    machine += ("--rdzv-endpoint", f"127.0.0.1:{free_port()}", "-m", "torchcaps")
+    command_lines("--resume", str(changed), "--epochs", "2", "--no-figures", launchers=[machine, machine])
     resume(changed, overrides={"epochs": 3, "devices": 1}, progress=Progress(), figures=False)
     for out in (two, changed):
         assert_close(out, alone)
@@ -151,13 +185,9 @@ raise SystemExit(main())
 @needs_gloo
 def test_machines_that_do_not_come_are_given_up(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "impatient.py").write_text(IMPATIENT)
-    with pytest.raises(InputError, match="2 machines need torchrun, or MASTER_ADDR, MASTER_PORT, NODE_RANK set"):
-        launch("cpu", num_nodes=2)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1]), "NODE_RANK": "0"}
-    for name, value in meeting.items():
+    for name, value in (TORCHRUN | {"MASTER_PORT": str(free_port())}).items():
         monkeypatch.setenv(name, value)
-    arguments = ("--config", str(config), "--num-nodes", "3", "--out", str(tmp_path / "run"))
+    arguments = ("--config", str(config), "--out", str(tmp_path / "run"))
     said = command_line(*arguments, launcher=(str(tmp_path / "impatient.py"),), code=2)
     assert "MEMBER: 1/3" in said
     assert "they did not find each other: " in said

@@ -126,6 +126,7 @@ def left_of(path: Path) -> Path:
     return temporary
 
 
+@pytest.mark.slow
 def test_a_resumed_run_removes_what_a_kill_left_and_nothing_else(out: Path) -> None:
     files = [*contents(out), "figures/samples.png"]
     assert {"config.json", "metrics.csv", "last.ckpt", "summary.json", "best/classes.json"} < set(files)

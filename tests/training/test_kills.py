@@ -70,7 +70,7 @@ def test_runs_that_are_killed_again_and_again_end_as_others(tmp_path: Path) -> N
     while kills < KILLS:
         number += 1
         out = tmp_path / f"run-{number}"
-        for sitting in range(dice.randint(1, 4)):  # as often as this run is killed
+        for sitting in range(min(dice.randint(1, 4), KILLS - kills)):  # as often as this run is killed
             begun = (out / "config.json").exists()
             process = start("--resume", out) if begun else start(*OPTIONS, "--out", out)
             wait_for(partial(is_held_by, out, process), process)

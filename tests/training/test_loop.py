@@ -75,6 +75,7 @@ def test_the_test_images_are_looked_at_once(tiny: TrainConfig, tmp_path: Path, m
 FAMILIES = ("compact-shared", "baseline-cnn", "torch-tutorial", "keras-tutorial", "hinton2018-paper", "vb2020")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", FAMILIES)
 def test_presets_train_on_a_small_data_set_by_their_own_recipes(preset: str, tmp_path: Path) -> None:
     recipe = make_config(preset).recipe
@@ -118,6 +119,7 @@ def test_a_run_learns_and_is_judged_in_float32(bars: Path, tmp_path: Path, preci
         assert half.loss != pytest.approx(exact.loss, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_draws_what_its_network_has(bars: Path, tmp_path: Path) -> None:
     decoded = {"reconstructions", "perturbation", "routing", "routing-statistics"}
     cnn: dict[str, Any] = {"preset": "baseline-cnn", "channels": (4,), "hidden": (8,)}

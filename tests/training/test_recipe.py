@@ -27,6 +27,11 @@ def test_the_configuration_of_every_preset_survives_json(tmp_path: Path) -> None
         assert read_config(tmp_path / "config.json") == config
 
 
+def test_a_file_of_an_earlier_version_may_say_how_many_machines_there_were(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(make_config().to_dict() | {"num_nodes": 2}))
+    assert read_config(tmp_path / "config.json") == make_config()
+
+
 def test_every_option_of_a_run_and_its_parts_has_one_flat_name() -> None:
     own = [name for settings in (Recipe, TrainConfig) for name in options(settings)]
     assert len(own) == len(set(own))

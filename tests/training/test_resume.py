@@ -75,6 +75,7 @@ def own() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize(
     "way",
@@ -254,6 +255,7 @@ def trained(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 8])
 def test_a_run_from_other_weights_goes_on_without_them(bars: Path, trained: Path, tmp_path: Path, step: int) -> None:
     source = shutil.copytree(trained, tmp_path / "source")

@@ -53,6 +53,7 @@ def runs(request: pytest.FixtureRequest, file: Callable[[str], Path], tmp_path_f
     return out
 
 
+@pytest.mark.slow
 def test_labels_are_learned_judged_and_predicted(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = load_run(runs / "labels")
     assert (run.model.task, run.images.task, run.class_names) == ("labels", "labels", ("top", "bottom"))
@@ -133,6 +134,7 @@ def test_tasks_that_do_not_fit(file: Callable[[str], Path], bars: Path, runs: Pa
 # ---- a learning rate, and data that are read as they are used
 
 
+@pytest.mark.slow
 def test_the_learning_rate_that_is_found_is_one_that_learns(
     bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

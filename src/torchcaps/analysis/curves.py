@@ -28,6 +28,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 _COLUMNS = ("epoch", *(f"{part}_{what}" for part in _STYLES for what in ("loss", "accuracy")))
 _TICKS = (1, 2, 5)  # times powers of ten
+_MAX_DIVIDED_POWERS, _MAX_POWERS = 5, 8  # powers of ten with ticks between them, and on an axis
 
 Metrics = dict[str, Float[np.ndarray, "epochs"]]
 """Columns of a metrics.csv by name; NaN for an empty cell."""
@@ -99,15 +100,21 @@ class Curves(Comparison):
 
 def _use_powers(axes: Axes) -> None:
     """Use a logarithmic scale if the curves span more than a factor of ten; zeros are drawn at the bottom."""
-    from matplotlib.ticker import NullLocator, SymmetricalLogLocator
+    from matplotlib.ticker import FixedLocator, NullLocator
 
     values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
     positive = values[np.isfinite(values) & (values > 0)]
     if len(positive) == 0 or positive.max() < 10 * positive.min():
         return
-    axes.set_yscale("symlog", linthresh=positive.min(), linscale=0.5)
+    lowest, highest = positive.min(), positive.max()
+    axes.set_yscale("symlog", linthresh=lowest, linscale=0.5)
+    powers = 10.0 ** np.arange(np.floor(np.log10(lowest)), np.ceil(np.log10(highest)) + 1)
+    few = len(powers) <= _MAX_DIVIDED_POWERS
+    ticks = np.outer(powers, _TICKS).ravel() if few else powers[:: -(-len(powers) // _MAX_POWERS)]
+    ticks = ticks[ticks >= lowest]  # the scale is linear below, where further ticks would touch
     if (values == 0).any():
         axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_locator(SymmetricalLogLocator(axes.yaxis.get_transform(), subs=_TICKS))
+        ticks = np.append(0.0, ticks)
+    axes.yaxis.set_major_locator(FixedLocator(ticks.tolist()))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")

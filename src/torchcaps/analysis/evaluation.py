@@ -251,8 +251,10 @@ class Evaluation(Scored):
             masked = np.ma.masked_where(~cells, share)
             # nearest, because smoothing would mix a cell with the black of masked cells
             shown = axes.imshow(masked, cmap=middle, vmin=0, vmax=highest, interpolation="nearest")
-            bar = figure.colorbar(shown, ax=axes, shrink=0.8, aspect=30, pad=0.02)
-            bar.set_label(f"{name}, % of the true class", fontsize=SMALL)
+            bar = figure.colorbar(shown, ax=axes, shrink=0.8, aspect=30, pad=max(0.02, 0.1 / size))
+            bar.ax.set_title(name, fontsize=SMALL, loc="left", pad=9)
+            if len(axes.images) == 1:  # the outer bar; another label would touch it
+                bar.set_label("% of the true class", fontsize=SMALL)
             bar.ax.tick_params(labelsize=SMALL)
             bar.outline.set_visible(False)
             for true, given in np.argwhere(cells & (confusion > 0)) if few else ():

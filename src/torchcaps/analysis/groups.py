@@ -34,6 +34,11 @@ class GroupAnswers(PhotoAnswers):
 
     members: Sequence[Sequence[Path]] = ()
 
+    @property
+    def written(self) -> str:
+        """What :meth:`to_csv` holds, in words."""
+        return f"a line for each of {len(self.files):,} groups of {sum(map(len, self.members)):,} images"
+
     def to_dict(self) -> list[dict[str, Any]]:
         found = []
         for answer, members in zip(super().to_dict(), self.members, strict=True):

@@ -56,6 +56,11 @@ class PhotoAnswers(Result):
         """Number of objects in an image (P)."""
         return 1 if self.prediction.classes.ndim == 1 else self.prediction.classes.shape[1]
 
+    @property
+    def written(self) -> str:
+        """What :meth:`to_csv` holds, in words."""
+        return f"a line for each of {len(self.files):,} images"
+
     def given(self, n: int) -> list[str]:
         """Return the answer for image n: names of classes, the highest score first; labels; or numbers with names."""
         classes = self.prediction.classes[n].reshape(-1).tolist()

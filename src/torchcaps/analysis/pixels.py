@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from torch import Tensor
 
 from torchcaps.analysis.collector import Collector
@@ -172,10 +172,9 @@ class PixelEvaluation(Result):
     def figures(self) -> dict[str, Figure]:
         """Draw images beside their masks, the answers, and the pixels that differ (red; ignored pixels are grey)."""
         rows: list[list[Cell]] = [[Caption(each, MUTED) for each in ("image", "mask", "answer", "difference")]]
-        legend = [Caption(f"■ {name}", _hex(j)) for j, name in enumerate(self.class_names[:MAX_NAMED])]
         for n, (image, mask, answer) in enumerate(self.examples):
             dice = float(mean_dice(torch.from_numpy(self.confusion[n : n + 1])))
-            words = [Caption(f"Dice {dice:.3f}"), *(legend if n == 0 else [])]
+            words = [Caption(f"Dice {dice:.3f}"), *(legend_of(self.class_names) if n == 0 else [])]
             rows.append([image, coloured(mask), coloured(answer), _difference(mask, answer), words])
         return {"": tiles(rows, title=self.title, side=SIDE)}
 
@@ -192,7 +191,7 @@ def _with_deviation(row: dict[str, Any], key: str) -> str:
     return f"{value:.{digits}f}" + (f" ± {deviation:.{digits}f}" if deviation is not None else "")
 
 
-def _palette() -> Float[np.ndarray, "256 3"]:
+def palette() -> Float[np.ndarray, "256 3"]:
     """Return a colour for each class, pixels 0..1: black for the background, grey for ignored pixels."""
     from matplotlib.colors import to_rgb
 
@@ -202,12 +201,22 @@ def _palette() -> Float[np.ndarray, "256 3"]:
 
 
 def _hex(number: int) -> str:
-    return "#" + "".join(f"{round(255 * part):02x}" for part in _palette()[number])
+    return "#" + "".join(f"{round(255 * part):02x}" for part in palette()[number])
+
+
+def legend_of(class_names: Sequence[str]) -> list[Caption]:
+    """Return lines with the colour of each class, of the first six."""
+    return [Caption(f"■ {name}", _hex(j)) for j, name in enumerate(class_names[:MAX_NAMED])]
+
+
+def middle_slice(values: Shaped[np.ndarray, "C *S"]) -> Shaped[np.ndarray, "C H W"]:
+    """Return the middle slice of a volume (C, D, H, W), and an image (C, H, W) unchanged."""
+    return values[:, values.shape[1] // 2] if values.ndim == 4 else values
 
 
 def coloured(mask: UInt8[np.ndarray, "H W"]) -> Float[np.ndarray, "3 H W"]:
     """Return a mask as a picture, pixels 0..1, with a colour for each class."""
-    return _palette()[mask].transpose(2, 0, 1)
+    return palette()[mask].transpose(2, 0, 1)
 
 
 def _difference(mask: UInt8[np.ndarray, "H W"], answer: UInt8[np.ndarray, "H W"]) -> Float[np.ndarray, "3 H W"]:
@@ -265,8 +274,9 @@ class PixelCollector(Collector):
         self._confusions.append(confusions(answers, targets, len(classes)).cpu())
         for image, given, true in zip(images, answers.cpu().numpy(), targets.cpu().numpy(), strict=True):
             if len(self._examples) < MAX_DRAWN:
-                middle = (true.shape[0] // 2,) if true.ndim == 3 else ()
-                self._examples.append(Example(image.float().cpu().numpy()[:, *middle], true[*middle], given[*middle]))
+                planes = (middle_slice(each) for each in (image.float().cpu().numpy(), true[None], given[None]))
+                image_plane, mask, answer = planes
+                self._examples.append(Example(image_plane, mask[0], answer[0]))
             if len(self._distances) < MAX_DISTANCES:
                 counted, spacing = true != IGNORED, self._spacing and self._spacing[len(self._distances)]
                 self._distances.append([hausdorff95((given == j) & counted, true == j, spacing) for j in classes])

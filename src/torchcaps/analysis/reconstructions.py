@@ -14,6 +14,7 @@ from torch import Tensor
 from torchcaps.analysis.calibration import Decoded, Prediction, squared_errors
 from torchcaps.analysis.figures import COLOURS, MUTED, WRONG, Caption, Cell, in_bands, tiles
 from torchcaps.analysis.inference import Labels, as_pixels, check_labels, class_labels, join_names, require_decoder
+from torchcaps.analysis.pixels import coloured, middle_slice
 from torchcaps.analysis.predictions import predict
 from torchcaps.analysis.results import Table
 from torchcaps.checks import checked
@@ -137,7 +138,7 @@ def _drawn(result: Reconstructions) -> dict[str, Sequence[Cell]]:
 def figure_samples(
     image_set: ImageSet | PairSet, class_names: Sequence[str] | None = None, *, count: int = 40, title: str = ""
 ) -> Figure:
-    """Draw the first images of a set with their labels.
+    """Draw the first images of a set with their labels; of volumes, the middle slice.
 
     Args:
         image_set: Images and their classes.
@@ -150,5 +151,8 @@ def figure_samples(
     names = class_labels(None, shown.task.num_outputs(shown.labels)) if class_names is None else class_names
     shown.task.check_targets(shown.labels, len(names), "a label")
     labels: list[Cell] = [shown.task.describe(names, each) for each in shown.labels]
-    cells = in_bands({"": [*(shown.images.cpu().numpy() / 255)], " ": labels})
+    rows: dict[str, Sequence[Cell]] = {"": [middle_slice(each.cpu().numpy()) / 255 for each in shown.images]}
+    if (masks := shown.task.masks(shown.labels)) is not None:
+        rows["mask"] = [coloured(middle_slice(each[None].cpu().numpy())[0]) for each in masks]
+    cells = in_bands(rows | {" ": labels})
     return tiles([row[1:] for row in cells], title=title)

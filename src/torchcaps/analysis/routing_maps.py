@@ -13,7 +13,7 @@ from torchcaps.analysis.figures import COLOURS, MUTED, SMALL, Caption, Cell, new
 from torchcaps.analysis.inference import class_labels
 from torchcaps.analysis.results import MAX_CLASSES, Result, Styled, Table, lower_first
 from torchcaps.analysis.trace import PAIRS, Outputs, RoutingStatistics, RoutingTrace
-from torchcaps.models.output import HIGHEST
+from torchcaps.models.output import SUPERLATIVES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,7 +76,7 @@ class RoutingReport(Result):
             highest = int(scores.argmax())
             settled = [f"{trace.entropy[t, 0]:.3f}", f"{trace.mean_agreement[t, 0]:.4f}"]
             rows.append([str(t + 1), self.names[highest], f"{scores[highest]:.3f}", *settled])
-        most = f"{HIGHEST[trace.score_name]} {'type' if trace.outputs == 'type' else 'capsule'}"
+        most = f"{SUPERLATIVES[trace.score_name]} {'type' if trace.outputs == 'type' else 'capsule'}"
         columns = ("iteration", most, trace.score_name, "entropy of coupling", "mean agreement")
         found = [Table(rows, columns, self.image), *map(self._input, self.inputs)]
         note = "Entropy: 1 is uniform coupling, 0 is all coupling to one output. Agreement: mean absolute value, which "
@@ -118,7 +118,9 @@ class RoutingReport(Result):
         places = f"on the grid of the {trace.inputs}" if trace.in_space else in_order
         subtitle = f"each {trace.outputs}'s coupling {places}, averaged over their types; below: its {trace.score_name}"
         if len(shown) < classes:
-            subtitle = f"the {len(shown)} {HIGHEST[trace.score_name]} of {classes} {PLURALS[trace.outputs]}; {subtitle}"
+            subtitle = (
+                f"the {len(shown)} {SUPERLATIVES[trace.score_name]} of {classes} {PLURALS[trace.outputs]}; {subtitle}"
+            )
         rows: list[list[Cell]] = [[None, None, None, *(Caption(names[j], bold=j == strongest[0]) for j in shown)]]
         for t in range(iterations):
             beside = (trace.images[0], Caption("image", MUTED)) if t == 0 else (None, None)
@@ -167,7 +169,7 @@ class RoutingReport(Result):
         shown: Sequence[int] = range(len(names))
         if len(names) > MAX_CLASSES:
             shown = sorted(trace.highest)
-            fewer = f" (the {len(shown)} {HIGHEST[trace.score_name]} of {len(names)} {PLURALS[trace.outputs]})"
+            fewer = f" (the {len(shown)} {SUPERLATIVES[trace.score_name]} of {len(names)} {PLURALS[trace.outputs]})"
         rows: list[list[str]] = []
         for t in range(len(trace.coupling)):
             rows += [[]] if rows else []

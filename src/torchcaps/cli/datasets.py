@@ -41,6 +41,7 @@ def datasets(
     scale: Annotated[
         tuple[float, float] | None, "Pixel values that become 0 and 1, for pixels of more than 8 bits, such as 0,4095."
     ] = None,
+    patch: Annotated[Pixels | None, "Side of the patches of images with masks, which may differ in size."] = None,
     sample: Annotated[Count | None, "Draw this many images, the first ones, and print their labels."] = None,
     split: Annotated[Split, "Part of the data set that --sample draws."] = "train",
     validation: Annotated[ValidationSplit, "Choice of the validation images, as in train."] = "random",
@@ -54,8 +55,8 @@ def datasets(
     first images.
     """
     if data is None:
-        of_one = ("data_dir", "image_size", "skip_damaged", "scale", "sample", "split", "validation", "task", "figure")
-        refuse_options(of_one, "is for one data set, as in torchcaps datasets digits")
+        of_one = ("data_dir", "image_size", "skip_damaged", "scale", "patch", "sample", "split", "validation", "task")
+        refuse_options((*of_one, "figure"), "is for one data set, as in torchcaps datasets digits")
     elif sample is None:
         refuse_options(("split", "validation", "figure"), "is for --sample N")
     from torchcaps.datasets import find_dataset, list_datasets, load_dataset
@@ -81,6 +82,7 @@ def datasets(
         skip_damaged=skip_damaged,
         scale=scale,
         task=task,
+        patch=patch,
     )
     found = path if info.takes_path else info.locate(data_dir)  # a download may have added it
     file = figure or Path(f"{path.name if path else info.name}-sample.png")

@@ -118,7 +118,7 @@ def perturb(
     With --component, change this component only, in the capsule of each image that an --index names.
     """
     from torchcaps.analysis import Perturbations, perturb_capsule
-    from torchcaps.models.output import HIGHEST
+    from torchcaps.models.output import SUPERLATIVES
 
     if capsule is not None:
         refuse_options(("follow",), "chooses a capsule, and so does --capsule")
@@ -140,7 +140,7 @@ def perturb(
         perturb_capsule(opened.model, picture.pixels, target=target, **options)
         for picture, target in zip(pictures, targets, strict=True)
     ]
-    whose = {"longest": f"the {HIGHEST[results[0].score_name]}", "label": "the label's"}[follow]
+    whose = {"longest": f"the {SUPERLATIVES[results[0].score_name]}", "label": "the label's"}[follow]
     words = [picture.words for picture in pictures]
     found = Perturbations(results, names, words, "" if capsule is not None else whose, name_of(run))
     show(found, json=json, figure=figure_path(figure, run, "perturbation"))

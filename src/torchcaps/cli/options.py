@@ -197,7 +197,15 @@ def option_name(name: str) -> str:
 
 
 def option(name: str, hint: Any, default: Any = None, **more: Any) -> click.Option:
-    """Return the option of an argument or a field; required if the default is ``inspect.Parameter.empty``."""
+    """Return the option of an argument or a field; required if the default is ``inspect.Parameter.empty``.
+
+    Args:
+        name: Name of the argument.
+        hint: Annotation with type, range and help.
+        default: Default value.
+        **more: Further arguments of :class:`click.Option`; ``short`` is a second, shorter name.
+    """
+    short = [more.pop("short")] if "short" in more else []
     typed, plain, *beside = option_name(name), *typing.get_args(hint if is_annotated(hint) else Annotated[hint, ""])
     more.setdefault("help", next((each for each in beside if isinstance(each, str)), None))
     if plain is bool:
@@ -207,7 +215,7 @@ def option(name: str, hint: Any, default: Any = None, **more: Any) -> click.Opti
     more |= {"type": word, "metavar": word.name, "multiple": word.many, "required": required}
     if not required:  # click 8.3 and newer accept a default of None
         more["default"] = default
-    return click.Option([typed, name], **more)
+    return click.Option([typed, *short, name], **more)
 
 
 # ---- reading the words of a command line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import click
 
@@ -13,13 +13,15 @@ from torchcaps.cli.runs import open_run, preparation_for, refuse_options
 from torchcaps.cli.show import say, show
 from torchcaps.errors import InputError
 from torchcaps.files import could_be_repository
-from torchcaps.tasks import task_of
+from torchcaps.tasks import TaskName, task_of
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from torchcaps.analysis import Prediction
+    from torchcaps.analysis import PhotoAnswers, Prediction
+    from torchcaps.analysis.mask_answers import MaskAnswers
     from torchcaps.export import Description
+    from torchcaps.models import Network
 
     Classifier: TypeAlias = Callable[[np.ndarray], Prediction]
 
@@ -35,6 +37,7 @@ MAX_NAMED_FILES = 20
     ("predict examples/photo.jpg --figure seen.png", "draw the photo beside the image that the network gets"),
     ("predict model.onnx examples/digit.png", "use a file written by torchcaps export, without torch"),
     ("predict someone/capsnet-digits examples/digit.png", "use a network of the Hugging Face hub"),
+    ("predict runs/leaves new --out masks", "a mask for each image of a folder, from a network for pixels"),
     ("predict examples/digit.png", "use the network that comes with torchcaps"),
 )
 def predict(
@@ -43,7 +46,11 @@ def predict(
     *,
     which: WhichEpoch = "best",
     files: ImageFiles,
-    out: Annotated[Path | None, "Write one line for each image to this .csv file instead of printing."] = None,
+    out: Annotated[
+        Path | None,
+        "Write one line for each image to this .csv file instead of printing; of networks for pixels, a mask for each "
+        "image into this folder.",
+    ] = None,
     group: Annotated[
         str | None,
         "Average the scores of images whose paths share the text that this regular expression (or its first group in "
@@ -59,8 +66,11 @@ def predict(
     Networks that were trained on drawings, such as MNIST's digits, get photos of drawings preprocessed like their
     training images. The output lists large changes and the reasons why an answer is unsure. Unreadable files are named
     at the end, with exit code 2. RUN may also be an .onnx file written by `torchcaps export`.
+
+    Networks for pixels answer images of any size with a mask: the share of each class is printed, and --out writes a
+    .png file of class numbers for each image, or a .nii.gz file for a volume.
     """
-    from torchcaps.analysis.groups import average_answers, group_files
+    from torchcaps.analysis.groups import group_files
 
     network, words = split_words([*([] if run is None else [run]), *image])
     paths = image_files(words)
@@ -69,42 +79,99 @@ def predict(
         group_files(paths, group)
     if out is not None:
         refuse_options(("json", "figure"), "prints or draws answers that --out writes to a file")
-        if out.exists():
+        if out.is_file() or (out.suffix and out.exists()):
             raise InputError(f"{out} exists already; choose another file or remove it first")
 
+    classifier = open_classifier(network, which)
+    options = Options(files, group, figure is not None)
+    answers, damaged = ANSWERS[classifier.description.task](classifier, paths, options)
+    if answers is not None and out is not None:
+        task_of(answers).write(out, answers)
+        say(f"wrote {out}, {answers.written}")
+    elif answers is not None:
+        show(answers, json=json, figure=figure)
+    if damaged:
+        lines = [f"{len(damaged)} of {len(paths)} images cannot be read:", *damaged[:MAX_NAMED_FILES]]
+        raise InputError("\n  ".join(lines) if len(damaged) > 1 else damaged[0])
+
+
+class OpenClassifier(NamedTuple):
+    """A network to answer image files."""
+
+    description: Description
+    classify: Classifier
+    """Function from uint8 images (N, C, H, W) to the prediction."""
+    model: Network | None
+    """The network; None for an ONNX file."""
+
+
+class Options(NamedTuple):
+    """Options of the command that the answers depend on."""
+
+    files: ImageFiles
+    group: str | None
+    draws: bool
+    """Answers are drawn."""
+
+
+def answer_photos(
+    classifier: OpenClassifier, paths: Sequence[Path], options: Options
+) -> tuple[PhotoAnswers | None, list[str]]:
+    """Return an answer for each image file, or for each group of files; and a sentence for each unreadable file."""
     import numpy as np
 
+    from torchcaps.analysis.groups import average_answers, group_files
     from torchcaps.analysis.photos import MAX_PREVIEW, PhotoAnswers
     from torchcaps.datasets import read_photo
 
-    description, classify = open_classifier(network, which)
+    description, files = classifier.description, options.files
     preparation = preparation_for(files, description.preparation)
+    how: Any = {"preparation": preparation, "invert": files.invert, "fit": files.fit or description.fit}
     files_read, prepared, kept, damaged = list[Path](), [], [], list[str]()
     for path in paths:
-        options: Any = {"preparation": preparation, "invert": files.invert, "fit": files.fit or description.fit}
         try:
-            photo = read_photo(path, description.in_shape, **options)
+            photo = read_photo(path, description.in_shape, **how)
         except InputError as error:
             damaged.append(str(error))
             continue
         files_read.append(path)
         prepared.append(photo.prepared)
-        if figure is not None:
+        if options.draws:
             kept.append(photo.shrunk(MAX_PREVIEW))  # all photos in full size might not fit the memory
-    if prepared:
-        prediction = classify(np.stack([each.image for each in prepared]))
-        answers = PhotoAnswers(files_read, prepared, prediction, description.class_names, kept, description.task)
-        if group is not None:
-            answers = average_answers(answers, group_files(files_read, group), description.calibration)
-        if out is None:
-            show(answers, json=json, figure=figure)
-        else:
-            task_of(answers).write(out, answers)
-            of = f"{len(answers.files):,} groups of " if group is not None else ""
-            say(f"wrote {out}, a line for each of {of}{len(files_read):,} images")
-    if damaged:
-        lines = [f"{len(damaged)} of {len(paths)} images cannot be read:", *damaged[:MAX_NAMED_FILES]]
-        raise InputError("\n  ".join(lines) if len(damaged) > 1 else damaged[0])
+    if not prepared:
+        return None, damaged
+    prediction = classifier.classify(np.stack([each.image for each in prepared]))
+    answers = PhotoAnswers(files_read, prepared, prediction, description.class_names, kept, description.task)
+    if options.group is not None:
+        answers = average_answers(answers, group_files(files_read, options.group), description.calibration)
+    return answers, damaged
+
+
+def answer_pixels(
+    classifier: OpenClassifier, paths: Sequence[Path], options: Options
+) -> tuple[MaskAnswers | None, list[str]]:
+    """Return a mask for each image file, and a sentence for each unreadable file."""
+    from torchcaps.analysis.mask_answers import answer_masks
+
+    refuse_options(("group", "prepare", "fit"), "is for networks that give one answer for each image")
+    if classifier.model is None:
+        raise InputError("masks are predicted by a run folder, not by an ONNX file; name the run folder")
+    answers, damaged = answer_masks(
+        classifier.model, paths, classifier.description.class_names, invert=options.files.invert
+    )
+    if not answers.files:
+        return None, damaged
+    answers.names()  # raises an error before anything is written
+    return answers, damaged
+
+
+ANSWERS: dict[TaskName, Callable[[OpenClassifier, Sequence[Path], Options], Any]] = {
+    "classes": answer_photos,
+    "labels": answer_photos,
+    "regression": answer_photos,
+    "pixels": answer_pixels,
+}
+"""The function that answers image files, for each task."""
 
 
 def split_words(words: Sequence[Path]) -> tuple[Path | None, Sequence[Path]]:
@@ -131,24 +198,25 @@ def split_words(words: Sequence[Path]) -> tuple[Path | None, Sequence[Path]]:
 def image_files(words: Sequence[Path]) -> list[Path]:
     """Return image files, with those in folders and sub-folders (except hidden ones), sorted by path."""
     from torchcaps.datasets.images import image_files_in
+    from torchcaps.datasets.nifti import volumes_in
 
     found: list[Path] = []
     for word in words:
-        inside = image_files_in(word, deep=True) if word.is_dir() else [word]
+        inside = image_files_in(word, deep=True) or volumes_in(word) if word.is_dir() else [word]
         if not inside:
             raise InputError(f"{word} is no run folder: it holds no {CONFIG}, and no images")
         found += inside
     return found
 
 
-def open_classifier(run: Path | None, which: Which) -> tuple[Description, Classifier]:
-    """Return the description of a network, and a function from uint8 images (N, C, H, W) to its prediction."""
+def open_classifier(run: Path | None, which: Which) -> OpenClassifier:
+    """Open the network of a run folder or of an ONNX file."""
     if run is not None and run.suffix.lower() == ".onnx":
         from torchcaps.export import OnnxModel
 
         refuse_options(("which",), "is for a run folder, not for an ONNX file")
         model = OnnxModel(run)
-        return model.description, model
+        return OpenClassifier(model.description, model, None)
 
     import torch
 
@@ -157,4 +225,8 @@ def open_classifier(run: Path | None, which: Which) -> tuple[Description, Classi
 
     opened = open_run(run, which)
     usual = opened.images.calibration
-    return describe_run(opened), lambda images: classify(opened.model, torch.from_numpy(images), calibration=usual)
+    return OpenClassifier(
+        describe_run(opened),
+        lambda images: classify(opened.model, torch.from_numpy(images), calibration=usual),
+        opened.model,
+    )

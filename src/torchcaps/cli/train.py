@@ -32,6 +32,9 @@ from torchcaps.training.config import (
 )
 from torchcaps.training.recipe import Recipe
 
+SHORT_NAMES = {"classification_loss": "--loss"}
+"""Second names of options."""
+
 
 class RunCommand(Command):
     """A command with an option for every field of a run, of its recipe, and of all registered parts."""
@@ -88,6 +91,8 @@ def field_option(field: Option, words: str, default: str = "none", **more: Any) 
         if choice.optional:  # --decoder, --decoder NAME
             usual = field.default if isinstance(field.default, str) else next(iter(PARTS[choice.kind]))
             more |= {"is_flag": False, "flag_value": usual}
+    if field.name in SHORT_NAMES:
+        more["short"] = SHORT_NAMES[field.name]
     note = "" if default == "none" else f"  [default: {default}]"
     return option(field.name, hint, None, help=words + note, show_default=False, **more)
 

@@ -55,6 +55,8 @@ class Splits:
         target = find_task(task or self.task or own.name)
         if own.name == target.name:
             return replace(self, task=target.name)
+        if own.masks(self.train.labels) is not None:
+            raise InputError(f"{where} has a mask for each image; set --task {own.name}")
 
         def brought(part: str, images: ImageSet) -> ImageSet:
             labels = target.bring(images.labels, len(self.class_names), f"{where}: {part} labels")
@@ -69,12 +71,13 @@ class Splits:
         Raises:
             InputError: The images have no masks; the error begins with ``where``.
         """
-        if not find_task(self.task).supports("patch"):
+        if self.train.task.masks(self.train.labels) is None:
             raise InputError(
                 f"{where} has no masks, and only images with masks are trained on in patches; leave patch (--patch) out"
             )
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
-        return replace(self, **{part: patches_of(each, patch) for part, each in parts.items() if each is not None})
+        changed: dict[str, Any] = {part: patches_of(each, patch) for part, each in parts.items() if each is not None}
+        return replace(self, **changed)
 
 
 @dataclass(frozen=True, eq=False)

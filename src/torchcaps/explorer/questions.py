@@ -27,7 +27,7 @@ from torchcaps.checks import check
 from torchcaps.errors import InputError
 from torchcaps.explorer.learning import Learning
 from torchcaps.explorer.state import Explorer, View, check_side_by_side, to_bytes
-from torchcaps.models.output import HIGHEST
+from torchcaps.models.output import SUPERLATIVES
 from torchcaps.ranges import Range
 
 MAX_FILE_BYTES = 32 * 2**20
@@ -125,7 +125,7 @@ def describe(explorer: Explorer) -> dict[str, Any]:
         "iterations": explorer.iterations,
         "patches": explorer.patches,
         "score": explorer.score_name,
-        "highest": HIGHEST[explorer.score_name],
+        "highest": SUPERLATIVES[explorer.score_name],
         "maxFileBytes": MAX_FILE_BYTES,
         "colours": [f"rgb{colour}" for colour in OBJECT_COLOURS],
     }

@@ -37,6 +37,8 @@ MAX_CONNECTION_SECONDS = 60.0
 
 PAGE = Path(__file__).parent / "page"
 """The files of the page."""
+ABOUT = "export const props = "
+"""Beginning of ``about.js``; the facts about the networks follow, as JSON."""
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?", re.ASCII)  # any port: an SSH tunnel may change it
 _HEADERS = {
@@ -88,7 +90,7 @@ class _Server(ThreadingTCPServer):
         self.questions, self.answering = questions, threading.Semaphore(MAX_ANSWERS_AT_ONCE)
         self.page = {f"/{file.name}": (file.read_bytes(), _KINDS[file.suffix]) for file in PAGE.iterdir()}
         self.page["/"] = self.page.pop("/page.html")
-        self.page["/about.js"] = f"const props = {questions.about()};".encode(), "text/javascript"
+        self.page["/about.js"] = f"{ABOUT}{questions.about()};".encode(), "text/javascript"
         self.opened: dict[socket.socket, float] = {}
         super().__init__((HOST, port), _Handler)
 

@@ -16,7 +16,7 @@ from torchcaps.analysis.calibration import MIN_RUNNER_UP_RATIO, measured_words
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.explorer.questions import describe, encode
-from torchcaps.explorer.server import PAGE
+from torchcaps.explorer.server import ABOUT, PAGE
 from torchcaps.explorer.state import Explorer
 from torchcaps.models import CapsNet
 from torchcaps.nn import ChannelNorm, Convolution
@@ -24,6 +24,8 @@ from torchcaps.parts import describe as describe_part
 
 MAX_IMAGES = 100
 """Images to pick from."""
+STATIC_NAMES = {"page.html": "index.html", "browser.js": "ask.js"}
+"""Files of the page that have another name on a page without a server."""
 UNPREPARED = "Photos are only resized here, not prepared: use a photo of light ink on black."
 SUPPORTED: dict[str, Any] = {
     "name": "capsules",
@@ -79,11 +81,9 @@ def write_page(explorer: Explorer, folder: Path) -> None:
     facts = json.dumps({"networks": [about], "learning": None, "browser": network}, default=encode)
     folder.mkdir(parents=True, exist_ok=True)
     for file in PAGE.iterdir():
-        if file.name not in ("page.html", "server.js"):
-            shutil.copyfile(file, folder / file.name)
-    page = (PAGE / "page.html").read_text(encoding="utf-8").replace("server.js", "browser.js")
-    (folder / "index.html").write_text(page, encoding="utf-8")
-    (folder / "about.js").write_text(f"const props = {facts};", encoding="utf-8")
+        if file.name != "ask.js":
+            shutil.copyfile(file, folder / STATIC_NAMES.get(file.name, file.name))
+    (folder / "about.js").write_text(f"{ABOUT}{facts};", encoding="utf-8")
     weights = {name: value.detach().float().cpu().contiguous() for name, value in explorer.model.named_parameters()}
     halves = {name: value.half() for name, value in weights.items()}
     fits = all(

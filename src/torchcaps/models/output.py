@@ -12,13 +12,13 @@ Targets = Int[Tensor, "B"] | Int[Tensor, "B P"] | Shaped[Tensor, "B J"]
 
 ScoreName = Literal["length", "activation", "probability", "value"]
 """Kind of the scores: lengths or activations of capsules, a CNN's probabilities, or values of a regression."""
-HIGHEST: dict[ScoreName, str] = {
+SUPERLATIVES: dict[ScoreName, str] = {
     "length": "longest",
     "activation": "most active",
     "probability": "most probable",
     "value": "largest",
 }
-"""Word for the class with the highest score."""
+"""Words for the class with the highest score, by the kind of the scores."""
 
 
 class ModelOutput(NamedTuple):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from torchcaps.nn.capsules import Activations, LayerSize
+from torchcaps.nn.capsules import Activations, LayerSize, Routed
 from torchcaps.nn.competition import SoftmaxOver
+from torchcaps.nn.routing.dynamic import dynamic_routing
 from torchcaps.nn.votes import BuiltVotes, Votes, at_least_tiny
+from torchcaps.ops.slabs import Plan, route_in_slabs, slab_bytes
 from torchcaps.ops.windows import Slab, Window, convolve, cropped, window_sums
 
 
@@ -33,12 +37,15 @@ class ColumnVotes(Votes):
     ) -> None:
         _, T, J, D, _ = columns.shape
         self.columns, self.size, self.dtype = columns, LayerSize(T, in_dim, J, D), dtype
-        self._poses_of_rows = functools.cache(poses)
+        self._compute_poses: Callable[[], Tensor] = poses
+        self._computed: Tensor | None = None
 
     @property
     def poses(self) -> Float[Tensor, "BL T K"]:
         """Mean of the capsules of a type that the vote of a row is computed from."""
-        return self._poses_of_rows()
+        if self._computed is None:
+            self._computed = self._compute_poses()
+        return self._computed
 
     @property
     def like(self) -> Float[Tensor, "BL T"]:
@@ -114,6 +121,13 @@ class VotesOfTypes(NamedTuple):
     activations: Float[Tensor, "B T *S"] | None = None
     """Activations of the types at the output positions."""
 
+    def slabs(self) -> list[Slab]:
+        """Cut the outputs into slabs, within the working memory; one slab if the votes are few."""
+        B, (T, _, J, D) = self.maps.shape[0], self.size
+        position = T * J * D * self.maps.element_size()
+        most = slab_bytes(B * math.prod(self.out_sizes) * position, self.maps.device)
+        return self.window.slabs(B, self.maps.shape[3:], self.out_sizes, position, most)
+
     def all_rows(self) -> tuple[Votes, Activations]:
         """Return votes and activations of all output positions."""
         return self._rows(self, [self.window.cut] * len(self.out_sizes), self.out_sizes)
@@ -144,6 +158,51 @@ class VotesOfTypes(NamedTuple):
         votes = ColumnVotes(columns, poses, K, part.maps.dtype)
         active = None if part.activations is None else rows_of(part.activations.flatten(2))
         return votes.masked(None if part.mask is None else rows_of(part.mask.flatten(2))), active
+
+
+def route_columns(
+    votes: VotesOfTypes, slabs: list[Slab], bias: Float[Tensor, "J D"] | None, num_iterations: int, eps: float
+) -> Float[Tensor, "B J D *S"]:
+    """Return the output capsules of dynamic routing, computed slab by slab with a hand-written gradient."""
+
+    def plain(maps: Tensor, kernel: Tensor, vote_bias: Tensor | None, bias: Tensor | None) -> Tensor:
+        whole, _ = votes._replace(maps=maps, kernel=kernel, bias=vote_bias).all_rows()
+        capsules = dynamic_routing(whole, num_iterations, bias=bias, eps=eps).poses
+        return capsules.unflatten(0, (len(maps), *votes.out_sizes)).movedim((-2, -1), (1, 2))
+
+    T, _, J, D = votes.size
+    sizes = (votes.maps.shape[0], T, J, D)
+    plan = Plan(votes.window, votes.groups, sizes, votes.out_sizes, slabs, num_iterations, eps, plain)
+    return route_in_slabs(plan, votes.maps, votes.kernel, votes.bias, bias)
+
+
+def in_slabs(work: Callable[[Slab], Routed], slabs: list[Slab]) -> Routed:
+    """Apply ``work`` to one slab after the other, and join poses and activations of all rows, image by image.
+
+    The backward pass computes a slab again, with the same random numbers.
+    """
+
+    def of(slab: Slab) -> tuple[Tensor | None, ...]:
+        if not torch.is_grad_enabled():
+            return work(slab)[:2]
+        found: tuple[Tensor | None, ...] = checkpoint(lambda part: work(part)[:2], slab, use_reentrant=False)
+        return found
+
+    found = [of(slab) for slab in slabs]
+    poses, activations = ([part for part in parts if part is not None] for parts in zip(*found, strict=True))
+    return Routed(_joined(poses, slabs), _joined(activations, slabs) if activations else None)
+
+
+def _joined(parts: Sequence[Tensor], slabs: list[Slab]) -> Float[Tensor, "BL *more"]:
+    """Join the rows of slabs to the rows of all images and positions."""
+    boxes = [part.unflatten(0, (-1, *slab.sizes)) for part, slab in zip(parts, slabs, strict=True)]
+    places = [(slab.images.start, *(piece.start for piece in slab.axes)) for slab in slabs]
+    for axis in reversed(range(len(places[0]))):
+        groups: dict[tuple[int, ...], list[Tensor]] = {}
+        for place, box in zip(places, boxes, strict=True):
+            groups.setdefault(place[:axis], []).append(box)
+        places, boxes = list(groups), [torch.cat(group, axis) for group in groups.values()]
+    return boxes[0].flatten(0, len(slabs[0].axes))
 
 
 def rows_of(columns: Float[Tensor, "B *more L"]) -> Float[Tensor, "BL *more"]:

@@ -13,19 +13,19 @@ from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.nn.convolutions import ConvInit, Convolution, draw_layers
 from torchcaps.ops.labels import one_hot
-from torchcaps.ops.losses import Targets, multi_hot
+from torchcaps.ops.losses import ClassTargets, multi_hot
 from torchcaps.ops.precision import in_full_precision
 from torchcaps.parts import register
 from torchcaps.ranges import Size, Width
 
 
 @checked
-def mask_capsules(capsules: Float[Tensor, "B J D"], targets: Targets | None = None) -> Float[Tensor, "B J D"]:
+def mask_capsules(capsules: Float[Tensor, "B J D"], targets: ClassTargets | None = None) -> Float[Tensor, "B J D"]:
     """Set all capsules to zero except the target classes, or except the longest capsule if ``targets`` is None.
 
     Args:
         capsules: Output capsules v_j.
-        targets: Labels or multi-hot rows, :data:`~torchcaps.ops.losses.Targets`, or None.
+        targets: Labels or multi-hot rows, :data:`~torchcaps.ops.losses.ClassTargets`, or None.
 
     Source: Sabour, Frosst, Hinton 2017, section 4.1 (arXiv:1710.09829).
     """

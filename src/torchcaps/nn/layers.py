@@ -92,6 +92,10 @@ class CapsuleLayer(nn.Module, ABC):
         """Return the result of the routing in full precision, and the dtype to convert it to."""
         votes, activations = self.votes(capsules)  # type: ignore[arg-type]  # subclasses may take a tensor of poses
         dtype, votes.dtype = votes.dtype, votes.like.dtype
+        return self._routed(votes, activations, return_coupling), dtype
+
+    def _routed(self, votes: Votes, activations: Activations, return_coupling: bool = False) -> Routed:
+        """Call the routing, and check what it returns."""
         activations = None if activations is None else votes.present(activations)
         routed = self.routing(votes, activations, return_coupling=return_coupling)
         name = type(self.routing).__name__
@@ -103,7 +107,7 @@ class CapsuleLayer(nn.Module, ABC):
             self._look_at(*routed)
         except InputError as error:
             raise InputError(f"{name} returned a result that does not fit the layer: {error}") from None
-        return routed.masked(votes.mask), dtype
+        return routed.masked(votes.mask)
 
     def _transformed(self, poses: Float[Tensor, "B I K"]) -> Votes:
         """Return the votes that the transform computes from poses."""

@@ -13,16 +13,18 @@ from torch import Tensor, nn
 
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
-from torchcaps.nn.capsules import Activations, Capsules, Grid, LayerSize
-from torchcaps.nn.column_votes import VotesOfTypes, rows_of
+from torchcaps.nn.capsules import Activations, Capsules, Grid, LayerSize, Routed
+from torchcaps.nn.column_votes import VotesOfTypes, in_slabs, route_columns, rows_of
 from torchcaps.nn.convolutions import normalise
 from torchcaps.nn.layers import CapsuleLayer, RoutingSpec, TransformSpec
 from torchcaps.nn.map_votes import by_type
+from torchcaps.nn.routing.dynamic import DynamicRouting
 from torchcaps.nn.transforms import Dense, Shared, Transform
 from torchcaps.nn.votes import Votes
 from torchcaps.ops.precision import computed_in_full_precision, full_dtype
 from torchcaps.ops.windows import Window, repeated, window_sums
 from torchcaps.parts import build
+from torchcaps.tracing import has_hooks, is_eager
 
 Voters = Literal["places", "types"]
 """What votes for an output position: each capsule of its window, or each input type with one vote for the window."""
@@ -136,6 +138,24 @@ class MapLayer(CapsuleLayer):
         votes = votes.masked(None if mask is None else self._voting(mask.unflatten(1, grid)))
         active = capsules.activations
         return votes, None if active is None else self._in_windows(active.to(maps.dtype).unflatten(1, grid))
+
+    def _route_in_full_precision(
+        self, capsules: Capsules | Float[Tensor, "B I K"], return_coupling: bool = False
+    ) -> tuple[Routed, torch.dtype]:
+        """Route the positions of a large map slab by slab, so that only the votes of a slab are in memory."""
+        if self.voters == "places" or return_coupling or not isinstance(capsules, Capsules):
+            return super()._route_in_full_precision(capsules, return_coupling)
+        maps, dtype = self._maps(capsules)
+        votes, routing = self._votes_of_types(maps, capsules), self.routing
+        in_parts = routing.by_row and is_eager() and not maps.is_meta and not has_hooks(routing)
+        slabs = votes.slabs() if in_parts else []
+        if len(slabs) <= 1:
+            return self._routed(*votes.all_rows()), dtype
+        if type(routing) is DynamicRouting and routing.is_basic and votes.mask is None:
+            bias = None if routing.bias is None else routing.bias.to(maps)
+            capsules_of = route_columns(votes, slabs, bias, routing.num_iterations, routing.squash_eps)
+            return Routed(rows_of(capsules_of.flatten(3))), dtype
+        return in_slabs(lambda slab: self._routed(*votes.of(slab)), slabs), dtype
 
     def _maps(self, capsules: Capsules) -> tuple[Float[Tensor, "B T K *S"], torch.dtype]:
         """Return the maps of the capsules in full precision, zero where they are masked, and the dtype of the votes."""

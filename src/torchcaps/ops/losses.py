@@ -18,7 +18,7 @@ from torchcaps.tracing import can_look
 
 Reduction = Literal["mean", "sum", "none"]
 """Mean over the batch of the sums over classes; sum over both; or one value for each image, shape (B,)."""
-Targets = Int[Tensor, "B"] | Int[Tensor, "B 1"] | Shaped[Tensor, "B J"]
+ClassTargets = Int[Tensor, "B"] | Int[Tensor, "B 1"] | Shaped[Tensor, "B J"]
 """Class indices (B,) or (B, 1), or multi-hot (B, J) with a one for each class that is present.
 
 With a single class, J = 1, targets (B, 1) are multi-hot.
@@ -30,7 +30,7 @@ MIN_PROBABILITY = 1e-7
 @checked
 def margin_loss(
     lengths: Float[Tensor, "B J"],
-    targets: Targets,
+    targets: ClassTargets,
     *,
     m_plus: Factor = 0.9,
     m_minus: Factor = 0.1,
@@ -44,10 +44,10 @@ def margin_loss(
 
     Args:
         lengths: Lengths ‖v_j‖, one for each class.
-        targets: Labels or multi-hot rows, :data:`Targets`.
+        targets: Labels or multi-hot rows, :data:`ClassTargets`.
         m_plus: Length above which a present class has no loss.
         m_minus: Length below which an absent class has no loss.
-        lam: Weight of the absent classes.
+        lam: Weight λ of the absent classes, the option ``margin_lambda`` of networks.
         power: Exponent; 2 as in the paper, 1 as in implementations without the square.
         reduction: :data:`Reduction`; ``"mean"`` as in the paper.
 
@@ -61,7 +61,7 @@ def margin_loss(
 
 @checked
 def normalised_cross_entropy(
-    lengths: Float[Tensor, "B J"], targets: Targets, *, reduction: Reduction = "mean"
+    lengths: Float[Tensor, "B J"], targets: ClassTargets, *, reduction: Reduction = "mean"
 ) -> Float[Tensor, "..."]:
     """Categorical cross-entropy of the lengths divided by their sum.
 
@@ -69,7 +69,7 @@ def normalised_cross_entropy(
 
     Args:
         lengths: Lengths ‖v_j‖, one for each class, not negative.
-        targets: Labels or multi-hot rows, :data:`Targets`.
+        targets: Labels or multi-hot rows, :data:`ClassTargets`.
         reduction: :data:`Reduction`.
 
     Source: Keras's ``categorical_crossentropy`` on outputs that do not sum to one.
@@ -83,7 +83,7 @@ def normalised_cross_entropy(
 @checked
 def spread_loss(
     scores: Float[Tensor, "B J"],
-    targets: Targets,
+    targets: ClassTargets,
     *,
     margin: Factor | Float[Tensor, ""] = 0.9,
     reduction: Reduction = "mean",
@@ -94,7 +94,7 @@ def spread_loss(
 
     Args:
         scores: Scores a_j, one for each class; usually activations in 0..1.
-        targets: Labels t or multi-hot rows, :data:`Targets`. With several present classes, a_t is their mean.
+        targets: Labels t or multi-hot rows, :data:`ClassTargets`. With several present classes, a_t is their mean.
         margin: Margin between a_t and each other score, 0..1; in the source it grows from 0.2 to 0.9.
         reduction: :data:`Reduction`.
 
@@ -109,7 +109,7 @@ def spread_loss(
 @checked
 def score_cross_entropy(
     scores: Float[Tensor, "B J"],
-    targets: Targets,
+    targets: ClassTargets,
     *,
     scale: Factor | Float[Tensor, ""] = 1.0,
     reduction: Reduction = "mean",
@@ -120,7 +120,7 @@ def score_cross_entropy(
 
     Args:
         scores: Scores a_j, lengths or activations, one for each class.
-        targets: Labels or multi-hot rows, :data:`Targets`.
+        targets: Labels or multi-hot rows, :data:`ClassTargets`.
         scale: Factor on the scores.
         reduction: :data:`Reduction`.
 
@@ -157,12 +157,12 @@ def reconstruction_loss(
 
 
 @checked
-def multi_hot(scores: Float[Tensor, "B J"], targets: Targets, caller: str = "multi_hot") -> Float[Tensor, "B J"]:
+def multi_hot(scores: Float[Tensor, "B J"], targets: ClassTargets, caller: str = "multi_hot") -> Float[Tensor, "B J"]:
     """Convert labels to one multi-hot row for each image; rows that are multi-hot already keep their values.
 
     Args:
         scores: Tensor with the shape (B, J) and the dtype of the result (float32 for half precision).
-        targets: Labels in 0..J-1, or rows of integers, booleans or floats in [0, 1]; :data:`Targets`.
+        targets: Labels in 0..J-1, or rows of integers, booleans or floats in [0, 1]; :data:`ClassTargets`.
         caller: Name of the calling function in an error message.
 
     Raises:

@@ -110,7 +110,7 @@ class Window(NamedTuple):
         return F.pad(maps, [number for pair in zeros for number in pair]) if any(map(any, zeros)) else maps
 
     def piece(self, size: int, start: int, stop: int) -> Piece:
-        """Return what the outputs from ``start`` to ``stop`` see on an axis of ``size`` positions without padding."""
+        """Return what the outputs from ``start`` to ``stop`` see on a padded axis of ``size`` positions."""
         k, s = self.kernel, self.stride
         if not self.up:
             return Piece(start, stop, start * s, (stop - start - 1) * s + k, 0)
@@ -118,16 +118,18 @@ class Window(NamedTuple):
         last = min((stop - 1 + self.cut) // s, size - 1)
         return Piece(start, stop, first, last - first + 1, start + self.cut - first * s)
 
-    def slabs(self, images: int, sizes: Sequence[int], position_bytes: int, most: int) -> list[Slab]:
+    def slabs(
+        self, images: int, padded: Sequence[int], outs: Sequence[int], position_bytes: int, most: int
+    ) -> list[Slab]:
         """Cut the outputs of a batch into slabs of nearly equal size: by images, then lines, then along the next axis.
 
         Args:
             images: Number of images (B).
-            sizes: Sizes of the maps without padding.
+            padded: Sizes of the maps with their padding.
+            outs: Sizes of the outputs.
             position_bytes: Bytes of the votes for one output position.
             most: Bytes of votes in a slab. A slab has at least one line, or one position of a volume's planes.
         """
-        outs = [self.outputs(size) for size in sizes]
         lengths, of_image = list(outs), position_bytes * math.prod(outs)
         for axis in range(min(len(outs), 2)):
             if of_image <= most:
@@ -138,7 +140,7 @@ class Window(NamedTuple):
         together = nearly_equal(images, max(1, most // max(of_image, 1)))
         cuts = [
             [self.piece(size, part.start, part.stop) for part in slices(out, length)]
-            for size, out, length in zip(sizes, outs, lengths, strict=True)
+            for size, out, length in zip(padded, outs, lengths, strict=True)
         ]
         return [Slab(part, axes) for part in slices(images, together) for axes in product(*cuts)]
 

@@ -217,6 +217,10 @@ class Task(ABC):
         """Return options of ``load_dataset`` for images that a network takes, which may have other sizes."""
         return {"image_size": network.in_shape[1:]}
 
+    def masks(self, targets: Any) -> Any:
+        """Return masks to draw, one for each image; None if targets are no masks."""
+        return None
+
     def strata(self, targets: Tensor) -> Int64[Tensor, "N"]:
         """Return the stratum of each image; random splits keep the share of each stratum."""
         return targets.new_zeros(len(targets)).long()

@@ -10,6 +10,8 @@ from torchcaps.ranges import IGNORED
 from torchcaps.tasks.base import Metric, Task, TaskName, advice, as_array, found
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     from jaxtyping import Float, Int64
     from torch import Tensor
@@ -29,7 +31,7 @@ class Pixels(Task):
     outputs, output, min_outputs, answer_key = "classes", "class", 2, "classes"
     needs = "masks, the class of each pixel as a whole number from 0 (255: ignored), (N, H, W) or (N, D, H, W)"
     metric = Metric("Dice", "1 − Dice", "%, mean over the images", hub="dice")
-    analyses = frozenset({"patch"})
+    analyses = frozenset({"masks"})
     statistics_names = ("images", "% of pixels")
 
     @property
@@ -88,6 +90,9 @@ class Pixels(Task):
                     f"{where}: no training mask has the class {number}{name}; add images with it, or number the "
                     "classes without it"
                 )
+
+    def masks(self, targets: Any) -> Any:
+        return targets
 
     def min_images(self, num_outputs: int) -> int:
         return 1
@@ -217,3 +222,7 @@ class Pixels(Task):
 
     def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
         return {"classes": answer}
+
+    def write(self, path: Path, answers: Any) -> None:
+        """Write the masks of image files (a ``MaskAnswers``) into a folder, a file for each."""
+        answers.write(path)

@@ -37,8 +37,10 @@ AUTO_FIELDS: tuple[AutoField, ...] = ("epochs", "batch_size", "learning_rate", "
 """All fields that are derived from the user's own images."""
 OWN_IMAGE_DEFAULTS = {"fill": "edge", "precise_norm": True}
 """Defaults of a recipe for the user's own images."""
-LOCATION_FIELDS = ("data_dir", "accelerator", "devices", "num_nodes", "checkpoint_minutes", "plugins")
+LOCATION_FIELDS = ("data_dir", "accelerator", "devices", "checkpoint_minutes", "plugins")
 """Settings of the machine and its folders. They do not change the results of a run."""
+REMOVED_FIELDS = ("num_nodes",)
+"""Location fields of older files, which are not read: torchrun says how many machines there are."""
 
 NOT_ON_COMMAND_LINE = ("preset", "model", "recipe", "plugins", "fitted")
 """Fields without a command-line option of the same name. The argument PRESET and the options of
@@ -84,8 +86,6 @@ class TrainConfig(Settings):
     """Device."""
     devices: Processes = 1
     """Processes on each machine, one for each device."""
-    num_nodes: Processes = 1
-    """Number of machines."""
     checkpoint_minutes: PositiveFactor = 5.0
     """Minutes between checkpoints, at most."""
     plugins: tuple[str, ...] = ()
@@ -98,6 +98,7 @@ class TrainConfig(Settings):
         Raises:
             InputError: A field is unknown (the error suggests the nearest name), or a value does not fit its field.
         """
+        values = {name: value for name, value in values.items() if name not in REMOVED_FIELDS}
         preset = get_preset(values.get("preset", cls.preset))
         return cls(model=preset.network, recipe=Recipe().replace(preset.recipe)).replace(values)
 

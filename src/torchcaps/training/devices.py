@@ -65,33 +65,33 @@ def pick_precision(precision: str, device: torch.device) -> Literal["32", "bf16"
 # ---- processes
 
 
-def launch(accelerator: str = "auto", devices: int = 1, num_nodes: int = 1, precision: str = "auto") -> Fabric:
-    """Start the processes, unless they are running already, and wait for all of them.
+def launch(accelerator: str = "auto", devices: int = 1, precision: str = "auto") -> Fabric:
+    """Start the processes of this machine, unless torchrun has started them, and wait for all of them.
 
     Args:
         accelerator: Device, as for :func:`pick_device`. A device with a number, such as ``cuda:1``, needs one process.
-        devices: Processes on this machine.
-        num_nodes: Number of machines.
+        devices: Processes. Under torchrun, its options say how many processes and machines there are.
         precision: Precision, as for :func:`pick_precision`.
 
     Raises:
         InputError: A device is missing, or the processes did not find each other in time.
     """
     is_half = pick_precision(precision, pick_device(accelerator)) == "bf16"
+    machines = 1
     if "LOCAL_WORLD_SIZE" in os.environ:  # set by torchrun
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
-        num_nodes = int(os.environ["WORLD_SIZE"]) // devices
-    total = devices * num_nodes
+        machines = int(os.environ["WORLD_SIZE"]) // devices
+    total = devices * machines
     kind, _, number = accelerator.partition(":")
     if number and total > 1:
         raise InputError(f"{accelerator} is one device, but there are {total} processes; use {kind}")
     # hide the greeting, but with several machines show which ones are missing
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING if num_nodes == 1 else logging.INFO)
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING if machines == 1 else logging.INFO)
     try:
         fabric = Fabric(
             accelerator=kind,
             devices=[int(number)] if number and kind == "cuda" else devices,
-            num_nodes=num_nodes,
+            num_nodes=machines,
             strategy=DDPStrategy(timeout=MAX_WAIT) if total > 1 else "auto",
             precision="bf16-mixed" if is_half else "32-true",
         )
@@ -99,9 +99,6 @@ def launch(accelerator: str = "auto", devices: int = 1, num_nodes: int = 1, prec
             if fabric.device.type == "cpu" and devices > usable_cores():
                 cores = f"{usable_cores()}, the number of processor cores for this process"
                 raise InputError(f"devices must be at most {cores}, got {devices}")
-            missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if name not in os.environ]
-            if num_nodes > 1 and missing:
-                raise InputError(f"{num_nodes} machines need torchrun, or {', '.join(missing)} set on each machine")
             _end_with_parent()
         fabric.launch()
     except InputError:

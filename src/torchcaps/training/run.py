@@ -140,7 +140,7 @@ def learning_rates(config: TrainConfig) -> LearningRates:
     Raises:
         InputError: Data or settings do not fit.
     """
-    fabric = devices.launch(config.accelerator, config.devices, config.num_nodes, config.precision)
+    fabric = devices.launch(config.accelerator, config.devices, config.precision)
     config, data, network = _prepare(config)
     if config.init_from is not None:
         load_initial_weights(network, config.init_from)
@@ -178,7 +178,7 @@ def _run(
     """Train, test and summarise. All checks come before the first file is written."""
     precision = devices.pick_precision(config.precision, devices.pick_device(config.accelerator))
     requested = dataclasses.replace(config, precision=precision)
-    fabric = devices.launch(requested.accelerator, requested.devices, requested.num_nodes, requested.precision)
+    fabric = devices.launch(requested.accelerator, requested.devices, requested.precision)
     with on_main_process(fabric, folder) as out:
         assert out is not None
         start = _prepare(requested)

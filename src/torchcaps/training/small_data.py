@@ -36,9 +36,7 @@ def fit_network(config: TrainConfig, in_shape: tuple[int, int, int]) -> TrainCon
     return override(config, fit_to_images(get_preset(config.preset), config.model, in_shape, fixed_fields))
 
 
-def fit_recipe(
-    config: TrainConfig, labels: Tensor, task: Task = CLASSES, images: int | None = None
-) -> TrainConfig:
+def fit_recipe(config: TrainConfig, labels: Tensor, task: Task = CLASSES, images: int | None = None) -> TrainConfig:
     """Return the configuration with a recipe that suits the training images. Only fields in ``config.fitted`` change.
 
     Learning needs steps, not epochs. So the batch is halved, down to `MIN_BATCH_SIZE` images, until an epoch has

@@ -18,7 +18,7 @@ from torchcaps.datasets.image_set import ImageSet, resize_images
 from torchcaps.datasets.images import SUFFIXES, image_files_in, read_image, read_pixels, subfolders, with_channels
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
-from torchcaps.datasets.sources.pixel_folder import IMAGES, MASKS, has_masks, load_pixel_folder
+from torchcaps.datasets.sources.pixel_folder import has_masks, load_pixel_folder
 from torchcaps.errors import InputError
 from torchcaps.files import user_path
 
@@ -55,10 +55,8 @@ def load_folder(request: DataRequest) -> Splits:
     root = request.path
     if not root.is_dir():
         raise InputError(f"there is no folder {root} to read images from")
-    parts = _parts(root)
+    parts = parts_of(root)
     if any(map(has_masks, parts.values())):
-        if request.task not in (None, "pixels"):
-            raise InputError(f"{root} has {IMAGES}/ and {MASKS}/, a mask for each image; set --task pixels")
         return load_pixel_folder(root, parts, request)
     files = _files(root)
     class_names = _class_names(files)
@@ -120,7 +118,7 @@ def _class_names(files: Files) -> tuple[str, ...]:
 
 def _files(root: Path) -> Files:
     """Return the files of each part, all with the same classes; train/, or the root itself, comes first."""
-    files = {part: _class_files(folder) for part, folder in _parts(root).items()}
+    files = {part: _class_files(folder) for part, folder in parts_of(root).items()}
     for part, by_class in files.items():
         for name in sorted(files["train"].keys() ^ by_class.keys()):
             lacks = part if name in files["train"] else "train"
@@ -128,7 +126,7 @@ def _files(root: Path) -> Files:
     return files
 
 
-def _parts(root: Path) -> dict[str, Path]:
+def parts_of(root: Path) -> dict[str, Path]:
     """Return the folder of each part; train/, or the root itself, comes first."""
     folders: dict[str, Path] = {}
     for folder in subfolders(root):

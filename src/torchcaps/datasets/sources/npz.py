@@ -110,7 +110,8 @@ def load_npz(request: DataRequest) -> Splits:
 
 def _with_masks(path: Path, pairs: Names, arrays: Mapping[str, Any], request: DataRequest) -> Splits:
     """Return images (N, *S), (N, *S, C) or (N, C, *S) with masks (N, *S); S is (H, W), or (D, H, W) for volumes."""
-    (_, y), scale = pairs["train"], "auto" if request.scale is None else request.scale
+    scale: Scale = "auto" if request.scale is None else request.scale
+    _, y = pairs["train"]
     task, sets = find_task(request.task or guess_task(arrays[y], f"{path}: {y}").name), {}
     names = _class_names(path, y, task, arrays[y], arrays.get("class_names"))
     for part, (x, y) in pairs.items():

@@ -1,6 +1,12 @@
 // ---- the buttons ----
+import { decode } from "./answers.js";
+import { $, height, ink, networks, state, width } from "./core.js";
+import { pick, remember, setImage, takeDrawing, undo } from "./image.js";
+import { showSliders, stopSweep, takePose } from "./pose.js";
+import { play } from "./routing.js";
+import { download, link } from "./sharing.js";
 
-const ACTIONS = {
+export const ACTIONS = {
   clear() {
     if (state.pixels) remember();
     history.replaceState(null, "", location.pathname + location.search);

@@ -1,6 +1,13 @@
 // ---- two networks side by side: both answers to the same image ----
+import { look } from "./answers.js";
+import { buildCapsules, MAX_BARS, showNothing, showView, verdict } from "./capsules.js";
+import {
+  $, classed, decodeBytes, element, make, networks, paint, picture, scoreWords, setAbout, state, track,
+} from "./core.js";
+import { buildSliders, stopSweep, takePose } from "./pose.js";
+import { buildIterations } from "./routing.js";
 
-function showBeside() {
+export function showBeside() {
   if (networks.length < 2) return;
   element.querySelectorAll(".beside .answer").forEach((answer, n) => showAnswer(answer, networks[n], state.views[n]));
 }
@@ -21,9 +28,16 @@ function showAnswer(answer, network, view) {
   answer.querySelector(".drawn").replaceChildren(shown);
 }
 
+// Builds the controls of the network in front.
+export function buildFront() {
+  buildCapsules();
+  buildSliders();
+  buildIterations();
+}
+
 function putInFront(n) {
   stopSweep();
-  about = networks[n];
+  setAbout(networks[n]);
   const wasRouted = state.iterations;
   state.cell = null;
   buildFront();
@@ -35,7 +49,7 @@ function putInFront(n) {
   showView();
 }
 
-function buildBeside() {
+export function buildBeside() {
   $(".beside").hidden = networks.length < 2;
   if (networks.length < 2) return;
   $(".beside .columns").replaceChildren(...networks.map((network, n) => {

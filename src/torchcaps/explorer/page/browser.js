@@ -1,5 +1,7 @@
-// Answers the page's questions in the browser (server.js sends them to a server). The answers equal those of
+// Answers the page's questions in the browser (ask.js sends them to a server; on a page without one, this file takes its place). The answers equal those of
 // questions.Questions. `props.browser` describes the network, see static.py; weights.safetensors holds its weights.
+import { props } from "./about.js";
+import { decodeBytes, encode } from "./core.js";
 
 // ---- weights: the safetensors format, a JSON header followed by the numbers ----
 
@@ -137,7 +139,7 @@ function decoded(capsule, j, weights) {
   return values;
 }
 
-// ---- answers; encode and decodeBytes are in core.js ----
+// ---- answers ----
 
 const lengths = (capsules) => capsules.map((v) => Math.sqrt(v.reduce((sum, x) => sum + x * x, 0) + props.browser.lengthEps));
 const pictureOf = (values) => ({ whole: encode(values.map(toByte)), apart: [] });
@@ -218,6 +220,6 @@ const ANSWERS = {
   },
 };
 
-async function ask(name, question) {
+export async function ask(name, question) {
   return ANSWERS[name](question, await weightsLoaded);
 }

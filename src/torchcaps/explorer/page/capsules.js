@@ -1,19 +1,24 @@
 // ---- capsules: answer of the network in front, choice of the capsule to decode ----
+import { decode } from "./answers.js";
+import { showBeside } from "./beside.js";
+import { $, about, classed, colour, element, height, make, paint, scoreWords, state, whole, width } from "./core.js";
+import { showSliders, stopSweep, takePose } from "./pose.js";
+import { showRouting } from "./routing.js";
 
-const MAX_BARS = 20; // with more classes, the longest capsules and the chosen one are listed
+export const MAX_BARS = 20; // with more classes, the longest capsules and the chosen one are listed
 
-const ownClass = () => state.chosen ?? state.view.present[0];
+export const ownClass = () => state.chosen ?? state.view.present[0];
 
 // Classes to decode: the predicted ones; a chosen class that is not among them replaces the last.
-function decodedClasses() {
+export function decodedClasses() {
   const { present } = state.view, own = ownClass();
   return present.includes(own) ? present : [...present.slice(0, -1), own];
 }
 
-const capsuleWords = (classes) =>
+export const capsuleWords = (classes) =>
   (classes.length > 1 ? "capsules " : "capsule ") + classes.map((j) => about.classes[j]).join(" and ");
 
-function verdict({ present, caveats }, classes) {
+export function verdict({ present, caveats }, classes) {
   const names = make("strong", present.map((j) => classes[j]).join(" and "));
   return caveats.length ? ["Most likely ", names, ", but the network is not sure."] : ["The network sees ", names, "."];
 }
@@ -23,7 +28,7 @@ function showVerdict(...parts) {
   if (make("p", ...parts).textContent !== $(".verdict").textContent) $(".verdict").replaceChildren(...parts);
 }
 
-function showNothing() {
+export function showNothing() {
   Object.assign(state, { views: [], view: null, pose: null, decoded: null });
   showVerdict("Draw, upload or pick an image.");
   $(".caveats").textContent = "";
@@ -36,7 +41,7 @@ function showNothing() {
   showSliders();
 }
 
-function showView() {
+export function showView() {
   showVerdict(...verdict(state.view, about.classes));
   const why = state.view.caveats.join("; ");
   $(".caveats").textContent = why && `${why[0].toUpperCase()}${why.slice(1)}.`;
@@ -61,7 +66,7 @@ function showBars(scores, present) {
   }
 }
 
-function choose(j) {
+export function choose(j) {
   state.chosen = j;
   const row = element.querySelector(`[name=capsule][value="${j ?? "longest"}"]`);
   row.checked = true;
@@ -79,7 +84,7 @@ function chooseAndShow(j) {
   decode();
 }
 
-function buildCapsules() {
+export function buildCapsules() {
   const words = scoreWords(about);
   $(".bars legend").textContent = `${words[0].toUpperCase()}${words.slice(1)}${about.noPose ? "" : "; choose the one to decode"}`;
   $("#capsules-heading").textContent = about.components ? "Capsules" : "Classes";

@@ -1,4 +1,9 @@
 // ---- a cell of the routing maps: its patch of the image, and the votes of its capsules ----
+import { ask } from "./ask.js";
+import {
+  $, about, classed, encode, height, latest, make, networks, paint, picture, signed, state, width,
+} from "./core.js";
+import { STEPS } from "./image.js";
 
 let pointed = null; // [row, column] of the cell under the pointer, or reached by the arrow keys
 let votes = null; // agreement and coupling of the chosen cell, state.cell: [iteration][capsule][class]
@@ -43,7 +48,7 @@ function chooseCell(cell) {
   showVotes();
 }
 
-const showVotes = latest(async () => {
+export const showVotes = latest(async () => {
   const { cell, view, pixels, iterations } = state;
   votes = null;
   $(".votes").hidden = !cell || !view?.routing;
@@ -56,7 +61,7 @@ const showVotes = latest(async () => {
 });
 
 // Draws a table: a row for each capsule of the cell, a column for each class; numbers are agreement, colours coupling.
-function drawVotes(t) {
+export function drawVotes(t) {
   if (!votes || votes.drawn === t) return;
   votes.drawn = t;
   const { uniform, classes } = state.view.routing, [agreement, coupling] = [votes.agreement[t], votes.coupling[t]];
@@ -83,7 +88,7 @@ function paintPatch(canvas) {
   return paint(canvas, state.pixels.filter(inside), bottom - top, right - left);
 }
 
-function buildCells() {
+export function buildCells() {
   const maps = $(".maps"), size = () => state.view.routing.size;
   const under = (event) => {
     const map = event.target.closest(".map");

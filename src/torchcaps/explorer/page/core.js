@@ -1,14 +1,16 @@
-// The scripts page/*.js share one scope and run in the order of page.html: this one first, then one for each panel, then
-// start.js. `props` is defined in about.js, which the server writes (see Questions.about). This file: state, questions,
-// pixels.
-const { networks, learning } = props, element = document.body;
-const $ = (selector) => element.querySelector(selector);
-const page = $(".explorer"), drawing = $(".drawing"), whole = $(".whole");
-const ink = drawing.getContext("2d", { willReadFrequently: true });
-let about = networks[0]; // the network in front: the panels show its capsules and its routing
-const [channels, height, width] = about.shape;
+// The state of the page, and what all panels use: messages, pixels, words and elements. Each panel is a module of its own,
+// and start.js builds them all. `props` are the facts that the server writes (see Questions.about).
+import { props } from "./about.js";
 
-const state = {
+export const { networks, learning } = props, element = document.body;
+export const $ = (selector) => element.querySelector(selector);
+export const page = $(".explorer"), drawing = $(".drawing"), whole = $(".whole");
+export const ink = drawing.getContext("2d", { willReadFrequently: true });
+export let about = networks[0]; // the network in front: the panels show its capsules and its routing
+export const setAbout = (network) => (about = network);
+export const [channels, height, width] = about.shape;
+
+export const state = {
   pixels: null, // C·H·W bytes of the image; null without an image
   test: null, // number of the test image; null for any other image
   label: "", // description of the image
@@ -26,14 +28,14 @@ const state = {
 
 // ---- messages and actions ----
 
-function say(text) {
+export function say(text) {
   $(".message").textContent = text;
   $(".message").hidden = !text;
 }
 
 // Wraps an action so that its errors appear on the page. The page is marked as busy while an action runs.
 let running = 0;
-const safely = (action) => async (...given) => {
+export const safely = (action) => async (...given) => {
   page.setAttribute("aria-busy", String(++running > 0));
   try {
     await action(...given);
@@ -45,7 +47,7 @@ const safely = (action) => async (...given) => {
 };
 
 // Runs one call of the action at a time. Calls meanwhile are merged into one, which uses the state at its start.
-function latest(action) {
+export function latest(action) {
   let isRunning = false, again = false;
   return safely(async () => {
     if (isRunning) return void (again = true);
@@ -61,45 +63,13 @@ function latest(action) {
   });
 }
 
-const look = latest(async () => {
-  const pixels = state.pixels;
-  if (!pixels) return;
-  const text = encode(pixels);
-  const views = await Promise.all(networks.map((one, network) =>
-    ask("look", { network, pixels: text, iterations: one === about ? state.iterations : 0 })));
-  if (state.pixels === null) return; // cleared meanwhile
-  Object.assign(state, { views, view: views[networks.indexOf(about)] });
-  say("");
-  takePose(pixels === state.pixels ? state.linkedPose : null);
-  showView();
-});
-
-const decode = latest(async () => {
-  if (!state.view || about.noPose) return;
-  const classes = decodedClasses();
-  const { whole: bytes, apart } = hasPicture() ? state.view.decoded : await askPicture(classes);
-  if (!state.view) return; // cleared meanwhile
-  state.decoded = decodeBytes(bytes);
-  paintWhole();
-  whole.setAttribute("aria-label", `Reconstruction from ${capsuleWords(classes)}`);
-  $(".apart").replaceChildren(...apart.map((one, n) => figure(one, classes[n], colour(n))));
-});
-
-// The answer to an image has the picture of the predicted classes. Other capsules, and moved ones, are decoded on demand.
-const hasPicture = () => !isMoved() && state.view.present.includes(ownClass());
-
-function askPicture(classes) {
-  const poses = classes.map((j) => (j === ownClass() ? state.pose : state.view.capsules[j]));
-  return ask("decode", { network: networks.indexOf(about), classes, poses });
-}
-
 // ---- pixels ----
 
-const encode = (bytes) => btoa(bytes.reduce((text, byte) => text + String.fromCharCode(byte), ""));
-const decodeBytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+export const encode = (bytes) => btoa(bytes.reduce((text, byte) => text + String.fromCharCode(byte), ""));
+export const decodeBytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
 // Paints C·H·W bytes on a canvas of H×W pixels: three channels as colours, otherwise their mean as grey.
-function paint(canvas, bytes, h = height, w = width) {
+export function paint(canvas, bytes, h = height, w = width) {
   const size = h * w, planes = bytes.length / size;
   return paintPixels(canvas, h, w, (i, c) => {
     if (planes === 3) return bytes[c * size + i];
@@ -110,7 +80,7 @@ function paint(canvas, bytes, h = height, w = width) {
 }
 
 // Paints a canvas of h×w pixels; `value(i, c)` is the byte of pixel i in red, green or blue (c = 0, 1, 2).
-function paintPixels(canvas, h, w, value) {
+export function paintPixels(canvas, h, w, value) {
   [canvas.width, canvas.height] = [w, h];
   const image = new ImageData(w, h);
   for (let i = 0; i < h * w; i++) {
@@ -121,14 +91,14 @@ function paintPixels(canvas, h, w, value) {
   return canvas;
 }
 
-function picture(label, paintOn) {
+export function picture(label, paintOn) {
   const canvas = paintOn(document.createElement("canvas"));
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", label);
   return canvas;
 }
 
-function figure(bytes, j, colour) {
+export function figure(bytes, j, colour) {
   const canvas = picture(`Reconstruction from capsule ${about.classes[j]} alone`, (on) => paint(on, decodeBytes(bytes)));
   const caption = make("figcaption", about.classes[j]), made = make("figure", canvas, caption);
   caption.style.setProperty("--own", colour);
@@ -138,33 +108,37 @@ function figure(bytes, j, colour) {
 // ---- words and elements ----
 
 // Colour of the n-th object; colours repeat.
-const colour = (n) => about.colours[n % about.colours.length];
-const short = (share) => share.toFixed(2).replace(/^0/, "");
-const signed = (number) => (number < 0 ? "−" : "+") + Math.abs(number).toFixed(2);
+export const colour = (n) => about.colours[n % about.colours.length];
+export const short = (share) => share.toFixed(2).replace(/^0/, "");
+export const signed = (number) => (number < 0 ? "−" : "+") + Math.abs(number).toFixed(2);
 
 // Describes the scores of a network: lengths or activations of capsules, or probabilities.
-const scoreWords = ({ score, components, objects }) =>
+export const scoreWords = ({ score, components, objects }) =>
   components ? `${score} of each class's capsule` : `${score} of each class${objects > 1 ? "" : "; they sum to 1"}`;
 
+export function showNames() {
+  $(".network").textContent = networks.map(({ name, what }) => (what ? `${name}: ${what}` : name)).join(" · ");
+}
+
 // Returns why the network in front has no decoder ("noPose") or no routing ("noRouting"); null if it has.
-function lack(name) {
+export function lack(name) {
   const why = about[name], otherHas = networks.some((network) => !network[name]);
   return why && otherHas ? `${why.slice(0, -1)}; choose the other network.` : why;
 }
 
-function make(kind, ...parts) {
+export function make(kind, ...parts) {
   const made = document.createElement(kind);
   made.append(...parts);
   return made;
 }
 
-function classed(name, made) {
+export function classed(name, made) {
   made.className = name;
   return made;
 }
 
 // A bar of a score, 0 to 1.
-function track(share) {
+export function track(share) {
   const made = classed("track", make("span"));
   made.style.setProperty("--share", Math.min(share, 1));
   return made;

@@ -1,9 +1,16 @@
 // ---- the image: draw, pick, upload, undo ----
+import { look } from "./answers.js";
+import { ask } from "./ask.js";
+import { choose, showNothing } from "./capsules.js";
+import {
+  $, channels, decodeBytes, drawing, element, height, ink, networks, paint, safely, state, width,
+} from "./core.js";
+import { stopSweep } from "./pose.js";
 
 const past = []; // earlier images, for Undo; the latest is the last
 const MAX_PAST = 50; // images
 
-function remember() {
+export function remember() {
   const { pixels, test, label, original } = state;
   if (past.push({ pixels, test, label, original }) > MAX_PAST) past.shift();
   $("[data-do=undo]").disabled = false;
@@ -23,18 +30,18 @@ function take({ pixels, test = null, label = "", original = null, linkedPose = n
   return pixels ? look() : showNothing();
 }
 
-function setImage(image) {
+export function setImage(image) {
   if (image.pixels) paint(drawing, image.pixels);
   else clearDrawing();
   return take(image);
 }
 
-function setNewImage(image) {
+export function setNewImage(image) {
   remember();
   return setImage(image);
 }
 
-const takeDrawing = () => take({ pixels: readDrawing() });
+export const takeDrawing = () => take({ pixels: readDrawing() });
 
 // Returns the drawing as C·H·W bytes.
 function readDrawing() {
@@ -51,13 +58,13 @@ function clearDrawing() {
   ink.fillRect(0, 0, width, height);
 }
 
-async function testImage(index) {
+export async function testImage(index) {
   if (!Number.isInteger(index)) throw new Error(`Give the number of a test image, 0 to ${networks[0].images - 1}.`);
   const { pixels, label } = await ask("pick", { index });
   return { pixels: decodeBytes(pixels), test: index, label: `Its label is ${label}.` };
 }
 
-const pick = async (index) => setNewImage(await testImage(index));
+export const pick = async (index) => setNewImage(await testImage(index));
 
 async function upload(file) {
   if (file.size > networks[0].maxFileBytes)
@@ -113,7 +120,7 @@ drawing.addEventListener("pointermove", (event) => {
 for (const end of ["pointerup", "pointercancel"])
   drawing.addEventListener(end, (event) => (pen.down &&= !event.isPrimary));
 
-const STEPS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+export const STEPS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 drawing.addEventListener("keydown", (event) => {
   if (event.key === " ") {
     pen.down = !pen.down;
@@ -144,13 +151,13 @@ function showPen() {
   mark.style.top = `${(100 * pen.y) / height}%`;
 }
 
-function undo() {
+export function undo() {
   const before = past.pop();
   $("[data-do=undo]").disabled = !past.length;
   return before && setImage(before);
 }
 
-function buildImage() {
+export function buildImage() {
   const control = $("[name=width]"), usual = Math.max(height, width) * 0.085;
   Object.assign(control, { min: usual / 3, max: usual * 2, step: "any", value: usual });
   $("[data-do=undo]").disabled = true;

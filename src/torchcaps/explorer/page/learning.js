@@ -1,4 +1,11 @@
 // ---- learning: show a training ----
+import { look } from "./answers.js";
+import { ask } from "./ask.js";
+import {
+  $, about, classed, decodeBytes, element, height, latest, learning, make, paint, picture, short, showNames, state,
+  track, width,
+} from "./core.js";
+import { isMoved } from "./pose.js";
 
 const POLL_INTERVAL = 700; // milliseconds between two questions
 
@@ -35,7 +42,7 @@ function drawCurves({ steps, loss, accuracy }) {
   $(".learning .dots").setAttribute("d", dots.join(""));
 }
 
-function buildLearning() {
+export function buildLearning() {
   $(".learning").hidden = !learning;
   if (!learning) return;
   $(".learning .measure").textContent = about.components ? `${about.score} of the right capsule` : `${about.score} of the right class`;

@@ -1,7 +1,12 @@
 // ---- reconstruction and components: decode, change and sweep a capsule ----
+import { decode } from "./answers.js";
+import { capsuleWords, decodedClasses, ownClass } from "./capsules.js";
+import {
+  $, about, classed, element, height, lack, make, paint, paintPixels, say, signed, state, whole, width,
+} from "./core.js";
 
 // Sets the sliders to the image's capsule, or to the capsule from a link.
-function takePose(linkedPose = null) {
+export function takePose(linkedPose = null) {
   if (!state.view.capsules) return;
   state.pose = [...state.view.capsules[ownClass()]];
   if (!linkedPose) return;
@@ -9,10 +14,10 @@ function takePose(linkedPose = null) {
   else say(`The link has ${linkedPose.length} components, but a capsule of this network has ${state.pose.length}.`);
 }
 
-const isMoved = () =>
+export const isMoved = () =>
   Boolean(state.pose?.some((value, k) => value !== state.view.capsules[ownClass()][k]));
 
-function showSliders() {
+export function showSliders() {
   const { pose, view } = state, own = pose && view.capsules[ownClass()];
   const largest = pose ? Math.max(...pose.map(Math.abs), ...own.map(Math.abs)) : 0;
   const reach = Math.max(0.5, Math.ceil(largest * 10) / 10); // most components are within ±0.5, all within ±1
@@ -55,7 +60,7 @@ function lengthNote() {
 }
 
 // Paints the reconstruction; with the overlay, the image has the first object's colour and the reconstruction the second's.
-function paintWhole() {
+export function paintWhole() {
   if (!state.decoded || !$("[name=overlay]").checked) return void (state.decoded && paint(whole, state.decoded));
   const size = height * width, colours = about.colours.map((text) => text.match(/\d+/g).map(Number));
   const brightest = (bytes, i) => {
@@ -79,7 +84,7 @@ function moveSlider(k, value) {
 const SWEEP_TIME = 4000; // milliseconds
 let sweeping = null; // the swept component, its value before, and its row
 
-function stopSweep() {
+export function stopSweep() {
   if (!sweeping) return;
   const { k, from, row } = sweeping;
   sweeping = null;
@@ -93,7 +98,7 @@ function setSlider(k, value) {
   moveSlider(k, value);
 }
 
-function sweep(k) {
+export function sweep(k) {
   const again = sweeping?.k !== k;
   stopSweep();
   if (!again) return;
@@ -113,7 +118,7 @@ function sweep(k) {
   requestAnimationFrame(step);
 }
 
-function buildSliders() {
+export function buildSliders() {
   const count = about.noPose ? 0 : about.components;
   $(".sliders").replaceChildren(...Array.from({ length: count }, (_, k) => {
     const button = make("button", String(k)), slider = document.createElement("input"), output = make("output");

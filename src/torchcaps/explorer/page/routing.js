@@ -1,4 +1,9 @@
 // ---- routing: maps of the coupling on the grid of the input capsules, in each iteration ----
+import { look } from "./answers.js";
+import { drawVotes, showVotes } from "./cells.js";
+import {
+  $, about, classed, decodeBytes, element, lack, make, page, paintPixels, picture, short, state, track,
+} from "./core.js";
 
 const ITERATION_TIME = 1000; // milliseconds from one iteration to the next
 let playing = null; // timer of the animation; null if it is stopped
@@ -27,7 +32,7 @@ const colourOf = (name) => (colours[name] ??= themeColour(name));
 
 const levelsOf = (text) => Float32Array.from(decodeBytes(text), (byte) => (byte - 128) / 127);
 
-function showRouting() {
+export function showRouting() {
   clearInterval(playing);
   playing = null;
   const routing = state.view?.routing;
@@ -71,7 +76,7 @@ function showIteration(t) {
   drawVotes(Math.round(t) - 1);
 }
 
-function play() {
+export function play() {
   const last = state.view.routing.maps.length, start = performance.now();
   clearInterval(playing);
   const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
@@ -105,21 +110,21 @@ function showLegend({ range, uniform, reach }) {
 const MAX_ITERATIONS = 5; // choices, or more if the network has more
 
 // Sets the number of iterations; 0, or a number that is no choice, selects the network's own number.
-function routeIn(iterations) {
+export function routeIn(iterations) {
   const control = $("[name=iterations]"), own = about.iterations;
   control.value = iterations;
   if (control.selectedIndex < 0) control.value = own;
   state.iterations = Number(control.value) === own ? 0 : Number(control.value);
 }
 
-function buildIterations() {
+export function buildIterations() {
   const own = about.iterations, most = Math.max(own, MAX_ITERATIONS);
   $("[name=iterations]").replaceChildren(...Array.from({ length: own ? most : 0 }, (_, n) => new Option(n + 1)));
   $(".iterations").hidden = !own;
   routeIn(0);
 }
 
-function buildRouting() {
+export function buildRouting() {
   $("[name=iterations]").addEventListener("change", ({ target }) => {
     routeIn(target.value);
     look();

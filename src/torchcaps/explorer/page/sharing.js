@@ -1,27 +1,51 @@
 // ---- sharing: link and picture ----
+import { ownClass, verdict } from "./capsules.js";
+import {
+  $, about, channels, decodeBytes, drawing, element, encode, height, make, safely, state, whole, width,
+} from "./core.js";
+import { setNewImage, testImage } from "./image.js";
+import { isMoved } from "./pose.js";
+import { routeIn } from "./routing.js";
 
-// Returns an address whose part after the # restores image, class, iterations and sliders.
-function link() {
-  const { pixels, test, chosen, pose, iterations } = state, parts = new URLSearchParams();
-  if (test !== null) parts.set("test", test);
-  else parts.set("pixels", encode(pixels));
-  if (chosen !== null) parts.set("class", about.classes[chosen]);
-  if (iterations) parts.set("iterations", iterations);
-  if (isMoved()) parts.set("pose", pose.join(","));
+// The state that a link holds: `write` returns the text of a part, null to leave it out; `read` returns the part's share of
+// the image, and throws an error if it does not fit this network. A link has a test image or pixels.
+const LINKED = {
+  test: { write: () => state.test, read: (text) => testImage(Number(text)) },
+  pixels: { write: () => (state.test === null ? encode(state.pixels) : null), read: linkedImage },
+  class: {
+    write: () => (state.chosen === null ? null : about.classes[state.chosen]),
+    read: (name) => ({ chosen: classNamed(name) }),
+  },
+  iterations: { write: () => state.iterations || null, read: routeIn },
+  pose: { write: () => (isMoved() ? state.pose.join(",") : null), read: (text) => ({ linkedPose: numbersIn(text) }) },
+};
+
+// Returns an address whose part after the # restores the state.
+export function link() {
+  const written = Object.entries(LINKED).map(([name, { write }]) => [name, write()]);
+  const parts = new URLSearchParams(written.filter(([, text]) => text !== null));
   return `${location.pathname}${location.search}#${parts}`;
 }
 
-const restore = safely(async () => {
-  const parts = new URLSearchParams(location.hash.slice(1));
+export const restore = safely(async () => {
+  const parts = new URLSearchParams(location.hash.slice(1)), image = { linkedPose: null, chosen: null };
   if (!parts.has("test") && !parts.has("pixels")) return;
-  const name = parts.get("class"), chosen = name === null ? null : about.classes.indexOf(name);
-  if (chosen === -1) throw new Error(`The link names the class “${name}”, which this network does not have.`);
-  const linkedPose = parts.get("pose")?.split(",").map(Number) ?? null;
-  if (linkedPose && !linkedPose.every(Number.isFinite)) throw new Error("The link is broken: its components are not numbers.");
-  routeIn(parts.get("iterations"));
-  const image = parts.has("test") ? await testImage(Number(parts.get("test"))) : linkedImage(parts.get("pixels"));
-  return setNewImage({ ...image, linkedPose, chosen });
+  routeIn(null); // unless the link names another number
+  for (const [name, { read }] of Object.entries(LINKED)) if (parts.has(name)) Object.assign(image, await read(parts.get(name)));
+  return setNewImage(image);
 });
+
+function classNamed(name) {
+  const chosen = about.classes.indexOf(name);
+  if (chosen === -1) throw new Error(`The link names the class “${name}”, which this network does not have.`);
+  return chosen;
+}
+
+function numbersIn(text) {
+  const pose = text.split(",").map(Number);
+  if (!pose.every(Number.isFinite)) throw new Error("The link is broken: its components are not numbers.");
+  return pose;
+}
 
 function linkedImage(text) {
   let pixels;
@@ -36,7 +60,7 @@ function linkedImage(text) {
 }
 
 // Saves the drawing and the reconstruction side by side, ten times enlarged, with captions.
-function download() {
+export function download() {
   const apart = [...element.querySelectorAll(".apart figure")];
   const of = state.test === null ? state.label || "The image." : `Test image ${state.test}. ${state.label}`;
   const seen = make("p", ...verdict(state.view, about.classes)).textContent;

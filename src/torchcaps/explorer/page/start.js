@@ -1,15 +1,14 @@
 // ---- building the page ----
-
-// The controls of the network in front.
-function buildFront() {
-  buildCapsules();
-  buildSliders();
-  buildIterations();
-}
-
-function showNames() {
-  $(".network").textContent = networks.map(({ name, what }) => (what ? `${name}: ${what}` : name)).join(" · ");
-}
+import { ACTIONS } from "./actions.js";
+import { buildBeside, buildFront } from "./beside.js";
+import { buildCells } from "./cells.js";
+import { $, element, safely, showNames, state } from "./core.js";
+import { buildImage, setImage } from "./image.js";
+import { buildLearning } from "./learning.js";
+import { paintWhole } from "./pose.js";
+import { buildRouting } from "./routing.js";
+import { restore } from "./sharing.js";
+import { openAlive } from "./tour.js";
 
 function build() {
   showNames();

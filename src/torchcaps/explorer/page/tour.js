@@ -1,4 +1,8 @@
 // ---- a tour of four steps at the first visit, and a moving digit when the page opens ----
+import { ACTIONS } from "./actions.js";
+import { $, about, learning, make, networks, safely, state } from "./core.js";
+import { setImage, testImage } from "./image.js";
+import { stopSweep, sweep } from "./pose.js";
 
 const TOUR = [
   [".capsules", "1. Length", "Each class has a capsule, a small vector. Its length says how sure the network is that the class is there."],
@@ -72,7 +76,7 @@ Object.assign(ACTIONS, {
 });
 
 // Shows a test image and the tour; after the tour, the capsule's largest component is swept once.
-const openAlive = safely(async () => {
+export const openAlive = safely(async () => {
   if (learning) return;
   if (networks[0].images) await setImage(await testImage(Math.min(FIRST_IMAGE, networks[0].images - 1)));
   if (about.noPose) return;

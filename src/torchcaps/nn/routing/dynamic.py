@@ -293,12 +293,18 @@ class DynamicRouting(Routing):
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Activations are ignored, because the lengths of poses have this role."""
         options = self._options() | {"return_coupling": return_coupling}
-        usual = (self.agreement, self.squash) == ("product", "each")
-        if isinstance(votes, DenseVotes) and votes.competition is None and self.prior is None and usual:
+        fused = self.prior is None and (self.agreement, self.squash) == ("product", "each")
+        if isinstance(votes, DenseVotes) and votes.competition is None and fused:
             del options["agreement"], options["squash"]
             options |= {"mask": votes.mask, "backend": self.backend}
             return route(votes.poses, votes.weight, self.num_iterations, **options).to(votes.dtype)
         return dynamic_routing(votes, self.num_iterations, **options)
+
+    @property
+    def is_basic(self) -> bool:
+        """True without any option but the number of iterations, the bias and the squash's epsilon."""
+        others = self.stop_gradient, self.leaky, self.learn_prior, self.num_iterations == 0
+        return not any(others) and (self.softmax_over, self.agreement, self.squash) == ("outputs", "product", "each")
 
     def rounds(
         self, votes: Votes, activations: Activations = None, num_iterations: Iterations | None = None

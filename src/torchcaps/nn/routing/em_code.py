@@ -54,7 +54,8 @@ def em_routing_code(
         sigma_bias: Weight of the cost of a vote, learned.
         activation_bias: Cost of an active output capsule divided by 5,000, learned.
         num_iterations: Number of fits of the Gaussians, 1 to 1,000.
-        final_beta: Limit of the inverse temperature β_t. The class layer of the code passes on a quarter of its value.
+        final_beta: Limit of the inverse temperature β_t, which the paper calls λ (``final_lambda`` of
+            :func:`torchcaps.em_routing`). The class layer of the code passes on a quarter of its value.
         min_variance: Added to the variances.
         mask: True for each input capsule that is present; all if None; as for :func:`torchcaps.dynamic_routing`.
         return_coupling: Also return the coupling c_ij of the last fit, without the factor a_i.

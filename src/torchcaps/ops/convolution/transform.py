@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchcaps.ops.convolution.columns import multiply
 from torchcaps.ops.convolution.points import Matrices, Plan
-from torchcaps.ops.memory import new_empty
+from torchcaps.ops.pool import new_empty
 
 
 class Planes:

@@ -1,7 +1,7 @@
-// Sends the page's questions to the server. On a page without a server, browser.js answers them instead.
+// Sends the page's questions to the server. On a page without a server, browser.js takes the place of this file.
 
 // `name` is one of questions.Questions.NAMES.
-async function ask(name, question) {
+export async function ask(name, question) {
   const headers = { "Content-Type": "application/json" }, body = JSON.stringify(question);
   const answered = await fetch(`/ask/${name}`, { method: "POST", headers, body }).catch(() => null);
   const answer = await answered?.json().catch(() => null); // null if the server failed or was stopped

@@ -1,0 +1,272 @@
+"""Dynamic routing of votes that are convolutions of maps, without storing the votes.
+
+Votes are computed slab by slab (:class:`torchcaps.ops.windows.Slab`). Inside a slab they are routed in blocks of
+positions that stay in the caches. The backward pass computes the votes of a slab again, routes them again, writes the
+votes' gradient over the votes, and passes it through the convolution.
+
+With the sums s_r, the output capsules v_r, the coupling c_r and the logits b_r of iteration r of R, the gradient of the
+votes is Σ_r c_r ⊗ ∂s_r + Σ_{r<R} ∂b_{r+1} ⊗ v_r. A block of votes is read or written 9 times forward and 13 times
+backward with three iterations.
+
+B batch, T input types, J output types, D components of an output capsule, n positions of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from torchcaps.machine import MIB
+from torchcaps.ops.memory import get_working_memory, nearly_equal, slices
+from torchcaps.ops.windows import Slab, Window, convolve, cropped
+
+SLAB_BYTES = 4 * MIB
+"""Bytes of votes in a slab on a CPU. Fewer votes of a layer are all computed at once."""
+LARGE_VOTE_BYTES = 128 * MIB
+"""Layers with at least as many votes use slabs of twice the size."""
+BLOCK_BYTES = MIB // 2
+"""Bytes of votes in a block on a CPU."""
+
+
+def slab_bytes(votes: int, device: torch.device) -> int:
+    """Return the limit on the bytes of votes in a slab, for a layer with this many bytes of votes."""
+    room = int(get_working_memory() * MIB / 4)  # the backward pass takes three times a slab
+    if device.type == "cpu":
+        room = min(room, SLAB_BYTES if votes < LARGE_VOTE_BYTES else 2 * SLAB_BYTES)
+    return max(room, 1)
+
+
+class Plan(NamedTuple):
+    """How dynamic routing on a map is computed."""
+
+    window: Window
+    groups: int
+    """Groups of the convolution."""
+    sizes: tuple[int, int, int, int]
+    """B, T, J, D."""
+    out_sizes: tuple[int, ...]
+    """Sizes of the output map."""
+    slabs: list[Slab]
+    num_iterations: int
+    eps: float
+    plain: Callable[..., Tensor]
+    """The same function of maps, kernel and biases by PyTorch's operations, for second derivatives."""
+
+    def seen(self, slab: Slab, maps: Float[Tensor, "B T K *S"]) -> Float[Tensor, "N C *S"]:
+        """Return the part of the maps that a slab is computed from, as the convolution takes it."""
+        part = slab.inputs(maps)
+        return part.flatten(0, 1) if self.groups == 1 else part.flatten(1, 2)
+
+    def votes(self, slab: Slab, seen: Tensor, kernel: Tensor, bias: Tensor | None) -> tuple[Tensor, tuple[int, ...]]:
+        """Return the votes of a slab (b, T, J, D, positions), contiguous, and the sizes before outputs were cut off."""
+        votes = convolve(seen, kernel, bias, self.window, self.groups)
+        whole = tuple(votes.shape[2:])
+        if self.window.up:
+            votes = cropped(votes, [piece.skip for piece in slab.axes], slab.sizes)
+        return votes.contiguous().view(-1, *self.sizes[1:], slab.positions), whole
+
+    def of_convolution(self, slab: Slab, grad: Tensor, whole: tuple[int, ...]) -> Float[Tensor, "N O *S"]:
+        """Return the gradient of the convolution's result from that of a slab's votes."""
+        _, T, J, D = self.sizes
+        grad = grad.view(-1, J * D * (T if self.groups > 1 else 1), *slab.sizes)
+        if not self.window.up:
+            return grad
+        pads = [
+            number
+            for piece, size, full in zip(reversed(slab.axes), reversed(slab.sizes), reversed(whole), strict=True)
+            for number in (piece.skip, full - size - piece.skip)
+        ]
+        return F.pad(grad, pads)
+
+
+class _RoutedMap(torch.autograd.Function):
+    """Maps with their padding, kernel, bias of the votes, bias of the capsules → capsules (B, J, D, …)."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, maps: Tensor, kernel: Tensor, vote_bias: Any, bias: Any) -> Tensor:
+        ctx.plan = plan
+        ctx.save_for_backward(maps, kernel, vote_bias, bias)
+        return forward(plan, maps, kernel, vote_bias, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        given, needed = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled():  # the gradients are differentiated again
+            wanted = [tensor for tensor, need in zip(given, needed, strict=True) if need]
+            found = iter(torch.autograd.grad(ctx.plan.plain(*given), wanted, grads, create_graph=True))
+            return None, *(next(found) if need else None for need in needed)
+        return None, *backward(ctx.plan, given, grads[0], needed)
+
+
+def route_in_slabs(
+    plan: Plan,
+    maps: Float[Tensor, "B T K *S"],
+    kernel: Tensor,
+    vote_bias: Float[Tensor, "O"] | None,
+    bias: Float[Tensor, "J D"] | None,
+) -> Float[Tensor, "B J D *S"]:
+    """Return the output capsules of dynamic routing between the types of each position.
+
+    Args:
+        plan: Sizes, slabs and options.
+        maps: Capsules of each type, with the padding of the window.
+        kernel: Kernel of the convolution that computes the votes.
+        vote_bias: Bias of the convolution.
+        bias: Added to the sums before they are squashed.
+    """
+    if not torch.is_grad_enabled():
+        return forward(plan, maps, kernel, vote_bias, bias)
+    return _RoutedMap.apply(plan, maps, kernel, vote_bias, bias)
+
+
+def forward(plan: Plan, maps: Tensor, kernel: Tensor, vote_bias: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Compute :func:`route_in_slabs`."""
+    B, _, J, D = plan.sizes
+    out = maps.new_empty(B, J, D, *plan.out_sizes)
+    column = None if bias is None else bias.unsqueeze(2)
+    for slab in plan.slabs:
+        votes, _ = plan.votes(slab, plan.seen(slab, maps), kernel, vote_bias)
+        capsules = votes.new_empty(len(votes), J, D, slab.positions)
+        for part, room in blocks(votes):
+            routed = rounds(votes[..., part], column, plan.num_iterations, plan.eps, room)
+            capsules[..., part] = squashed(routed[-1].sums, plan.eps).capsules
+        slab.outputs(out).copy_(capsules.unflatten(3, slab.sizes))
+    return out
+
+
+def backward(
+    plan: Plan, given: tuple[Any, ...], grad: Float[Tensor, "B J D *S"], needed: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the tensors that :func:`route_in_slabs` was given, where they are needed."""
+    maps, kernel, vote_bias, bias = given
+    n, window = len(plan.out_sizes), plan.window
+    of_maps = torch.zeros_like(maps) if needed[0] else None
+    of_kernel = torch.zeros_like(kernel) if needed[1] else None
+    of_vote_bias = None if vote_bias is None else torch.zeros_like(vote_bias)
+    of_bias = None if bias is None else torch.zeros_like(bias)
+    column = None if bias is None else bias.unsqueeze(2)
+    for slab in plan.slabs:
+        seen = plan.seen(slab, maps)
+        votes, whole = plan.votes(slab, seen, kernel, vote_bias)
+        of_capsules = slab.outputs(grad).flatten(3)
+        for part, room in blocks(votes):
+            block = votes[..., part]
+            of_votes, of_sums = rounds_backward(
+                block, column, plan.num_iterations, plan.eps, of_capsules[..., part], room
+            )
+            block.copy_(of_votes)
+            if of_bias is not None:
+                of_bias += of_sums
+        found = torch.ops.aten.convolution_backward(
+            plan.of_convolution(slab, votes, whole), seen, kernel, None if vote_bias is None else [len(vote_bias)],
+            [window.stride] * n, [0] * n, [1] * n, window.up, [0] * n, plan.groups,
+            [needed[0], needed[1], vote_bias is not None],
+        )  # fmt: skip
+        del votes
+        if of_maps is not None:
+            seen_part = slab.inputs(of_maps)
+            seen_part += found[0].view(seen_part.shape)
+        for total, each in ((of_kernel, found[1]), (of_vote_bias, found[2])):
+            if total is not None:
+                total += each
+    return of_maps, of_kernel, of_vote_bias if needed[2] else None, of_bias if needed[3] else None
+
+
+def blocks(votes: Float[Tensor, "B T J D L"]) -> list[tuple[slice, Tensor]]:
+    """Cut the positions of a slab into blocks that stay in the caches, each with room for as many numbers."""
+    length = votes.shape[4]
+    each = votes.element_size() * (votes.numel() // length)
+    size = length if votes.device.type != "cpu" else nearly_equal(length, max(1, BLOCK_BYTES // each))
+    room = votes.new_empty(*votes.shape[:4], size)
+    last = votes.new_empty(*votes.shape[:4], length % size) if length % size else room
+    parts = slices(length, size)
+    return [(part, room if part.stop - part.start == size else last) for part in parts]
+
+
+# ---- the iterations of a block, forward and backward
+
+
+class Round(NamedTuple):
+    """One iteration of routing."""
+
+    coupling: Float[Tensor, "B T J n"] | None
+    """None: uniform coupling, in the first iteration."""
+    sums: Float[Tensor, "B J D n"]
+    capsules: Float[Tensor, "B J D n"]
+
+
+class Squashed(NamedTuple):
+    """squash(s) = f·s, with the factor f as a function of the squared length n."""
+
+    capsules: Tensor
+    factor: Tensor
+    slope: Tensor
+    """df/dn."""
+
+
+def squashed(sums: Float[Tensor, "B J D n"], eps: float) -> Squashed:
+    """Squash along the components, as :func:`torchcaps.squash`."""
+    squares = sums.square().sum(2, keepdim=True)
+    per = (squares + eps).rsqrt() / (1 + squares)
+    slope = per * (1 - squares / (1 + squares) - squares / (2 * (squares + eps)))
+    return Squashed(per * squares * sums, per * squares, slope)
+
+
+def rounds(
+    votes: Float[Tensor, "B T J D n"], bias: Float[Tensor, "J D 1"] | None, number: int, eps: float, room: Tensor
+) -> list[Round]:
+    """Return all iterations of routing. ``room`` is overwritten; it has the shape of the votes."""
+    found: list[Round] = []
+    logits: Tensor | None = None
+    for iteration in range(1, number + 1):
+        if logits is None:
+            coupling, sums = None, votes.sum(1) / votes.shape[2]
+        else:
+            coupling = logits.softmax(2)
+            sums = torch.mul(votes, coupling.unsqueeze(3), out=room).sum(1)
+        if bias is not None:
+            sums += bias
+        capsules = squashed(sums, eps).capsules
+        found.append(Round(coupling, sums, capsules))
+        if iteration < number:
+            agreement = torch.mul(votes, capsules.unsqueeze(1), out=room).sum(3)
+            logits = agreement if logits is None else logits + agreement
+    return found
+
+
+def rounds_backward(
+    votes: Float[Tensor, "B T J D n"],
+    bias: Float[Tensor, "J D 1"] | None,
+    number: int,
+    eps: float,
+    grad: Float[Tensor, "B J D n"],
+    room: Tensor,
+) -> tuple[Float[Tensor, "B T J D n"], Float[Tensor, "J D"]]:
+    """Return the gradient of the votes and of the bias. ``room`` is overwritten."""
+    J, out = votes.shape[2], torch.empty_like(room)
+    of_logits: Tensor | None = None
+    of_bias = votes.new_zeros(votes.shape[2:4])
+    for coupling, sums, capsules in reversed(rounds(votes, bias, number, eps, room)):
+        if of_logits is not None:  # the agreement of this iteration
+            out.addcmul_(of_logits.unsqueeze(3), capsules.unsqueeze(1))
+            grad = torch.mul(votes, of_logits.unsqueeze(3), out=room).sum(1)
+        _, factor, slope = squashed(sums, eps)
+        of_sums = factor * grad + 2 * slope * (grad * sums).sum(2, keepdim=True) * sums
+        of_bias += of_sums.sum((0, 3))
+        if coupling is None:
+            share = (of_sums / J).unsqueeze(1)
+            out = out.copy_(share.expand_as(out)) if of_logits is None else out.add_(share)
+            continue
+        if of_logits is None:
+            torch.mul(coupling.unsqueeze(3), of_sums.unsqueeze(1), out=out)
+        else:
+            out.addcmul_(coupling.unsqueeze(3), of_sums.unsqueeze(1))
+        of_coupling = torch.mul(votes, of_sums.unsqueeze(1), out=room).sum(3)
+        of_softmax = coupling * (of_coupling - (coupling * of_coupling).sum(2, keepdim=True))
+        of_logits = of_softmax if of_logits is None else of_logits + of_softmax
+    return out, of_bias

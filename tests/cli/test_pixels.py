@@ -1,0 +1,101 @@
+"""Commands for networks of pixels: from a folder of images of different sizes to masks."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cli_support import Cli
+from pixel_support import discs, register_tiny_pixels, write_folder
+from support import registered_for_now
+from torchcaps.files import read_json
+
+SIZES = ((24, 20), (40, 37), (33, 60))
+TRAIN = "train tiny-pixels --task pixels --patch 16 --loss dice-cross-entropy --epochs 12 --batch-size 8"
+TRAIN += " --learning-rate 0.02"
+REFUSED = {
+    "routing": "routing RUN",
+    "perturb": "perturb RUN",
+    "reconstruct": "reconstruct RUN",
+    "robustness": "robustness RUN",
+    "probe": "probe RUN",
+    "detect": "detect RUN",
+    "explore": "explore RUN --save site",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run on images of three sizes and three classes."""
+    folder = tmp_path_factory.mktemp("leaves")
+    write_folder(folder / "leaves", 30, sizes=SIZES)
+    (folder / "leaves/classes.txt").write_text("ground\ndisc\n$square$\n")
+    with registered_for_now():
+        register_tiny_pixels()
+        result = Cli()(*TRAIN.split(), "--data", f"folder:{folder / 'leaves'}", "--out", folder / "run")
+        assert result.code == 0, result.err
+        (folder / "said.txt").write_text(result.out)
+        yield folder / "run"
+
+
+def test_a_run_is_trained_and_evaluated(run: Path, cli: Cli) -> None:
+    summary = read_json(run / "summary.json", "summary")
+    assert (summary["task"], summary["classes"], summary["in_shape"]) == ("pixels", 3, [1, 16, 16])
+    assert summary["test"]["best"]["accuracy"] > 0.6
+    said = (run.parent / "said.txt").read_text()
+    assert "1×16×16, 3 classes" in said
+    assert "Dice" in said
+    assert {each.stem for each in (run / "figures").glob("*.png")} == {"curves", "samples", "masks"}
+    found = cli.json("evaluate", run)
+    assert found["accuracy"] == pytest.approx(summary["test"]["best"]["accuracy"])
+    assert [row["name"] for row in found["per_class"]] == ["ground", "disc", "$square$"]
+    assert cli("evaluate", run, "--figure", "e.png").code == 0
+    table = cli.out("evaluate", run, "--split", "validation")
+    assert "Hausdorff 95" in table
+    assert "±" in table
+
+
+def test_masks_are_written_for_images_of_any_size(run: Path, cli: Cli, tmp_path: Path) -> None:
+    images, masks = discs(4, (50, 30), seed=9)
+    for number, image in enumerate(images):
+        Image.fromarray(image).save(tmp_path / f"new{number}.png")
+    (tmp_path / "damaged.png").write_bytes(b"no")
+    result = cli("predict", run, tmp_path, "--out", "masks")
+    assert result.code == 2
+    assert "damaged.png cannot be read as an image" in result.err
+    assert result.out == "wrote masks, a mask for each of 4 images\n"
+    for number, mask in enumerate(masks):
+        with Image.open(f"masks/new{number}.png") as found:
+            assert found.mode == "P"
+            assert (np.asarray(found) == mask).mean() > 0.9
+    (said,) = json.loads(cli.out("predict", run, tmp_path / "new0.png", "--json"))
+    assert said["size"] == [50, 30]
+    assert sum(said["shares"].values()) == pytest.approx(1)
+    assert cli("predict", run, tmp_path / "new0.png", "--figure", "p.png").code == 0
+    result = cli("predict", run, tmp_path / "new0.png", "--fit", "pad")
+    assert result.code == 2
+    assert "--fit is for networks that give one answer for each image" in result.err
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_commands_refuse_the_task_in_one_sentence(run: Path, cli: Cli, name: str) -> None:
+    result = cli(*REFUSED[name].replace("RUN", str(run)).split())
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+    assert "works for the task classes; this network was trained for the task pixels" in result.err
+
+
+def test_further_commands_work(run: Path, cli: Cli) -> None:
+    assert cli("curves", run, "--figure", "c.png").code == 0
+    resumed = cli("train", "--resume", run, "--no-figures", "--epochs", "13")
+    assert resumed.code == 0, resumed.err
+
+
+def test_a_folder_with_masks_is_counted_and_drawn(run: Path, cli: Cli) -> None:
+    result = cli("datasets", f"folder:{run.parent / 'leaves'}", "--patch", "16", "--sample", "4", "--figure", "s.png")
+    assert result.code == 0, result.err
+    assert "% of pixels" in result.out
+    assert "ground + disc" in result.out
+    assert Path("s.png").exists()

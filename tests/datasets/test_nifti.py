@@ -1,0 +1,126 @@
+"""Volumes in NIfTI files: read with turned axes and bounds, written back with the affine map of the image."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pixel_support import discs
+from support import assert_raises
+from torchcaps.datasets import PixelSet, load_dataset
+from torchcaps.datasets.nifti import read_volume, to_uint8
+from torchcaps.errors import InputError
+
+nib = pytest.importorskip("nibabel")
+AFFINE = np.array([[0, 0, -2.0, 5], [-0.5, 0, 0, 7], [0, 3.0, 0, -4], [0, 0, 0, 1]])
+"""Axes of the file: from front to back, from bottom to top, from right to left."""
+
+
+def save(path: Path, values: np.ndarray, affine: np.ndarray = AFFINE) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nib.save(nib.Nifti1Image(values, affine), path)
+    return path
+
+
+def volumes(count: int, depth: int = 6) -> Any:
+    images, masks = discs(count)
+    return [
+        (np.stack([each] * depth, 1).astype(dtype))
+        for pair in zip(images, masks, strict=True)
+        for each, dtype in zip(pair, (np.int16, np.uint8), strict=True)
+    ]
+
+
+def write_set(folder: Path, count: int = 8) -> Path:
+    values = volumes(count)
+    for number in range(count):
+        save(folder / f"images/{number}.nii.gz", values[2 * number] * 10 - 1000)
+        save(folder / f"masks/{number}.nii", values[2 * number + 1])
+    return folder
+
+
+def test_axes_are_those_of_the_body_and_go_back(tmp_path: Path) -> None:
+    values = np.arange(4 * 5 * 6, dtype=np.int16).reshape(4, 5, 6)
+    volume = read_volume(save(tmp_path / "a.nii.gz", values))
+    assert volume.values.shape == (5, 4, 6)  # from bottom to top, back to front, left to right
+    assert volume.spacing == (3.0, 0.5, 2.0)
+    assert volume.values[2, 1, 3] == values[2, 2, 2]
+    volume.write((volume.values % 7).astype(np.uint8), tmp_path / "mask.nii.gz")
+    back = nib.load(tmp_path / "mask.nii.gz")
+    assert np.array_equal(np.asanyarray(back.dataobj), values % 7)
+    assert np.allclose(back.affine, AFFINE)
+
+
+def test_a_folder_of_volumes_is_a_data_set(tmp_path: Path) -> None:
+    write_set(tmp_path)
+    data = load_dataset(f"nifti:{tmp_path}")
+    assert (data.task.name, data.num_classes, data.in_shape) == ("pixels", 3, (1, 6, 24, 20))
+    assert isinstance(data.train, PixelSet)
+    assert data.train.spacing is not None
+    assert data.train.spacing[0] == (3.0, 0.5, 2.0)
+    image, mask = data.train.images[0][0], data.train.labels[0]
+    assert image[mask == 2].float().mean() > image[mask == 1].float().mean() > image[mask == 0].float().mean()
+    clipped = load_dataset(f"nifti:{tmp_path}", scale=(-1000, 1400))
+    assert clipped.train.images[0].max() == 255
+    assert load_dataset(f"nifti:{tmp_path}", patch=4).in_shape == (1, 4, 4, 4)
+
+
+def test_numbers_become_bytes() -> None:
+    assert to_uint8(np.array([-5, 0, 50, 100, 200]), (0, 100)).tolist() == [0, 0, 128, 255, 255]
+    assert to_uint8(np.full(4, 7.0), None).tolist() == [0] * 4
+
+
+FAULTS: dict[str, tuple[Any, str]] = {
+    "four axes": (
+        lambda folder: save(folder / "images/3.nii.gz", np.zeros((4, 4, 4, 4), np.int16)),
+        "3.nii.gz is four-dimensional (T, 4 volumes); give one volume a file",
+    ),
+    "cut off": (
+        lambda folder: (folder / "images/3.nii.gz").write_bytes((folder / "images/3.nii.gz").read_bytes()[:200]),
+        "3.nii.gz cannot be read as a NIfTI file",
+    ),
+    "no file of it": (lambda folder: (folder / "masks/3.nii").write_bytes(b"no"), "cannot be read as a NIfTI file"),
+    "size": (
+        lambda folder: save(folder / "masks/3.nii", np.zeros((4, 5, 6), np.uint8)),
+        "a mask has the size of its image",
+    ),
+    "no mask": (lambda folder: (folder / "masks/3.nii").unlink(), "has no mask; put "),
+    "fractions": (
+        lambda folder: save(folder / "masks/3.nii", np.full((24, 6, 20), 0.5, np.float32)),
+        "holds fractions; a mask holds the number of a class in each voxel",
+    ),
+    "NaN": (
+        lambda folder: save(folder / "images/3.nii.gz", np.full((24, 6, 20), np.nan, np.float32)),
+        "has voxels that are no finite numbers",
+    ),
+    "no folders": (lambda folder: (folder / "masks").rename(folder / "other"), "must have images/ and masks/"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_one_sentence(tmp_path: Path, name: str) -> None:
+    break_it, words = FAULTS[name]
+    break_it(write_set(tmp_path))
+    with pytest.raises(InputError) as caught:
+        load_dataset(f"nifti:{tmp_path}")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_header_of_a_huge_volume_is_refused_before_its_voxels_are_read(tmp_path: Path) -> None:
+    path = save(tmp_path / "huge.nii", np.zeros((4, 4, 4), np.uint8))
+    header = bytearray(path.read_bytes())
+    header[42:48] = np.array([30_000] * 3, "<i2").tobytes()
+    path.write_bytes(bytes(header))
+    assert_raises(InputError, read_volume, path, say="has sides of (30000, 30000, 30000) voxels, but 1 to 2048")
+
+
+def test_without_nibabel_the_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "nibabel", None)
+    assert_raises(
+        InputError,
+        load_dataset,
+        f"nifti:{tmp_path}",
+        say='NIfTI files are read by nibabel: pip install "torchcaps[nifti]"',
+    )
