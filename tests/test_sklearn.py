@@ -48,7 +48,7 @@ EXCLUDED = {
 
 @pytest.mark.slow
 @parametrize_with_checks(
-    [CapsNetClassifier(image_shape=(1, -1), **TABULAR | {"epochs": 4})],
+    [CapsNetClassifier(image_shape=(1, -1), **TABULAR)],
     expected_failed_checks=lambda _: EXCLUDED,
     xfail_strict=False,
 )

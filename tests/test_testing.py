@@ -139,6 +139,10 @@ def changes_poses(_: Plain, votes: Votes) -> Tensor:
     return built
 
 
+def normalises_in_training(self: Plain, total: Tensor) -> Tensor:
+    return squash(total - total.mean(0) if self.training else total)
+
+
 def naive_squash(_: Plain, total: Tensor) -> Tensor:
     """As printed in the paper."""
     length = total.norm(dim=-1, keepdim=True)
@@ -186,6 +190,11 @@ WRONG: list[tuple[type[Plain], str, str]] = [
         wrong("OneForAll", agree=lambda _, b, V, v: b + torch.einsum("bijd,bjd->bij", V, v).mean(0)),
         "batch independence",
         "usual cause: logits shared or averaged over",
+    ),
+    (
+        wrong("NormalisedInTraining", shorten=normalises_in_training),
+        "rows",
+        "the capsules of rows together and in two halves, in training, differ .*; write by_row = False in the class",
     ),
     (
         wrong("Transposed", compete=lambda _, b: b.softmax(2).mT, gather=lambda self, c, V: self.shorten(V.mean(1))),

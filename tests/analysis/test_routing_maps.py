@@ -196,6 +196,30 @@ def test_coupling_on_a_map_is_that_of_the_windows_that_hold_a_capsule(make_deep,
     np.testing.assert_allclose(trace.scores[-1], lengths, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        {"name": "conv", "voters": "types", "layer_padding": "same", "layer_stride": 2},
+        {"name": "deconv", "layer_kernel": 3},
+    ],
+    ids=str,
+)
+def test_coupling_of_types_is_that_of_the_outputs_that_see_a_capsule(make_deep, make_images, layer):
+    model, images = make_deep(layer), make_images(3)
+    trace = analysis.trace_routing(model, images, layer=1)
+    inputs, routed = routed_by_hand(model, images, 1)
+    on_map, number = model.layer(1), inputs.poses.shape[1]
+    coupling = routed.coupling.unflatten(0, (3, -1))  # (B, L, T, J)
+    wanted = torch.zeros(3, number, coupling.shape[3])
+    for n in range(number):
+        alone = torch.arange(number).eq(n)[None]
+        sees = on_map.votes(inputs._replace(poses=inputs.poses[:1], mask=alone))[0].mask  # (L, T)
+        wanted[:, n] = coupling[:, sees].mean(1)
+    np.testing.assert_allclose(trace.coupling[-1], wanted, atol=1e-5)
+    with torch.no_grad():
+        np.testing.assert_allclose(trace.capsules[-1], on_map(inputs).poses, atol=1e-5)
+
+
 def test_the_last_layer_is_followed_unless_another_is_named(make_deep, make_images):
     """A layer after a dense one has no map."""
     tree, images = describe(make_deep()), make_images(3)

@@ -1,8 +1,10 @@
 """The benchmarks, run tiny from the first line to the last: their numbers mean nothing, everything else is real."""
 
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +21,21 @@ def speed(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return speed
 
 
+def call_here(module: str, function: str, *given: Any) -> Any:
+    """Stand in for ``measuring.isolated``, in this process."""
+    return getattr(sys.modules[module], function)(*given)
+
+
 @pytest.mark.slow
 def test_every_section_checks_times_and_writes(
-    speed: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    speed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    import mixtures
+    import routings
+
+    for section in (mixtures, routings):  # only the section "step" starts processes of its own to measure memory
+        monkeypatch.setattr(section, "isolated", call_here)
+        monkeypatch.setattr(section, "peak_mib", lambda make, calls: (make()(), 1.0)[1])
     threads, out = str(torch.get_num_threads()), tmp_path / "speed.jsonl"
     assert speed.main(["--quick", "--threads", threads, "--out", str(out)]) == 0
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
@@ -106,8 +119,7 @@ def test_large_images_are_a_table(
 ) -> None:
     import large_images
 
-    # in this process: that others measure is seen above
-    monkeypatch.setattr(large_images, "isolated", lambda module, what, *given: getattr(large_images, what)(*given))
+    monkeypatch.setattr(large_images, "isolated", call_here)
     assert large_images.main(["--quick"]) == 0
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[3:]]
     assert [row[0].removeprefix("| ") for row in rows] == [*large_images.HEADS, *large_images.PRESETS]

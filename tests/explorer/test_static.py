@@ -21,7 +21,7 @@ from torchcaps.explorer.questions import Questions, encode
 from torchcaps.explorer.state import shipped_images
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 TOLERANCE = 1e-4
 ASK = "([name, question]) => import('./ask.js').then(({ ask }) => ask(name, question))"
@@ -84,6 +84,16 @@ def test_answers_in_the_browser_are_those_of_the_server(
         noise = np.random.default_rng(0).integers(0, 256, (1, 28, 28), np.uint8)
         assert ask("look", pixels=encode(noise))["caveats"]
         server.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_a_file_without_a_server_says_what_it_needs(browser: Browser, tmp_path: Path) -> None:
+    write_page(shipped(), tmp_path / "site")
+    page = browser.new_page()
+    page.goto((tmp_path / "site" / "index.html").as_uri())
+    page.get_by_text("A saved page needs a web server: python -m http.server").wait_for()
+    page.close()
 
 
 @pytest.mark.parametrize(

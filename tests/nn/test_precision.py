@@ -192,6 +192,7 @@ MAPS: dict[str, Callable[[Any], CapsuleLayer]] = {
         2, 4, J, D, layer_kernel=2, layer_padding=1, compete_over="types-and-positions", routing=routing
     ),
     "batch normalisation": lambda routing: ConvCapsules(2, 4, J, D, layer_kernel=2, pose_norm=True, routing=routing),
+    "types vote": lambda routing: ConvCapsules(2, 4, J, D, voters="types", layer_padding="same", routing=routing),
 }
 
 

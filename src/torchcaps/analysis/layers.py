@@ -15,7 +15,8 @@ from torchcaps.analysis.figures import EDGE, GAP, LINE, MARGIN, MUTED, SMALL, ca
 from torchcaps.checks import checked
 from torchcaps.models import CapsNet, Network
 from torchcaps.models.images import infer_shapes
-from torchcaps.nn import CapsuleLayer, ConvCapsules, PrimaryCapsules
+from torchcaps.nn import CapsuleLayer, PrimaryCapsules
+from torchcaps.nn.map_layer import MapLayer
 from torchcaps.parts import part_of
 
 if TYPE_CHECKING:
@@ -132,8 +133,12 @@ def _words(part: nn.Module) -> tuple[str, ...]:
     if not isinstance(part, CapsuleLayer):
         return ("dense" if isinstance(part, nn.Linear) else type(part).__name__,)
     windows: tuple[str, ...] = ()
-    if isinstance(part, ConvCapsules):
-        windows = _window("windows", part.layer_kernel, stride=(part.layer_stride,) * 2)
+    if isinstance(part, MapLayer):
+        windows = _window(
+            "transposed windows" if part.window.up else "windows",
+            *(part.window.kernel,) * part.dims,
+            stride=(part.window.stride,) * part.dims,
+        )
     (_, transform), (_, routing) = part_of(type(part.transform)), part_of(type(part.routing))
     number = part.routing.num_iterations
     first = [*part.transform.parameters()][:1]

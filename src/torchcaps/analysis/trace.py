@@ -26,6 +26,7 @@ from torchcaps.models.output import ScoreName
 from torchcaps.nn import CapsuleLayer, Capsules, ConvCapsules, DynamicRouting, PrimaryCapsules, Routing, RoutingRound
 from torchcaps.nn.capsules import Grid
 from torchcaps.nn.competition import MapCompetition, SoftmaxOver
+from torchcaps.nn.map_layer import MapLayer
 from torchcaps.nn.map_votes import by_type
 from torchcaps.nn.votes import Votes
 from torchcaps.ops.labels import top_classes
@@ -254,6 +255,8 @@ def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: Grid) -> RoutingRou
     positions compete for it, its coupling is summed over them, so that it sums to one over the types. Sums, capsules
     and activations are given for all positions: (B, J·L, D).
     """
+    if isinstance(layer, MapLayer) and layer.voters == "types":
+        return _by_image_of_types(each, layer, grid)
     if not isinstance(layer, ConvCapsules):
         return each
     windows = MapCompetition(layer.window_capsules(grid, each.coupling.device), math.prod(grid) + 1)
@@ -264,15 +267,34 @@ def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: Grid) -> RoutingRou
 
     logits, coupling, weighted_sum, capsules, agreement, activations = each
     positions = len(windows.children)
-    if layer.voters == "types":  # all capsules of a type in a window share its numbers
-        logits, coupling, agreement = (
-            one.repeat_interleave(layer.layer_kernel**layer.dims, 1) for one in (logits, coupling, agreement)
-        )
     sums, poses = (by_type(tensor, positions) for tensor in (weighted_sum, capsules))
     active = None if activations is None else by_type(activations, positions)
     shared = layer.compete_over == "types-and-positions" and layer.routing.softmax_over == "outputs"
     shares = total(coupling) if shared else total(coupling) / links
     return RoutingRound(total(logits) / links, shares, sums, poses, total(agreement) / links, active)
+
+
+def _by_image_of_types(each: RoutingRound, layer: MapLayer, grid: Grid) -> RoutingRound:
+    """Rearrange a round of a layer whose types vote by image.
+
+    An input capsule has the mean over the output positions that see it. A position that sees the copies of a repeated
+    capsule counts once for each copy.
+    """
+    sizes = layer.out_grid(grid)[1:]
+
+    def total(given: Float[Tensor, "BL T J"]) -> Float[Tensor, "B N J"]:
+        maps = given.unflatten(0, (-1, *sizes)).movedim((-1, -2), (1, 2))  # (B, J, T, *S')
+        zeros = maps.new_zeros(math.prod(maps.shape[:2]), *grid)
+        # the gradient of a sum over a window is a sum over the outputs that see a capsule
+        (sums,) = torch.func.vjp(layer.window_sums, zeros)[1](maps.flatten(0, 1))
+        return sums.unflatten(0, maps.shape[:2]).flatten(2).transpose(1, 2)
+
+    logits, coupling, weighted_sum, capsules, agreement, activations = each
+    links, positions = total(torch.ones_like(coupling)).clamp_min(1), math.prod(sizes)
+    sums, poses = (by_type(tensor, positions) for tensor in (weighted_sum, capsules))
+    active = None if activations is None else by_type(activations, positions)
+    means = [total(given) / links for given in (logits, coupling, agreement)]
+    return RoutingRound(means[0], means[1], sums, poses, means[2], active)
 
 
 def _measure(

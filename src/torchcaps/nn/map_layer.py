@@ -36,7 +36,12 @@ class MapLayer(CapsuleLayer):
     """Base class of capsule layers on a map. A row of votes is an output position of an image.
 
     With ``voters="types"``, the vote of type t for component d of output j at position p is a convolution of the
-    type's map, so the kernel lies inside the vote: V[t, j, d, p] = Σ_k Σ_q W[j, d, k, q] u[t, k, s·p + q - before].
+    type's map, so the kernel lies inside the vote: V[t, j, d, p] = Σ_k Σ_q W[j, d, k, q] u[t, k, s·p + q - before],
+    with the stride s and the padding before the map.
+
+    The votes of a large map are computed and routed slab by slab, within :func:`torchcaps.set_working_memory`, and
+    again in the backward pass. All votes are computed at once if the coupling is requested, if the routing is not
+    :attr:`~torchcaps.nn.Routing.by_row`, and for exports, ``torch.compile`` and ``torch.func``.
 
     Args:
         window: The kernel.
@@ -203,7 +208,7 @@ class MapLayer(CapsuleLayer):
         """Return which children are present: capsules that are, or types that have a capsule in the window."""
         if self.voters == "places":
             return self._in_windows(mask.to(torch.float32)) > 0
-        return rows_of(self._window_sums(mask.to(torch.float32)).flatten(2)) > 0
+        return rows_of(self.window_sums(mask.to(torch.float32)).flatten(2)) > 0
 
     # ---- each type of the map is a child
 
@@ -215,16 +220,16 @@ class MapLayer(CapsuleLayer):
         active = None
         if capsules.activations is not None:  # the mean over the window
             numbers = capsules.activations.to(maps.dtype).unflatten(1, grid)
-            sums = self._window_sums(numbers if mask is None else numbers.where(mask, 0))
-            active = sums / self._window_sums(present).clamp_min(1)
+            sums = self.window_sums(numbers if mask is None else numbers.where(mask, 0))
+            active = sums / self.window_sums(present).clamp_min(1)
         return VotesOfTypes(
-            self._prepared(maps.flatten(0, 1)).unflatten(0, maps.shape[:2]),
+            self._prepared(maps).contiguous(),
             self._prepared(present),
             *self._kernel(maps),
             self.window,
             self.out_grid(grid)[1:],
             self.size,
-            None if mask is None else self._window_sums(present) > 0,
+            None if mask is None else self.window_sums(present) > 0,
             active,
         )
 
@@ -241,12 +246,12 @@ class MapLayer(CapsuleLayer):
             return kernel.flatten(0, 1), bias, self.in_types
         return kernel, bias, 1
 
-    def _prepared(self, maps: Float[Tensor, "N C *S"]) -> Float[Tensor, "N C *S"]:
+    def _prepared(self, maps: Float[Tensor, "*more *S"]) -> Float[Tensor, "*more *S"]:
         """Return maps as the window needs them: with each position repeated, and with zeros around them."""
-        return self.window.padded(repeated(maps, self.repeat), self.dims)
+        return self.window.padded(repeated(maps, self.dims, self.repeat), self.dims)
 
-    def _window_sums(self, numbers: Float[Tensor, "B T *S"]) -> Float[Tensor, "B T *S"]:
-        """Return the sum of the numbers of a type that each output position sees."""
+    def window_sums(self, numbers: Float[Tensor, "B T *S"]) -> Float[Tensor, "B T *S"]:
+        """Return the sum of the numbers of a type's capsules that each output position sees."""
         sizes = [self.window.outputs(size * self.repeat) for size in numbers.shape[2:]]
         sums = window_sums(self._prepared(numbers).flatten(0, 1), self.window, [self.window.cut] * self.dims, sizes)
         return sums.unflatten(0, numbers.shape[:2])

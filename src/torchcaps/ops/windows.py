@@ -169,6 +169,12 @@ def window_sums(
     return cropped(sums, firsts, sizes) if window.up else sums
 
 
-def repeated(maps: Float[Tensor, "N C *S"], times: int) -> Float[Tensor, "N C *S"]:
-    """Repeat each position along each axis."""
-    return maps if times == 1 else F.interpolate(maps, scale_factor=times)
+def repeated(maps: Float[Tensor, "*more *S"], axes: int, times: int) -> Float[Tensor, "*more *S"]:
+    """Repeat each position along the last ``axes`` axes."""
+    if times == 1:
+        return maps
+    return (
+        F.interpolate(maps.flatten(0, -axes - 1).unsqueeze(1), scale_factor=times)
+        .unflatten(0, maps.shape[:-axes])
+        .squeeze(-axes - 1)
+    )

@@ -159,6 +159,23 @@ def _batch_independence(subject: Subject) -> str:
     return require_same(alone, subject.call(inputs), "of each image alone and in a batch")
 
 
+@check("a normalisation by the batch in training; write by_row = False in the class, and layers pass all rows at once")
+def _rows(subject: Subject) -> str:
+    if not subject.module.by_row:
+        return "it gets all rows at once"
+    inputs = subject.inputs(batch=4)
+    training = dataclasses.replace(subject, module=copy.deepcopy(subject.module).train())
+    together = training.call(inputs)
+    if not together.poses.equal(training.call(inputs).poses):
+        return "it draws random numbers in training"
+    halves = [
+        training.call({name: each if name == "weight" else each[part] for name, each in inputs.items()})
+        for part in (slice(0, 2), slice(2, 4))
+    ]
+    joined = Routed(*(None if each[0] is None else torch.cat(each) for each in zip(*halves, strict=True)))  # type: ignore[arg-type]
+    return require_same(joined, together, "of rows together and in two halves, in training,")
+
+
 @check("a reshape or view where a permute or transpose is meant, or a start from the first input capsule", moved=False)
 def _input_order(subject: Subject) -> str:
     inputs = subject.inputs()

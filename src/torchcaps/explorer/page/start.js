@@ -11,6 +11,7 @@ import { restore } from "./sharing.js";
 import { openAlive } from "./tour.js";
 
 function build() {
+  $(".waiting").remove();
   showNames();
   buildFront();
   buildImage();
