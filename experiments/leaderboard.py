@@ -10,26 +10,30 @@ from experiments.page import TESTS, Page
 from experiments.tables import SHIPPED
 from experiments.zoo import HEADS
 
-HEADINGS = "| head | error, last epoch | error, chosen epoch | seeds | parameters | command |"
+HEADINGS = "| head | error, last epoch | error, chosen epoch | seeds | parameters |"
 
 
 def boards(page: Page) -> dict[str, str]:
-    """Return the table of each test, by its title: the fewest errors first, rows without runs last."""
+    """Return the table and the commands of each test, by its title: the fewest errors first, rows without runs last."""
     return {title: "\n".join(_board(page, test)) for test, title in TESTS.items()}
 
 
 def _board(page: Page, test: str) -> Iterator[str]:
     yield HEADINGS
-    yield "|---|---|---|---|---|---|"
-    names = [name for name in HEADS if page.rows[f"zoo/{test}-{name}"]]
-    for name in sorted(names, key=lambda name: statistics.mean(_errors(page, f"{test}-{name}")[1])):
+    yield "|---|---|---|---|---|"
+    with_runs = [name for name in HEADS if page.rows[f"zoo/{test}-{name}"]]
+    with_runs.sort(key=lambda name: statistics.mean(_errors(page, f"{test}-{name}")[1]))
+    without = [name for name in HEADS if name not in with_runs]
+    for name in with_runs:
         runs = page.rows[f"zoo/{test}-{name}"]
         last, chosen = _errors(page, f"{test}-{name}")
         cells = [percent(last) if last else NOTHING, percent(chosen), str(len(runs))]
-        cells += [span([run.summary["parameters"] for run in runs]), f"`{_command(test, name, again=True)}`"]
-        yield f"| {HEADS[name][0]} | {' | '.join(cells)} |"
-    for name in [name for name in HEADS if name not in names]:
-        yield f"| {HEADS[name][0]} | not run yet | {NOTHING} | {NOTHING} | {NOTHING} | `{_command(test, name)}` |"
+        yield f"| {HEADS[name][0]} | {' | '.join(cells)} | {span([run.summary['parameters'] for run in runs])} |"
+    for name in without:
+        yield f"| {HEADS[name][0]} | not run yet | {NOTHING} | {NOTHING} | {NOTHING} |"
+    commands = [_command(test, name, again=True) for name in with_runs] + [_command(test, name) for name in without]
+    yield from ("", '<details markdown="1">', "<summary>The command of each row, in the same order</summary>", "")
+    yield from ("```bash", *commands, "```", "", "</details>")
 
 
 def _errors(page: Page, row: str) -> tuple[list[float], list[float]]:
