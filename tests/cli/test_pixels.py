@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from cli_support import Cli
-from pixel_support import discs, register_tiny_pixels, write_folder
+from pixel_support import TinyPixels, discs, register_tiny_pixels, write_folder
 from support import registered_for_now
 from torchcaps.files import read_json
 
@@ -85,6 +85,15 @@ def test_other_commands_refuse_the_task_in_one_sentence(run: Path, cli: Cli, nam
     result = cli(*REFUSED[name].replace("RUN", str(run)).split())
     assert (result.code, len(result.err.splitlines())) == (2, 1)
     assert "works for the task classes; this network was trained for the task pixels" in result.err
+
+
+def test_an_uneven_patch_is_refused_before_training(run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TinyPixels, "stride", 8, raising=False)
+    words = TRAIN.replace("--patch 16", "--patch 20").split()
+    result = cli(*words, "--data", f"folder:{run.parent / 'leaves'}", "--out", "r")
+    assert result.code == 2
+    assert "a patch of 20 does not divide by 8, the strides of this network; take 16 or 24" in result.err
+    assert not Path("r/config.json").exists()
 
 
 def test_further_commands_work(run: Path, cli: Cli) -> None:

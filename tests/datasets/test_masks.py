@@ -215,3 +215,28 @@ def test_the_task_must_be_named_and_patches_need_masks(tmp_path: Path) -> None:
     words = "has a mask for each image; set --task pixels"
     assert_raises(InputError, load_dataset, f"folder:{tmp_path}", task="classes", say=words)
     assert_raises(InputError, load_dataset, "digits", patch=8, say="digits has no masks")
+
+
+def test_digits_of_pixels_are_those_of_the_brighter_part() -> None:
+    from torchcaps.datasets.pairs import fixed_pairs
+    from torchcaps.datasets.sources.multimnist import with_masks
+
+    random = torch.Generator().manual_seed(0)
+    digits = ImageSet(torch.randint(0, 256, (20, 1, 5, 6), dtype=torch.uint8, generator=random), torch.arange(20) % 10)
+    pairs = fixed_pairs(digits, 1)
+    found = with_masks(pairs)
+    for n, (parts, labels) in enumerate(zip(pairs.parts[:, :, 0], pairs.labels, strict=True)):
+        for y in range(7):
+            for x in range(8):
+                first, second = parts[:, y, x].tolist()
+                true = 0 if max(first, second) <= 76.5 else 1 + int(labels[0 if first >= second else 1])
+                assert int(found.labels[n, y, x]) == true
+    assert found.images is pairs.images
+
+
+@pytest.mark.mnist
+def test_multimnist_has_masks(mnist_dir: Path) -> None:
+    data = load_dataset("multimnist-pixels", data_dir=mnist_dir)
+    assert (data.task.name, data.num_classes, len(data.train), len(data.validation)) == ("pixels", 11, 55_000, 5_000)
+    assert data.train.labels.unique().tolist() == list(range(11))
+    assert (data.test.images[:, 0][data.test.labels == 0] < 160).all()  # two dark parts

@@ -209,3 +209,14 @@ def cropped(dataset: Dataset, recipe: Recipe) -> Dataset:
         )
     seen = {part: _center_cropped(getattr(dataset, part), recipe) for part in ("train", "validation", "test")}
     return dataclasses.replace(dataset, **seen)
+
+
+def check_patch(network: Network, recipe: Recipe) -> None:
+    """Raise InputError if the side of a patch is no multiple of the strides of a network for pixels."""
+    side, stride = recipe.patch, getattr(network, "stride", 1)
+    if side is not None and side % stride:
+        fitting = [each for each in (side // stride * stride, -(-side // stride) * stride) if each]
+        raise InputError(
+            f"a patch of {side} does not divide by {stride}, the strides of this network; take "
+            f"{' or '.join(map(str, fitting))}"
+        )

@@ -28,7 +28,7 @@ from torchcaps.ranges import as_text
 from torchcaps.tasks import task_of
 from torchcaps.training import devices, small_data
 from torchcaps.training.config import LOCATION_FIELDS, TrainConfig, override, read_config
-from torchcaps.training.data import cropped, load_run_data, run_data
+from torchcaps.training.data import check_patch, cropped, load_run_data, run_data
 from torchcaps.training.folder import (
     BEST,
     CHECKPOINT,
@@ -221,7 +221,9 @@ def _prepare(config: TrainConfig) -> Start:
     config = small_data.fit_network(config, in_shape)
     config = small_data.fit_recipe(config, data.train.labels, data.task, data.train.draws)
     torch.manual_seed(config.seed)
-    return Start(config, data, build_network(config.model, in_shape, data.num_classes))
+    network = build_network(config.model, in_shape, data.num_classes)
+    check_patch(network, config.recipe)
+    return Start(config, data, network)
 
 
 def _try(network: Network) -> None:
