@@ -102,6 +102,39 @@ def test_further_commands_work(run: Path, cli: Cli) -> None:
     assert resumed.code == 0, resumed.err
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "export RUN --format folder --out folder",
+        "export RUN --format torch --out m.pt2",
+        "export RUN --format onnx --out m.onnx",
+        "evaluate RUN --figure e.png --json",
+        "evaluate RUN --data folder:RUN/../leaves --batch-size 3 --precision bf16",
+        "curves RUN --json --figure c.png",
+        f"{TRAIN} --data folder:RUN/../leaves --init-from RUN --out again --no-figures",
+        "train tiny-pixels --task pixels --patch 16 --batch-size 8 --data folder:RUN/../leaves --find-learning-rate",
+        f"{TRAIN} --data folder:RUN/../leaves --class-weights balanced --max-rotation 30 --flip --out weighted",
+    ],
+)
+def test_a_command_works_or_says_in_a_sentence_that_it_does_not(run: Path, cli: Cli, line: str) -> None:
+    result = cli(*(word.replace("RUN", str(run)) for word in line.split()))
+    assert result.code == 0 or (result.code, len(result.err.splitlines())) == (2, 1), result.err
+    if "onnx" not in line and "pt2" not in line:
+        assert result.code == 0, result.err
+
+
+def test_the_model_card_has_the_words_of_pixels(run: Path, cli: Cli) -> None:
+    assert cli("export", run, "--format", "folder", "--out", "folder").code == 0
+    card = Path("folder/README.md").read_text()
+    for words in (
+        "in 3 classes of pixels",
+        "| test 1 − Dice | test Dice |",
+        "type: dice",
+        "gives each pixel one of its 3",
+    ):
+        assert words in card
+
+
 def test_a_folder_with_masks_is_counted_and_drawn(run: Path, cli: Cli) -> None:
     result = cli("datasets", f"folder:{run.parent / 'leaves'}", "--patch", "16", "--sample", "4", "--figure", "s.png")
     assert result.code == 0, result.err
