@@ -63,12 +63,12 @@ def inputs_first(numbers: Float[Tensor, "B N I"]) -> Float[Tensor, "I B N"]:
     """Return numbers with the input capsules first, for one matrix product per input capsule.
 
     On a CPU PyTorch shuffles channels with vector instructions, but transposes single numbers, which takes twice as
-    long. One shuffle for all rows is fastest; it runs in one thread, so more than two threads take the rows apart.
+    long. One shuffle for all rows is fastest, but runs in one thread, so several threads take the rows apart.
     """
     B, N, I = numbers.shape
     if not (numbers.numel() and is_float32_on_cpu(numbers)):
         return numbers.permute(2, 0, 1).contiguous()
-    pieces = B if torch.get_num_threads() > 2 else 1
+    pieces = B if torch.get_num_threads() > 1 else 1
     channels_last = numbers.reshape(pieces, 1, 1, B * N * I // pieces).permute(0, 3, 1, 2)
     shuffled = torch.channel_shuffle(channels_last, B * N // pieces).permute(0, 2, 3, 1)
     return shuffled.view(pieces, I, B // pieces, N).transpose(0, 1).reshape(I, B, N)
@@ -157,7 +157,7 @@ class _Dense(Maker):
         poses, votes = self.poses[:, rows], self.take_votes(rows)
         each = self.buffers.take("by input", (self.I, poses.shape[1], self.J * self.D))
         torch.bmm(poses, self.columns, out=each)
-        votes.view(-1, self.I).copy_(each.view(self.I, -1).t())
+        votes.flatten(1, 2).copy_(each.permute(1, 2, 0))  # PyTorch copies a transposed matrix in one thread
         return votes
 
     def _add_gradient(self, rows: slice, gradient: Tensor) -> None:
