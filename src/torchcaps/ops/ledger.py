@@ -151,9 +151,8 @@ class Ledger(Sums):
         pairs, alphas, betas = zip(*self._noted, strict=True)
         rows = torch.cat([each.expand(B, J, I).reshape(B * J, 1, I) for each in pairs], 1)
         alpha, beta = (torch.stack(each, 3).view(B * J, D, -1) for each in (alphas, betas))
-        total = torch.bmm(alpha, rows, out=self._buffers.take("gradient", (B * J, D, I)))
         slope = torch.bmm(beta, rows, out=self._buffers.take("squares", (B * J, D, I)))
-        return total.addcmul_(slope, self._flat).view(self.shape)
+        return slope.mul_(self._flat).baddbmm_(alpha, rows).view(self.shape)
 
 
 class _ShareOut(torch.autograd.Function):

@@ -42,7 +42,7 @@ MAX_PLAIN_MIB = 1 / 16
 """MiB of votes up to which PyTorch's operations are fastest, because the ledger needs more calls."""
 MAX_KEPT_MIB = 1
 """MiB of votes up to which a call keeps them for its backward pass, because computing them again takes longer."""
-MAX_BUFFERS = 6
+MAX_BUFFERS = 4
 """Largest number of buffers of a call, each of the size of a block's votes."""
 
 
