@@ -56,7 +56,12 @@ class Sums:
         return share_out(log_coupling, activations)
 
     def moments(
-        self, shares: Pairs, previous: Float[Tensor, "B J D"] | None = None, momentum: float = 0.0
+        self,
+        shares: Pairs,
+        previous: Float[Tensor, "B J D"] | None = None,
+        momentum: float = 0.0,
+        *,
+        with_scatter: bool = True,
     ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B J D"]]:
         """Return centres x_j = Σ_i r_ij V_ij, and Σ_i r_ij (V_ij - x_j)².
 
@@ -64,10 +69,13 @@ class Sums:
             shares: Shares r_ij. Without ``previous`` they sum to one or are all zero.
             previous: Centres x'_j of the iteration before, if x_j = (1 - momentum) Σ_i r_ij V_ij + momentum x'_j.
             momentum: Share of the previous centres.
+            with_scatter: Compute the second sum; otherwise it is zero.
         """
         centre = (self.votes @ shares.unsqueeze(3)).squeeze(3)
         if previous is not None:
             centre = torch.lerp(centre, previous, momentum)
+        if not with_scatter:
+            return centre, torch.zeros_like(centre)
         return centre, ((self.votes - centre.unsqueeze(3)).square() @ shares.unsqueeze(3)).squeeze(3)
 
     def log_densities(
@@ -106,9 +114,14 @@ class Ledger(Sums):
         return _ShareOut.apply(log_coupling, activations)
 
     def moments(
-        self, shares: Pairs, previous: Float[Tensor, "B J D"] | None = None, momentum: float = 0.0
+        self,
+        shares: Pairs,
+        previous: Float[Tensor, "B J D"] | None = None,
+        momentum: float = 0.0,
+        *,
+        with_scatter: bool = True,
     ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B J D"]]:
-        return _Moments.apply(self, shares, previous, momentum)
+        return _Moments.apply(self, shares, previous, momentum, with_scatter)
 
     def log_densities(
         self, constant: Float[Tensor, "B J"], precision: Float[Tensor, "B J D"], centre: Float[Tensor, "B J D"]
@@ -185,12 +198,15 @@ class _ShareOut(torch.autograd.Function):
 
 class _Moments(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, block: Ledger, shares: Tensor, previous: Tensor | None, momentum: float) -> Any:
+    def forward(
+        ctx: Any, block: Ledger, shares: Tensor, previous: Tensor | None, momentum: float, with_scatter: bool
+    ) -> Any:
         mean = block.over_inputs(shares)
         centre = mean if previous is None else torch.lerp(mean, previous, momentum)
-        ctx.block, ctx.momentum = block, momentum
+        ctx.block, ctx.momentum, ctx.with_scatter = block, momentum, with_scatter
         ctx.save_for_backward(shares, centre, None if previous is None else mean)
-        return centre, block.over_inputs(shares, block.squares(centre))
+        scatter = block.over_inputs(shares, block.squares(centre)) if with_scatter else torch.zeros_like(centre)
+        return centre, scatter
 
     @staticmethod
     def backward(ctx: Any, for_centre: Tensor, for_scatter: Tensor) -> Any:
@@ -202,8 +218,9 @@ class _Moments(torch.autograd.Function):
         block.note(shares, torch.addcmul(for_mean, twice, centre, value=-1), twice)
         summed = shares.shape[1] == 1
         for_shares = block.over_components(for_mean, summed=summed)
-        for_shares += block.over_components(for_scatter, block.squares(centre), summed=summed)
-        return None, for_shares, for_previous, None
+        if ctx.with_scatter:
+            for_shares += block.over_components(for_scatter, block.squares(centre), summed=summed)
+        return None, for_shares, for_previous, None, None
 
 
 class _LogDensities(torch.autograd.Function):

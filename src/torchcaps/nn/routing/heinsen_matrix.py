@@ -78,8 +78,9 @@ def fit(
         used = active * log_coupling.exp()  # (B, J, I)
         logits = (beta_use.mT * used - beta_ignore.mT * (active - used)).sum(2)  # (B, J)
         shares = used / (used.sum(2, keepdim=True) + eps)
-        means, scatter = votes.moments(shares, zeros)  # (B, J, D)
-        if t == num_iterations - 1 and given.rounds is None:
+        last = t == num_iterations - 1 and given.rounds is None
+        means, scatter = votes.moments(shares, zeros, with_scatter=not last)  # (B, J, D)
+        if last:
             break
         variances = scatter + eps
         log_prior = F.logsigmoid(logits)
