@@ -96,11 +96,11 @@ def work_of(name: str, training: bool, quick: bool) -> Work:
     return step if training else infer
 
 
-def peak(name: str, way: str, training: bool, quick: bool) -> float:
-    """MiB that two calls take beyond what stood before; libraries are loaded by a call on a tiny map."""
+def peak(name: str, way: str, training: bool, quick: bool, calls: int) -> float:
+    """MiB that some calls take beyond what stood before; libraries are loaded by a call on a tiny map."""
     work_of("layer 128²", training, quick=True)()
     with computed(way):
-        return peak_mib(lambda: work_of(name, training, quick), 2)
+        return peak_mib(lambda: work_of(name, training, quick), calls)
 
 
 def times(name: str, training: bool, quick: bool, rounds: int) -> list[list[float]]:
@@ -124,6 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"default: {', '.join(cases())}")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--calls", type=int, default=1, help="whose memory is measured (default: %(default)s)")
     parser.add_argument("--memory-only", action="store_true", help="do not measure times")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: the numbers mean nothing")
     given = parser.parse_args(arguments)
@@ -134,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in given.cases or cases():
         for mode in MODES:
             training = mode == MODES[0]
-            plain, cut = (isolated("pixels", "peak", name, way, training, given.quick) for way in WAYS)
+            plain, cut = (isolated("pixels", "peak", name, way, training, given.quick, given.calls) for way in WAYS)
             memory = f"{plain:,.0f}, {cut:,.0f}, {cut / max(plain, 1):.2f}"
             seconds = ""
             if not given.memory_only:

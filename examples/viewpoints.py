@@ -4,7 +4,8 @@
     torchcaps train compact --plugin examples/viewpoints.py --data viewpoints-azimuth      # use it
 
 The decorator registers the data set ``viewpoints``. ``register_views`` adds four data sets that train on some sides and
-test on other sides. Nothing is downloaded: the images are rendered on first use and cached in a file.
+test on other sides. ``silhouettes`` has the same images with the category of each pixel. Nothing is downloaded: the
+images are rendered on first use and cached in a file.
 """
 
 from __future__ import annotations
@@ -149,6 +150,23 @@ def load_viewpoints(request: DataRequest) -> Splits:
 
 
 register_views("viewpoints", "Objects of ellipsoids", load_viewpoints, **_INFO)
+
+
+def load_silhouettes(request: DataRequest) -> Splits:
+    """Load the same images with the category of each pixel: class 0 is the background, class j + 1 the category j."""
+
+    def outlined(images: ImageSet) -> ImageSet:
+        masks = (images.images[:, 0] > 0) * (1 + images.labels[:, None, None])
+        return ImageSet(images.images, masks.to(torch.uint8), factors=images.factors)
+
+    splits = load_viewpoints(request)
+    assert splits.test is not None
+    return Splits(outlined(splits.train), outlined(splits.test), ("background", *CLASS_NAMES))
+
+
+_OF_PIXELS = _INFO | {"class_names": ("background", *CLASS_NAMES)}
+register_dataset("silhouettes", title="Objects of ellipsoids, their pixels by category", **_OF_PIXELS)(load_silhouettes)
+register_views("silhouettes", "Pixels of objects of ellipsoids", load_silhouettes, **_OF_PIXELS)
 
 
 def _known() -> tuple[Int64[Tensor, "N"], dict[str, Tensor]]:

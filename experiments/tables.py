@@ -1,6 +1,7 @@
 """The paper's tables, and the tables of the field's routings, as rows.
 
-(a) MNIST; (b) routing; (c) MultiMNIST; (d) affNIST; (e) the tutorials; (f) robustness; (g) the zoo, see ``zoo.py``.
+(a) MNIST; (b) routing; (c) MultiMNIST; (d) affNIST; (e) the tutorials; (f) robustness; (g) the zoo, see ``zoo.py``;
+(h) networks for pixels, see ``pixels.py``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments.pixels import PIXELS, PIXELS_SEARCH
 from experiments.store import read_runs
 from experiments.table import Row, Table
 from experiments.zoo import NOT_TURNED, SEARCH, ZOO
@@ -227,7 +229,10 @@ def recorded(name: str) -> Iterator[Row]:
 
 
 BY_HAND = Table(name="by-hand", title="Runs before there were tables", rows=tuple(recorded("by-hand")))
-SHIPPED = {t.name: t for t in (MNIST, ROUTING, MULTIMNIST, AFFNIST, TUTORIALS, ROBUSTNESS, ZOO, SEARCH, BY_HAND)}
+SHIPPED = {
+    t.name: t
+    for t in (MNIST, ROUTING, MULTIMNIST, AFFNIST, TUTORIALS, ROBUSTNESS, ZOO, SEARCH, PIXELS, PIXELS_SEARCH, BY_HAND)
+}
 
 
 def load_table(source: str) -> Table:

@@ -1,6 +1,7 @@
 """Assertions and small networks that several tests share."""
 
 import itertools
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -172,6 +173,13 @@ def registered_for_now() -> Iterator[None]:
             registry.update(entries)
 
 
+def image_presets() -> list[str]:
+    """The presets whose networks give one answer for an image, and not one for each pixel."""
+    from torchcaps.models import get_preset, list_presets
+
+    return [name for name in list_presets() if get_preset(name).network["task"] != "pixels"]
+
+
 def pairwise(*axes: Iterable[str]) -> list[tuple[str, ...]]:
     """Cases of three axes, so that every two values of different axes meet in at least one of them.
 
@@ -200,7 +208,11 @@ def small(preset: str, **overrides: Any) -> dict[str, Any]:
         "decoder_hidden": (16, 24),
         "stack_channels": (8,),
         "sequence_channels": (4, 6),
+        "parameters_of": None,
+        "up_channels": (7, 6, 5, 4, 3),
     }
+    if preset == "segcaps":  # which has none
+        del sizes["up_channels"]
     if preset == "efficient-capsnet-mnist":  # a channel of the last convolution for each of its primary capsules'
         sizes |= {"stack_channels": (4, 4, 8, 16), "primary_kernel": 2}
     if preset in ("cnn-pooled", "compact-shared"):  # four convolutions
@@ -213,6 +225,9 @@ def small(preset: str, **overrides: Any) -> dict[str, Any]:
 def labels_for(model: Any, batch: int) -> Tensor:
     """Labels (B,) that count up through the classes, of P objects (B, P), all different; else targets (B, J)."""
     first = torch.arange(batch)
+    if model.task == "pixels":
+        count = torch.arange(math.prod(model.in_shape[1:])).view(model.in_shape[1:])
+        return ((count + first.view(-1, *[1] * count.ndim)) % model.num_classes).to(torch.uint8)
     if model.task != "classes":
         return torch.eye(model.num_classes)[first % model.num_classes]
     objects = model.objects

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from routing_cases import ROUTINGS
 from support import assert_raises, small
-from torchcaps import InputError, create_model, list_presets
+from torchcaps import InputError, create_model
 from torchcaps.models import ModelOutput, get_preset
 from torchcaps.nn import B2IRouting, DenseCapsules
 from torchcaps.parts import flat
@@ -347,7 +347,7 @@ def test_nothing_is_found_in_our_routings(name: str) -> None:
     assert names(module, mask=MASK) == wanted
 
 
-@pytest.mark.parametrize("preset", list_presets())
+@pytest.mark.parametrize("preset", image_presets())
 def test_nothing_is_found_in_our_networks(preset: str) -> None:
     network = create_model(preset, (2, 18, 21), 3, **small(preset))
     options = flat(get_preset(preset).network)

@@ -187,3 +187,8 @@ def test_interests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     interests.main([*arguments[:4], "1", *arguments[-2:]])
     assert re.search(r"B2I, 1 iteration( +-?[\d.]+){5}   0", capsys.readouterr().out), "a single seed has no deviation"
     assert out.read_text().splitlines() == runs, "no run is made twice"
+
+
+def test_segcaps_learns_with_monai() -> None:
+    pytest.importorskip("monai", reason="MONAI is not installed")
+    assert example("segment_with_monai").main(15) > 0.2

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from torchcaps.analysis.calibration import Calibration
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError, shown
-from torchcaps.ranges import COUNT, image_shape
+from torchcaps.ranges import COUNT, spatial_shape
 from torchcaps.tasks import TASKS, TaskName
 
 MAX_IMAGE_VALUES = 2**22
@@ -25,8 +25,8 @@ class ImageSpec:
         InputError: A value has the wrong type or is out of range. Files may hold anything, so all values are checked.
     """
 
-    in_shape: tuple[int, int, int]
-    """Images (C, H, W)."""
+    in_shape: tuple[int, ...]
+    """Images (C, H, W); for the task pixels patches (C, *S) of one to three axes."""
     class_names: tuple[str, ...]
     """Name of each class."""
     objects: int = 1
@@ -42,14 +42,16 @@ class ImageSpec:
 
     def __post_init__(self) -> None:
         names = self.class_names if isinstance(self.class_names, tuple) else ()
+        known = isinstance(self.task, str) and self.task in TASKS
+        axes = TASKS[self.task].spatial_axes if known else (2,)
         fits = {
-            "in_shape": math.prod(image_shape(self.in_shape)) <= MAX_IMAGE_VALUES,
+            "in_shape": math.prod(spatial_shape(self.in_shape, axes)) <= MAX_IMAGE_VALUES,
             "class_names": bool(names) and all(isinstance(each, str) for each in names),
             "objects": self.objects in COUNT and self.objects <= len(names),
             "fit": self.fit in ("pad", "stretch"),
             "preparation": isinstance(self.preparation, Preparation | None),
             "calibration": isinstance(self.calibration, Calibration | None),
-            "task": isinstance(self.task, str) and self.task in TASKS,
+            "task": known,
         }
         for name, fitting in fits.items():
             if not fitting:

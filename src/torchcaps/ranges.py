@@ -80,6 +80,25 @@ def image_shape(in_shape: object) -> tuple[int, int, int]:
     return channels, height, width
 
 
+def spatial_shape(in_shape: object, axes: Sequence[int]) -> tuple[int, ...]:
+    """Return ``in_shape`` as channels and one size for each spatial axis; raise InputError if it does not fit.
+
+    Args:
+        in_shape: Shape of an image, channels first.
+        axes: Numbers of spatial axes that are allowed: (2,) for images only, (1, 2, 3) for lines and volumes too.
+    """
+    if tuple(axes) == (2,):
+        return image_shape(in_shape)
+    fits = isinstance(in_shape, Sequence) and len(in_shape) - 1 in axes and all(size in COUNT for size in in_shape)
+    if not fits:
+        raise InputError(
+            f"in_shape must be channels and {min(axes)} to {max(axes)} sizes, such as (1, 64, 64), all positive "
+            f"integers, got {shown(in_shape)}"
+        )
+    assert isinstance(in_shape, Sequence)
+    return tuple(map(int, in_shape))
+
+
 def as_text(value: object) -> str:
     """Return an option's value as users read and type it: ``on``, ``none``, ``0.001``, ``512,1024``."""
     if isinstance(value, bool):

@@ -40,9 +40,9 @@ def check_layers(model: Network) -> None:
     layers, images = list_layers(model), torch.rand(1, *model.in_shape)
     assert sum(layer.parameters for layer in layers) == learned(model)
     shapes = [layer.shape for layer in layers if not layer.in_decoder]
-    assert (shapes[0], shapes[-1]) == (model.in_shape, (model.num_classes,))
     with torch.inference_mode():
         output = model.eval()(images)
+        assert (shapes[0], shapes[-1]) == (model.in_shape, output.scores[0].shape)
         if isinstance(model, CapsNet):
             maps, poses = model.backbone(images), [*(each.poses for each in model.capsules(images)), output.capsules]
             *_, before, _ = wanted = [maps[0].shape, *(each[0].shape for each in poses), output.scores[0].shape]

@@ -36,7 +36,7 @@ def test_means_and_deviations_are_over_images_that_have_the_class(found: PixelEv
     assert found.warning is None
     words = [cell for table in found.tables() for row in table.rows for cell in row]
     assert "–" in words
-    assert "0.8333 ± 0.2357" in words
+    assert "0.833 ± 0.236" in words
     assert found.to_dict()["per_class"][3]["dice"] is None
 
 

@@ -3,8 +3,10 @@
 Words and units are those of the task; each cell ends with exit code 0 or 2, never with another.
 """
 
+import functools
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,14 +105,24 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session", params=[(task, network) for task in OF_IMAGES for network in NETWORKS], ids="-".join)
-def trained(request: pytest.FixtureRequest, files: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    (task, network), out = request.param, tmp_path_factory.mktemp("run") / "run"
-    preset, options = NETWORKS[network]
-    config = tiny_config(files / f"{task}.npz", preset, **{"task": task, "epochs": 1, "max_shift": 0, **options})
-    lines = Lines()
-    train(config, out, progress=lines, figures=network == "decoder")
-    return Trained(task, network, out, files / f"{task}.npz", files / "image.png", lines.said)
+@pytest.fixture(scope="session")
+def trainings(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Trained]:
+    """Train each network once, when a test first asks for it."""
+
+    @functools.cache
+    def trained(task: str, network: str) -> Trained:
+        out, lines = tmp_path_factory.mktemp("run") / "run", Lines()
+        preset, options = NETWORKS[network]
+        config = tiny_config(files / f"{task}.npz", preset, **{"task": task, "epochs": 1, "max_shift": 0, **options})
+        train(config, out, progress=lines, figures=network == "decoder")
+        return Trained(task, network, out, files / f"{task}.npz", files / "image.png", lines.said)
+
+    return trained
+
+
+@pytest.fixture(params=[(task, network) for task in OF_IMAGES for network in NETWORKS], ids="-".join)
+def trained(request: pytest.FixtureRequest, trainings: Callable[[str, str], Trained]) -> Trained:
+    return trainings(*request.param)
 
 
 def call(cli: Cli, name: str, run: Trained) -> Result:
@@ -124,7 +136,7 @@ def call(cli: Cli, name: str, run: Trained) -> Result:
 
 CELLS = [
     pytest.param((task, network), name, id=f"{task}-{network}-{name}")
-    for task in TASKS
+    for task in OF_IMAGES
     for network in NETWORKS
     for name, words in COMMANDS.items()
     if "RUN" in words or network == "decoder"  # else the call is the same for every network

@@ -9,9 +9,10 @@ import pytest
 from PIL import Image
 
 from cli_support import Cli
-from pixel_support import discs, register_tiny_pixels, write_folder
+from pixel_support import TinyPixels, discs, register_tiny_pixels, write_folder
 from support import registered_for_now
 from torchcaps.files import read_json
+from torchcaps.models import register_preset
 
 SIZES = ((24, 20), (40, 37), (33, 60))
 TRAIN = "train tiny-pixels --task pixels --patch 16 --loss dice-cross-entropy --epochs 12 --batch-size 8"
@@ -87,10 +88,52 @@ def test_other_commands_refuse_the_task_in_one_sentence(run: Path, cli: Cli, nam
     assert "works for the task classes; this network was trained for the task pixels" in result.err
 
 
+def test_an_uneven_patch_is_refused_before_training(run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TinyPixels, "stride", 8, raising=False)
+    words = TRAIN.replace("--patch 16", "--patch 20").split()
+    result = cli(*words, "--data", f"folder:{run.parent / 'leaves'}", "--out", "r")
+    assert result.code == 2
+    assert "a patch of 20 does not divide by 8, the strides of this network; take 16 or 24" in result.err
+    assert not Path("r/config.json").exists()
+
+
 def test_further_commands_work(run: Path, cli: Cli) -> None:
     assert cli("curves", run, "--figure", "c.png").code == 0
     resumed = cli("train", "--resume", run, "--no-figures", "--epochs", "13")
     assert resumed.code == 0, resumed.err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "export RUN --format folder --out folder",
+        "export RUN --format torch --out m.pt2",
+        "export RUN --format onnx --out m.onnx",
+        "evaluate RUN --figure e.png --json",
+        "evaluate RUN --data folder:RUN/../leaves --batch-size 3 --precision bf16",
+        "curves RUN --json --figure c.png",
+        f"{TRAIN} --data folder:RUN/../leaves --init-from RUN --out again --no-figures",
+        "train tiny-pixels --task pixels --patch 16 --batch-size 8 --data folder:RUN/../leaves --find-learning-rate",
+        f"{TRAIN} --data folder:RUN/../leaves --class-weights balanced --max-rotation 30 --flip --out weighted",
+    ],
+)
+def test_a_command_works_or_says_in_a_sentence_that_it_does_not(run: Path, cli: Cli, line: str) -> None:
+    result = cli(*(word.replace("RUN", str(run)) for word in line.split()))
+    assert result.code == 0 or (result.code, len(result.err.splitlines())) == (2, 1), result.err
+    if "onnx" not in line and "pt2" not in line:
+        assert result.code == 0, result.err
+
+
+def test_the_model_card_has_the_words_of_pixels(run: Path, cli: Cli) -> None:
+    assert cli("export", run, "--format", "folder", "--out", "folder").code == 0
+    card = Path("folder/README.md").read_text()
+    for words in (
+        "in 3 classes of pixels",
+        "| test 1 − Dice | test Dice |",
+        "type: dice",
+        "gives each pixel one of its 3",
+    ):
+        assert words in card
 
 
 def test_a_folder_with_masks_is_counted_and_drawn(run: Path, cli: Cli) -> None:
@@ -99,3 +142,36 @@ def test_a_folder_with_masks_is_counted_and_drawn(run: Path, cli: Cli) -> None:
     assert "% of pixels" in result.out
     assert "ground + disc" in result.out
     assert Path("s.png").exists()
+
+
+def test_volumes_in_nifti_files_become_masks_with_their_axes(cli: Cli, tmp_path: Path) -> None:
+    nib = pytest.importorskip("nibabel")
+    affine = np.diag([-1.0, 2.0, 3.0, 1.0])
+    for number in range(8):
+        image, mask = (np.stack([each[0]] * 12, 1) for each in discs(1, seed=number))
+        for name, values in (("images", image.astype(np.int16) * 4 - 500), ("masks", mask)):
+            (tmp_path / f"scans/{name}").mkdir(parents=True, exist_ok=True)
+            nib.save(nib.Nifti1Image(values, affine), tmp_path / f"scans/{name}/{number}.nii.gz")
+    with registered_for_now():
+        small = {"parameters_of": None, "channels": (4, 8)}
+        register_preset("unet-small", "A small U-Net.", base="unet-twin", network=small)
+        words = "train unet-small --patch 12 --epochs 2 --batch-size 4 --learning-rate 0.01 --out run --no-figures"
+        result = cli(*words.split(), "--data", f"nifti:{tmp_path / 'scans'}")
+        assert result.code == 0, result.err
+        assert "1×12×12×12, 3 classes" in result.out
+        found = cli.json("evaluate", "run")
+        assert found["num_images"] == 2
+        assert cli.out("predict", "run", tmp_path / "scans/images", "--out", "masks").endswith("of 8 images\n")
+        result = cli("predict", "run", tmp_path / "scans/images/0.nii.gz", "--figure", "p.png")
+        assert result.code == 0, result.err
+        Image.fromarray(discs(1)[0][0]).save("plane.png")
+        result = cli("predict", "run", "plane.png")
+        assert (result.code, len(result.err.splitlines())) == (2, 1)
+        assert (
+            "plane.png: the image is 1×24×20 (channels first), but the network takes patches of 1×12×12×12"
+            in result.err
+        )
+    mask = nib.load("masks/3.nii.gz")
+    assert mask.shape == (24, 12, 20)
+    assert np.allclose(mask.affine, affine)
+    assert set(np.unique(np.asanyarray(mask.dataobj))) <= {0, 1, 2}

@@ -68,6 +68,24 @@ def test_colours_are_classes(tmp_path: Path, table: bool) -> None:
     assert (counts.argmax(1) == (2 if table else 0)).all()  # the ground is the largest
 
 
+def test_a_black_mask_beside_masks_in_colour_is_black(tmp_path: Path) -> None:
+    write_folder(tmp_path, 8, change=lambda mask: COLOURS[mask])
+    save(tmp_path / "masks/3.png", np.zeros((24, 20, 3), np.uint8))
+    assert load(tmp_path).class_names == ("#000000", "#00ff00", "#c81e00")
+    (tmp_path / "classes.txt").write_text("ground #000000\nleaf #00ff00\n")
+    assert_raises(
+        InputError, load, tmp_path, say="has the colour #c81e00, which has no line in classes.txt; add a line"
+    )
+
+
+def test_grey_colours_of_a_list_are_classes(tmp_path: Path) -> None:
+    write_folder(tmp_path, 8, change=lambda mask: (100 * mask).astype(np.uint8))
+    (tmp_path / "classes.txt").write_text("ground #000000\nleaf #646464\nvein #c8c8c8\n")
+    assert load(tmp_path).train.labels.unique().tolist() == [0, 1, 2]
+    write_folder(tmp_path, 8)  # numbers, although the list has colours
+    assert load(tmp_path).train.labels.unique().tolist() == [0, 1, 2]
+
+
 def test_masks_of_black_and_white_have_two_classes(tmp_path: Path) -> None:
     write_folder(tmp_path, 8, change=lambda mask: (255 * (mask > 0)).astype(np.uint8))
     data = load(tmp_path)
@@ -209,9 +227,46 @@ def test_a_fault_is_one_sentence_with_what_to_do(tmp_path: Path, name: str) -> N
     assert "\n" not in str(caught.value)
 
 
+def test_damaged_files_can_be_left_out(tmp_path: Path) -> None:
+    write_folder(tmp_path, 8)
+    (tmp_path / "masks/3.png").write_bytes(b"no")
+    (tmp_path / "images/5.png").write_bytes(b"no")
+    data = load(tmp_path, skip_damaged=True)
+    assert sum(map(len, (data.train, data.validation, data.test))) == 6
+    assert len(data.skipped) == 2
+    for file in (tmp_path / "masks").iterdir():
+        file.write_bytes(b"no")
+    assert_raises(InputError, load, tmp_path, skip_damaged=True, say="none of the train images and masks can be read")
+
+
 def test_the_task_must_be_named_and_patches_need_masks(tmp_path: Path) -> None:
     write_folder(tmp_path, 8)
     assert load_dataset(f"folder:{tmp_path}").task.name == "pixels"
     words = "has a mask for each image; set --task pixels"
     assert_raises(InputError, load_dataset, f"folder:{tmp_path}", task="classes", say=words)
     assert_raises(InputError, load_dataset, "digits", patch=8, say="digits has no masks")
+
+
+def test_digits_of_pixels_are_those_of_the_brighter_part() -> None:
+    from torchcaps.datasets.pairs import fixed_pairs
+    from torchcaps.datasets.sources.multimnist import with_masks
+
+    random = torch.Generator().manual_seed(0)
+    digits = ImageSet(torch.randint(0, 256, (20, 1, 5, 6), dtype=torch.uint8, generator=random), torch.arange(20) % 10)
+    pairs = fixed_pairs(digits, 1)
+    found = with_masks(pairs)
+    for n, (parts, labels) in enumerate(zip(pairs.parts[:, :, 0], pairs.labels, strict=True)):
+        for y in range(7):
+            for x in range(8):
+                first, second = parts[:, y, x].tolist()
+                true = 0 if max(first, second) <= 76.5 else 1 + int(labels[0 if first >= second else 1])
+                assert int(found.labels[n, y, x]) == true
+    assert found.images is pairs.images
+
+
+@pytest.mark.mnist
+def test_multimnist_has_masks(mnist_dir: Path) -> None:
+    data = load_dataset("multimnist-pixels", data_dir=mnist_dir)
+    assert (data.task.name, data.num_classes, len(data.train), len(data.validation)) == ("pixels", 11, 55_000, 5_000)
+    assert data.train.labels.unique().tolist() == list(range(11))
+    assert (data.test.images[:, 0][data.test.labels == 0] < 160).all()  # two dark parts

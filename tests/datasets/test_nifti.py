@@ -88,7 +88,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "no mask": (lambda folder: (folder / "masks/3.nii").unlink(), "has no mask; put "),
     "fractions": (
         lambda folder: save(folder / "masks/3.nii", np.full((24, 6, 20), 0.5, np.float32)),
-        "holds fractions; a mask holds the number of a class in each voxel",
+        "holds fractions or negative numbers; a mask holds the number of a class in each voxel",
     ),
     "NaN": (
         lambda folder: save(folder / "images/3.nii.gz", np.full((24, 6, 20), np.nan, np.float32)),
@@ -124,3 +124,22 @@ def test_without_nibabel_the_sentence_says_what_to_install(tmp_path: Path, monke
         f"nifti:{tmp_path}",
         say='NIfTI files are read by nibabel: pip install "torchcaps[nifti]"',
     )
+
+
+def test_predicted_masks_have_the_axes_of_their_volume(tmp_path: Path) -> None:
+    from torchcaps.analysis.mask_answers import MaskAnswers
+
+    values = np.arange(4 * 5 * 6, dtype=np.int16).reshape(4, 5, 6)
+    path = save(tmp_path / "scan.nii", values)
+    volume = read_volume(path)
+    mask = (volume.values % 3).astype(np.uint8)
+    answers = MaskAnswers([path], [to_uint8(volume.values, None)[None]], [mask], ("a", "b", "c"), [volume])
+    answers.write(tmp_path / "masks")
+    back = nib.load(tmp_path / "masks/scan.nii.gz")
+    assert np.array_equal(np.asanyarray(back.dataobj), values % 3)
+    assert np.allclose(back.affine, AFFINE)
+    assert [round(each, 3) for each in answers.shares(0)] == [0.333] * 3
+    (image, answer) = answers.figures()[""].axes[0].images
+    assert image.get_array().shape[:2] == answer.get_array().shape[:2] == (4, 6)
+    twice = MaskAnswers([path, tmp_path / "scan.nii.gz"], [], [], (), [volume, volume])
+    assert_raises(InputError, twice.names, say="would both be scan.nii.gz; predict them separately")

@@ -59,6 +59,15 @@ def test_they_are_rendered_once_kept_and_made_again_where_the_file_is_damaged(
 
 
 @pytest.mark.usefixtures("few")
+def test_silhouettes_are_the_pixels_of_the_category(viewpoints: Any) -> None:
+    images, masks = (load_dataset(f"{name}-azimuth", seed=3).test for name in ("viewpoints", "silhouettes"))
+    assert torch.equal(images.images, masks.images)
+    assert masks.task.name == "pixels"
+    for image, label, mask in zip(images.images[:20], images.labels, masks.labels, strict=False):
+        assert torch.equal(mask, ((image[0] > 0) * (1 + label)).to(torch.uint8))
+        assert 0.05 < (mask > 0).float().mean() < 0.8
+
+
 def test_factors_are_those_of_the_image(viewpoints: Any, tmp_path: Path) -> None:
     data = load_dataset("viewpoints", data_dir=tmp_path, limit_test=40)
     random = np.random.RandomState(0)

@@ -9,12 +9,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, vmap
 
 import torchcaps
-from support import assert_close, assert_raises, assert_same, drawn_for, labels_for, small
+from support import assert_close, assert_raises, assert_same, drawn_for, image_presets, labels_for, small
 from torchcaps.errors import WrongType
 from torchcaps.models.loss import SpreadLoss
 from torchcaps.nn import CapsuleHead, DenseCapsules
 
-every_preset = pytest.mark.parametrize("preset", torchcaps.list_presets())
+every_preset = pytest.mark.parametrize("preset", image_presets())
 Parameters = dict[str, Tensor]
 
 

@@ -83,7 +83,7 @@ def learns(name: str, model: Network) -> None:
     output = model(images, labels)
     losses = model.loss(output, drawn, labels)
     losses.total.backward()
-    assert output.lengths.shape == (3, NUM_CLASSES)
+    assert output.lengths.shape == scores_of(model, 3)
     assert (model.in_shape, model.num_classes) == (IN_SHAPE, NUM_CLASSES)
     assert all(loss is None or loss.shape == () for loss in losses)
     assert_finite([*output, *losses])
@@ -107,6 +107,11 @@ def learns(name: str, model: Network) -> None:
     for field in ("lengths", "reconstruction"):
         if getattr(output, field) is not None:
             assert_batch_independent(lambda batch, field=field: getattr(model(batch), field), images)
+
+
+def scores_of(model: Network, batch: int) -> tuple[int, ...]:
+    """The shape of its scores."""
+    return batch, NUM_CLASSES, *(IN_SHAPE[1:] if model.per_pixel else ())
 
 
 def survives_half_precision(model: Network) -> None:
@@ -151,7 +156,7 @@ def comes_back_from_its_folder_and_its_card(
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)
-    assert names["output"].lengths.shape == (1, NUM_CLASSES)
+    assert names["output"].lengths.shape == scores_of(model, 1)
 
 
 # ---- the registry

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils import prune
 
-from support import assert_close, assert_raises, assert_same, second_derivatives, with_gradients
+from support import assert_close, assert_finite, assert_raises, assert_same, second_derivatives, with_gradients
 from torchcaps import InputError, dynamic_routing
 from torchcaps.nn import (
     BuiltVotes,
@@ -520,3 +520,16 @@ def test_pruned_weights_are_used_and_trained() -> None:
         layer.transform.weight_orig += 1
     assert not layer(capsules).poses.allclose(before)
     assert layer.transform.weight_orig.grad.count_nonzero() <= layer.transform.weight_mask.sum()
+
+
+@pytest.mark.usefixtures("tiny_slabs")
+def test_a_map_of_zeros_has_finite_gradients() -> None:
+    """Even if nothing is added under the root, as in SegCaps."""
+    routing = DynamicRouting(3, squash_eps=1e-24)
+    layer = ConvCapsules(3, 4, 2, 4, voters="types", layer_padding=1, transform="shared", routing=routing)
+    poses = torch.zeros(1, 3 * 30, 4, requires_grad=True)
+    leaves = {"poses": poses, **dict(layer.named_parameters())}
+    capsules = Capsules(poses, None, (3, 6, 5))
+    got = with_gradients(capsule_tensors(layer(capsules)), leaves)
+    assert_finite(got.values())
+    assert_same(got, in_one_slab(layer, capsules, leaves))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from pixel_support import TinyPixels
 from support import assert_close, assert_raises
 from torchcaps.errors import InputError
 from torchcaps.ops.sliding import sliding_windows
@@ -39,6 +40,14 @@ def test_windows_equal_those_of_monai(size, window, weights, overlap) -> None:
     theirs = inferers.sliding_window_inference(images, window, 4, look, overlap=overlap, mode=mode)
     ours = sliding_windows(look, images, window, overlap=overlap, weights=weights)
     assert_close(ours, theirs, tol=1e-5)
+
+
+def test_a_network_goes_into_an_inferer_of_monai() -> None:
+    inferers = pytest.importorskip("monai.inferers")
+    network, images = TinyPixels((1, 24, 20), 3).eval(), torch.rand(2, 1, 40, 31)
+    with torch.no_grad():
+        theirs = inferers.SlidingWindowInferer((24, 20), overlap=0.25)(images, network.scores_only())
+        assert_close(network._task.infer(network, images).scores, theirs, tol=1e-5)
 
 
 def test_a_window_of_other_axes_is_refused() -> None:

@@ -1,6 +1,7 @@
 """Networks for pixels are trained and evaluated: torchcaps' own, and a module of one's own."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,14 +9,16 @@ import torch
 from torch import nn
 
 from pixel_support import TinyPixels, disc_set, register_tiny_pixels
-from support import assert_close, registered_for_now
+from support import assert_close, assert_raises, registered_for_now
+from tiny_runs import StopAt
 from torchcaps import fit
 from torchcaps.analysis import evaluate
-from torchcaps.datasets import Augmentation, BatchLoader
+from torchcaps.datasets import Augmentation, BatchLoader, PixelSet
+from torchcaps.errors import InputError
 from torchcaps.ops.pixels import pixel_cross_entropy
 from torchcaps.parts import build
 from torchcaps.ranges import IGNORED
-from torchcaps.training import Progress, Recipe
+from torchcaps.training import Interrupted, Progress, Recipe
 
 RECIPE = Recipe(epochs=12, batch_size=8, learning_rate=2e-2, schedule="one-cycle")
 
@@ -57,6 +60,8 @@ def test_a_module_of_ones_own_says_its_task() -> None:
     assert last["train_accuracy"] > 0.6
     with torch.no_grad():
         assert float(pixel_cross_entropy(module(images.images / 255), images.labels)) < 0.3
+    del module.task
+    assert_raises(InputError, fit, module, images, RECIPE, say='set task="pixels" of a network, or as an attribute')
 
 
 @pytest.mark.parametrize("loss", ["dice", "pixel-cross-entropy", "dice-cross-entropy", "pixel-margin"])
@@ -86,6 +91,25 @@ def test_class_weights_weigh_the_gradient_of_each_pixel() -> None:
     weighted = plain * torch.tensor([1.0, 2.0, 4.0])[images.labels.long()].unsqueeze(1)
     assert_close(gradients[0], plain.sum((0, 2, 3)), tol=1e-5)
     assert_close(gradients[1], weighted.sum((0, 2, 3)), tol=1e-5)
+
+
+def test_a_stopped_run_on_patches_resumes_to_the_bit(tmp_path: Path) -> None:
+    recipe = Recipe(epochs=2, batch_size=4, learning_rate=1e-2, flip=True, max_rotation=20.0)
+    small, large = disc_set(6), disc_set(4, (40, 31))
+    data = PixelSet((*small.images, *large.images), (*small.labels, *large.labels), patch=(16, 16))
+    weights = []
+    for stops in (False, True):
+        torch.manual_seed(0)
+        network = TinyPixels((1, 16, 16), 3)
+        options = {"validation": large, "out": tmp_path / str(stops)}
+        if stops:
+            with pytest.raises(Interrupted):
+                fit(network, data, recipe, progress=StopAt(7), **options)
+            torch.manual_seed(0)
+            network = TinyPixels((1, 16, 16), 3)
+        fit(network, data, recipe, progress=Progress(), **options)
+        weights.append(network.state_dict())
+    assert all(torch.equal(each, weights[1][name]) for name, each in weights[0].items())
 
 
 def test_masks_move_with_their_images() -> None:

@@ -44,7 +44,7 @@ def inference(model: nn.Module, *, gradients: bool = False) -> Iterator[None]:
 
 def as_pixels(model: Network, images: Shaped[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
     """Convert images, uint8 of 0..255 or floating-point of 0..1, to pixels 0..1 of the network's dtype and device."""
-    check_images(images, model.in_shape)
+    check_images(images, task_of(model).image_shape(model, images))
     return to_pixels(model, images)
 
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from torchcaps.analysis.figures import EDGE, GAP, LINE, MARGIN, MUTED, SMALL, canvas, text_width, write
 from torchcaps.checks import checked
-from torchcaps.models import CapsNet, Network
+from torchcaps.errors import InputError
+from torchcaps.models import CapsNet, Network, PixelCapsules
 from torchcaps.models.images import infer_shapes
-from torchcaps.nn import CapsuleLayer, PrimaryCapsules
+from torchcaps.nn import CapsuleLayer, DeconvCapsules, PrimaryCapsules
 from torchcaps.nn.map_layer import MapLayer
 from torchcaps.parts import part_of
 
@@ -73,6 +74,8 @@ def list_layers(model: Network) -> list[Layer]:
     """
     images = torch.empty(2, *model.in_shape, device="meta", dtype=next(model.parameters()).dtype)
     image = Layer("image", (), model.in_shape, 0)
+    if isinstance(model, PixelCapsules):
+        return [image, *_layers_of_pixels(model, images)]
     if not isinstance(model, CapsNet):
         *hidden, last = _called(model, images)
         return [image, *hidden, replace(last, name="scores")]
@@ -93,6 +96,33 @@ def list_layers(model: Network) -> list[Layer]:
     inputs = Layer("decoder's input", ("class capsules", "all but one 0"), (poses[0].numel(),), 0)
     drawn = [inputs, *hidden, replace(last, name="reconstruction", shape=model.in_shape)]
     return [*layers, *(replace(each, in_decoder=True) for each in drawn)]
+
+
+def _layers_of_pixels(model: PixelCapsules, images: Tensor) -> list[Layer]:
+    """List the layers behind the image of a capsule network that answers each pixel."""
+    sizes, layers = model.in_shape[1:], _called(model.backbone, images)
+    names = ["capsules"] * (len(model.layers) - 1) + ["class capsules"]
+    for name, part, out in zip(names, model.layers, model.flow[1:], strict=True):
+        assert out.grid is not None
+        joined = ("joined with a skip",) * isinstance(part, DeconvCapsules)
+        layers.append(Layer(name, (*_words(part), *joined), (*out.grid, out.poses.shape[2]), _learned(part)))
+    if model.up_channels:
+        steps = ("transposed convolutions", "convolutions 3", "skips")
+        parts = [*model.up, *model.join]
+        layers.append(Layer("feature maps", steps, (model.classify.in_channels, *sizes), _learned(*parts)))
+    decoder = [] if model.decoder is None else [model.decoder]
+    others = _learned(model) - sum(layer.parameters for layer in layers) - _learned(*decoder)
+    if model.up_channels:
+        layers.append(Layer("scores", ("convolution 1", "softmax"), (model.num_classes, *sizes), others))
+    else:
+        layers.append(Layer("lengths", ("length",), (model.types, *sizes), others))
+    for part in decoder:
+        channels = model.decoded_channels
+        inputs = Layer("decoder's input", ("the class of the pixel",) * (not model.up_channels), (channels, *sizes), 0)
+        *hidden, drawn = _called(part, images.new_empty(2, channels, *sizes))
+        drawn = replace(drawn, name="reconstruction")
+        layers += [replace(each, in_decoder=True) for each in (inputs, *hidden, drawn)]
+    return layers
 
 
 def _called(module: nn.Module, given: Tensor) -> list[Layer]:
@@ -124,7 +154,7 @@ def _called(module: nn.Module, given: Tensor) -> list[Layer]:
 
 def _words(part: nn.Module) -> tuple[str, ...]:
     """Describe the operations of a module, a few words each."""
-    if isinstance(part, nn.Conv2d):
+    if isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         window = _window("convolution", *part.kernel_size, stride=part.stride)
         return *window, *["ReLU"] * bool(getattr(part, "relu", False))
     if isinstance(part, PrimaryCapsules):
@@ -169,6 +199,8 @@ def figure_architecture(model: Network, *, title: str | None = None) -> Figure:
         model: Any network. Nothing is computed, so it may be on torch's device ``"meta"``.
         title: Title of the figure; default: the class of the network.
     """
+    if len(model.in_shape) == 4:
+        raise InputError("the drawing shows lines and planes, but this network takes volumes")
     layers = list_layers(model)
     largest = max(max(layer.shape[-2:]) for layer in layers if len(layer.shape) == 3)
     rows: list[list[_Block]] = []

@@ -37,7 +37,8 @@ def predict_mask(model: Network, image: UInt8[np.ndarray, "C *S"]) -> UInt8[np.n
         InputError: The network has another number of channels or axes, or is not for pixels.
     """
     task = task_of(model)
-    task.require("masks", "a mask")
+    if not model.per_pixel:
+        raise InputError(f"a {type(model).__name__} gives one answer for each image, and no masks")
     if image.ndim != len(model.in_shape) or len(image) != model.in_shape[0]:
         sizes = ["×".join(map(str, shape)) for shape in (image.shape, model.in_shape)]
         raise InputError(f"the image is {sizes[0]} (channels first), but the network takes patches of {sizes[1]}")

@@ -118,9 +118,7 @@ class PixelEvaluation(Result):
         if not never.any():
             return None
         names = ", ".join(name for name, each in zip(self.class_names, never, strict=True) if each)
-        advice = (
-            "try --class-weights balanced, --classification-loss dice-cross-entropy, more steps, or smaller patches"
-        )
+        advice = "try --class-weights balanced, --loss dice-cross-entropy, more steps, or smaller patches"
         return f"no pixel of {self.num_images:,} test images was given to: {names}; {advice}"
 
     @property
@@ -185,7 +183,7 @@ def _shares(part: np.ndarray, whole: np.ndarray) -> Float[np.ndarray, "N J"]:
 
 def _with_deviation(row: dict[str, Any], key: str) -> str:
     value, deviation = row[key], row[f"{key}_sd"]
-    digits = 2 if key == "hausdorff95" else 4
+    digits = 1 if key == "hausdorff95" else 3
     if value is None:
         return "–"
     return f"{value:.{digits}f}" + (f" ± {deviation:.{digits}f}" if deviation is not None else "")

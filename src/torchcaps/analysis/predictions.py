@@ -17,6 +17,7 @@ from torchcaps.checks import checked
 from torchcaps.datasets.images import read_image
 from torchcaps.datasets.pixels import Scale, prepare_images
 from torchcaps.models import ModelOutput, Network
+from torchcaps.ranges import image_shape
 from torchcaps.tasks import task_of
 
 
@@ -51,7 +52,7 @@ def predict(
     Raises:
         InputError: The images do not fit the network.
     """
-    images = prepare_images(images, model.in_shape, scale)
+    images = prepare_images(images, image_shape(model.in_shape), scale)
     outputs: list[ModelOutput] = []
 
     def look(pixels: Tensor, classes: Tensor | None) -> list[Tensor]:

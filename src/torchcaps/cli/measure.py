@@ -13,7 +13,7 @@ from torchcaps.cli.options import Accelerator, Data, DataDir, Figure, Json, Sour
 from torchcaps.cli.runs import data_for, name_of, open_images, open_run, open_runs, refuse_options
 from torchcaps.cli.show import say, show
 from torchcaps.errors import InputError
-from torchcaps.ranges import Count, Seed
+from torchcaps.ranges import Count, Seed, image_shape
 
 if TYPE_CHECKING:
     from torchcaps.analysis import Probe, RobustnessCurve
@@ -201,7 +201,7 @@ def other_images(run: Run, data: str, data_dir: str | None) -> ImageSet:
     from torchcaps.datasets import find_dataset, load_dataset
 
     own = find_dataset(data)[0].find is not None
-    images = load_dataset(data, data_dir=data_dir if own else None, image_size=run.model.in_shape[1:]).test
+    images = load_dataset(data, data_dir=data_dir if own else None, image_size=image_shape(run.model.in_shape)[1:]).test
     if images.in_shape != run.model.in_shape:
         raise InputError(
             f"{data} has images of {images.in_shape[0]} channels, but the network takes {run.model.in_shape[0]}"

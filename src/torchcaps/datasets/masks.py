@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from jaxtyping import Int64, UInt8
+from jaxtyping import UInt, UInt8
 from PIL import Image, ImageColor, UnidentifiedImageError
 
 from torchcaps.datasets.images import check_size
@@ -21,7 +22,7 @@ COLOUR = 1 << 24
 """Added to the code 65,536·R + 256·G + B of a colour, so that it differs from numbers of classes."""
 
 
-def read_mask(path: Path, name: str) -> Int64[np.ndarray, "H W"]:
+def read_mask(path: Path, name: str) -> UInt[np.ndarray, "H W"]:
     """Read the value of each pixel: the number of its class, or the code of its colour, :data:`COLOUR` and above.
 
     Raises:
@@ -40,7 +41,7 @@ def read_mask(path: Path, name: str) -> Int64[np.ndarray, "H W"]:
     if is_coloured and (values == values[..., :1]).all():  # numbers that were saved in colour
         is_coloured, values = False, values[..., 0]
     if is_coloured:
-        red, green, blue = np.moveaxis(values.astype(np.int64), -1, 0)
+        red, green, blue = np.moveaxis(values.astype(np.uint32), -1, 0)
         values = COLOUR + (red << 16) + (green << 8) + blue
     if values.ndim != 2 or values.dtype.kind not in "iub":
         raise InputError(
@@ -52,7 +53,9 @@ def read_mask(path: Path, name: str) -> Int64[np.ndarray, "H W"]:
             f"{name} holds {len(distinct)} {'colours' if is_coloured else f'values up to {distinct[-1]}'}, as a photo "
             f"does; {RIGHT}"
         )
-    return values.astype(np.int64)
+    if distinct[0] < 0:
+        raise InputError(f"{name} holds the value {distinct[0]}; {RIGHT}")
+    return values.astype(np.min_scalar_type(int(distinct[-1])))  # one byte for numbers, which may be many
 
 
 RIGHT = f"a mask holds the number of a class in each pixel ({IGNORED}: ignored)"
@@ -87,34 +90,40 @@ def read_classes(path: Path) -> tuple[tuple[str, ...] | None, dict[int, int]]:
 
 
 def number_masks(
-    masks: Mapping[str, Int64[np.ndarray, "H W"]], names: Sequence[str] | None, colours: Mapping[int, int]
-) -> tuple[dict[str, UInt8[np.ndarray, "H W"]], tuple[str, ...]]:
+    masks: Mapping[str, UInt[np.ndarray, "..."]], names: Sequence[str] | None, colours: Mapping[int, int]
+) -> tuple[dict[str, UInt8[np.ndarray, "..."]], tuple[str, ...]]:
     """Replace the values of all masks of a data set by numbers of classes; return them and the names of the classes.
 
     Colours without a list of classes are numbered in the order of red, green and blue, so black is class 0. If all
     values are 0 and 255, class 1 is 255.
 
+    Args:
+        masks: Values of each mask by its name in errors.
+        names: Names of the classes; None: their numbers or colours.
+        colours: Number of the class of each code of a colour; empty: unknown.
+
     Raises:
         InputError: A value is no class.
     """
     held = {name: np.unique(mask).tolist() for name, mask in masks.items()}
-    values = sorted({value for each in held.values() for value in each})
-    table = {value: value for value in values if value < COLOUR}
-    if values == [0, IGNORED] or (values == [IGNORED] and names is None):
-        table = {0: 0, IGNORED: 1}
-    if colours:
-        table = dict(colours)
-    elif values and values[-1] >= COLOUR:
-        table = {value: number for number, value in enumerate(values)}
-    count = len(names) if names is not None else max([2, *(j + 1 for j in table.values() if j != IGNORED)])
-    distinct = len([value for value in values if value != IGNORED])
+    values = set().union(*held.values())
+    if max(values) >= COLOUR or (colours and {_colour_of(each) for each in values} <= colours.keys()):
+        masks = {
+            name: np.where(mask < COLOUR, _colour_of(mask.astype(np.uint32)), mask) for name, mask in masks.items()
+        }
+        held = {name: sorted(map(_colour_of, each)) for name, each in held.items()}
+    else:
+        colours = {}
+    values = set().union(*held.values())
+    table = _numbers(sorted(values), colours)
+    highest = max((number for number in table.values() if number != IGNORED), default=0)
+    count = max(highest + 1, 2) if names is None else len(names)
     for name, each in held.items():
-        wrong = [value for value in each if table.get(value, IGNORED + 1) > IGNORED or count <= table[value] < IGNORED]
-        too_high = (
-            names is None and not colours and table.get(max(each), 0) > 2 * max(distinct, 4) and max(each) < IGNORED
-        )
-        if wrong or too_high:
-            raise InputError(_wrong_value(name, wrong[0] if wrong else max(each), each, names, colours))
+        if wrong := [value for value in each if not _is_class(table.get(value), count)]:
+            raise InputError(_wrong_value(name, wrong[0], names))
+        grey = [value for value in each if value < COLOUR and value != IGNORED]
+        if names is None and grey and grey[-1] > 2 * max(len(values), 4) and table[grey[-1]] == grey[-1]:
+            raise InputError(f"{name} holds {len(each)} values up to {each[-1]}, as a photo does; {RIGHT}")
     numbered = {}
     for name, mask in masks.items():
         keys, positions = np.unique(mask, return_inverse=True)
@@ -125,14 +134,31 @@ def number_masks(
     return numbered, tuple(names)
 
 
-def _wrong_value(
-    name: str, value: int, held: Sequence[int], names: Sequence[str] | None, colours: Mapping[int, int]
-) -> str:
+def _numbers(values: Sequence[int], colours: Mapping[int, int]) -> Mapping[int, int]:
+    """Return the number of the class of each value of the masks of a data set."""
+    if colours:
+        return colours
+    if values and values[-1] >= COLOUR:
+        return {value: number for number, value in enumerate(values)}
+    if values == [0, IGNORED]:
+        return {0: 0, IGNORED: 1}
+    return {value: value for value in values}
+
+
+def _colour_of(value: Any) -> Any:
+    """Return the code of a colour, or of the grey of this brightness, such as in a mask in colour that is all black."""
+    return value if np.ndim(value) == 0 and value >= COLOUR else COLOUR + value * 0x010101
+
+
+def _is_class(number: int | None, count: int) -> bool:
+    return number == IGNORED or (number is not None and number < count)
+
+
+def _wrong_value(name: str, value: int, names: Sequence[str] | None) -> str:
+    """Return the error about a value of a mask that is no class."""
     if value >= COLOUR:
-        known = "has no line in classes.txt" if colours else "is no number of a class"
-        return (
-            f"{name} has the colour #{value - COLOUR:06x}, which {known}; add a line such as vein #{value - COLOUR:06x}"
-        )
-    if names is not None and not colours:
-        return f"{name} has the class {value}, but classes.txt names the classes 0 to {len(names) - 1}"
-    return f"{name} holds {len(held)} values up to {max(held)}, as a photo does; {RIGHT}"
+        colour = f"#{value - COLOUR:06x}"
+        return f"{name} has the colour {colour}, which has no line in classes.txt; add a line such as vein {colour}"
+    if names is None:
+        return f"{name} has the value {value}; {RIGHT}"
+    return f"{name} has the class {value}, but classes.txt names the classes 0 to {len(names) - 1}"

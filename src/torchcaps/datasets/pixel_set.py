@@ -50,6 +50,8 @@ class PixelSet(ImageSet):
     is_whole: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("images", "labels", "patch"):
+            check(f"PixelSet: {name}", getattr(self, name), Sequence[Any])
         if not self.images or len(self.images) != len(self.labels):
             raise InputError(
                 f"there must be a mask for each image, and one image at least, got {len(self.images)} images and "

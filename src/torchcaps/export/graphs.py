@@ -21,15 +21,17 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from torchcaps.analysis.inference import as_pixels, classes_of, inference
+from torchcaps.analysis.inference import as_pixels, inference
 from torchcaps.checks import checked
 from torchcaps.errors import InputError, install
 from torchcaps.export.description import Description
-from torchcaps.export.onnx_model import ANY_LENGTH, INPUT, LENGTHS, RECONSTRUCTION, OnnxModel
+from torchcaps.export.onnx_model import ANY_LENGTH, AXIS_NAMES, INPUT, LENGTHS, RECONSTRUCTION, OnnxModel
 from torchcaps.export.record import random_images
 from torchcaps.files import atomic_path
 from torchcaps.models import Network
+from torchcaps.models.pixel_network import PixelNetwork
 from torchcaps.nn import SequenceBackbone
+from torchcaps.ops.labels import top_classes
 from torchcaps.tasks import task_of
 
 OPSET = 18
@@ -62,15 +64,16 @@ class Agreement:
 
 @checked
 def export_onnx(
-    network: Network, path: str | Path, description: Description, images: Shaped[Tensor, "N C H W"] | None = None
+    network: Network, path: str | Path, description: Description, images: Shaped[Tensor, "N C *S"] | None = None
 ) -> Agreement:
     """Write a network as an ONNX file for any batch size, and compare it with the network.
 
     - Input ``images`` (B, C, H, W): float32 pixels 0..1. For a network of sequences (B, C, 1, l), any length l up to W,
-      with NaN as padding.
-    - Output ``lengths`` (B, J): the class scores.
+      with NaN as padding. For a network for pixels (B, C, *S), any sizes above
+      the network's stride, such as 8 for segcaps.
+    - Output ``lengths`` (B, J): the class scores; of each pixel (B, J, *S).
     - Output ``reconstruction`` (B, C, H, W), if there is a decoder: drawn from the capsule with the highest score. For
-      P objects in an image (B, P, C, H, W).
+      P objects in an image (B, P, C, H, W); of a network for pixels (B, C, *S).
 
     The file contains all weights, and no names of files, paths or lines of source.
 
@@ -100,9 +103,10 @@ def export_onnx(
         )
     program = trace(network)
     names = [LENGTHS, RECONSTRUCTION][: len(program.graph_signature.user_outputs)]
-    model = to_onnx(program, [INPUT], names)
-    if takes_sequences(network):
-        model.graph.input[0].type.tensor_type.shape.dim[3].dim_param = ANY_LENGTH
+    model, free = to_onnx(program, [INPUT], names), free_axes(network)
+    for each in (*model.graph.input, *(model.graph.output if network.per_pixel else ())):
+        for axis, name in free.items():
+            each.type.tensor_type.shape.dim[axis].dim_param = name
     for each in (*model.graph.input, *model.graph.output):
         each.type.tensor_type.shape.dim[0].dim_param = "batch"
     onnx.helper.set_model_props(model, description.to_metadata())
@@ -111,7 +115,7 @@ def export_onnx(
 
 @checked
 def export_program(
-    network: Network, path: str | Path, description: Description, images: Shaped[Tensor, "N C H W"] | None = None
+    network: Network, path: str | Path, description: Description, images: Shaped[Tensor, "N C *S"] | None = None
 ) -> Agreement:
     """Write a network as a torch.export program for any batch size, and compare it with the network.
 
@@ -137,7 +141,7 @@ class _Outputs(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, images: Float[Tensor, "B C H W"]) -> tuple[Tensor, ...]:
+    def forward(self, images: Float[Tensor, "B C *S"]) -> tuple[Tensor, ...]:
         output = self.network(in_full_length(self.network, images))
         return (output.scores,) if output.reconstruction is None else (output.scores, output.reconstruction)
 
@@ -145,6 +149,19 @@ class _Outputs(nn.Module):
 def takes_sequences(network: Network) -> bool:
     """Return True if padding changes no result of a network, so that it accepts sequences of any length."""
     return isinstance(getattr(network, "backbone", None), SequenceBackbone)
+
+
+def free_axes(network: Network) -> dict[int, str]:
+    """Return the names of the input's axes that may have any size, besides the batch, by the number of the axis."""
+    if network.per_pixel:
+        names = AXIS_NAMES[len(network.in_shape) - 1]
+        return dict(enumerate(names, 2))
+    return {3: ANY_LENGTH} if takes_sequences(network) else {}
+
+
+def smallest_side(network: Network) -> int:
+    """Return the smallest size along a free axis, pixels: in an exported graph, no map may have a single position."""
+    return network.stride + 1 if isinstance(network, PixelNetwork) else 1
 
 
 def in_full_length(network: Network, images: Float[Tensor, "B C H w"]) -> Float[Tensor, "B C H W"]:
@@ -160,8 +177,12 @@ def trace(network: Network) -> ExportedProgram:
     Lines of source are removed, because they would show paths of this machine.
     """
     traced = _Outputs(copy.deepcopy(network).float().cpu()).eval()
-    example = as_pixels(network, random_images(network.in_shape, 2))  # one image would fix the batch size at 1
-    axes = {0: Dim("batch")} | ({3: Dim(ANY_LENGTH, max=network.in_shape[2])} if takes_sequences(network) else {})
+    shape = network.in_shape
+    if network.per_pixel:  # maps of one position, or sizes that need no padding, would fix the sizes
+        shape = shape[0], *(max(size, smallest_side(network)) + 1 for size in shape[1:])
+    example = as_pixels(network, random_images(shape, 2))  # one image would fix the batch size at 1
+    limits = {"max": network.in_shape[2]} if takes_sequences(network) else {"min": smallest_side(network)}
+    axes = {0: Dim("batch")} | {axis: Dim(name, **limits) for axis, name in free_axes(network).items()}
     with torch.no_grad(), quiet():
         program = torch.export.export(traced, (example.float().cpu(),), dynamic_shapes=(axes,), strict=False)
     for node in program.graph.nodes:
@@ -205,17 +226,19 @@ def _write(
     contents: bytes,
     run: Callable[[Path, Tensor], Outputs],
     network: Network,
-    images: Shaped[Tensor, "N C H W"] | None,
+    images: Shaped[Tensor, "N C *S"] | None,
 ) -> Agreement:
     """Write a file and keep it if its outputs differ from the network's by at most ``TOLERANCE``.
 
     The comparison uses one image, then all images. The network decodes the capsules with the file's highest scores,
-    because rounding decides between equal scores. Sequences are also compared without their second half.
+    because rounding decides between equal scores. Where sizes are free, the first halves are compared too.
     """
     pixels = as_pixels(network, random_images(network.in_shape) if images is None else images)
-    cases, differences = [pixels[:1], pixels], []
-    if takes_sequences(network):
-        cases.append(pixels[..., : -(-pixels.shape[3] // 2)])
+    cases, differences, task = [pixels[:1], pixels], [], task_of(network)
+    if free := free_axes(network):
+        least = smallest_side(network)
+        halves = [slice(max(-(-size // 2), least) if axis in free else size) for axis, size in enumerate(pixels.shape)]
+        cases.append(pixels[tuple(halves)])
     with atomic_path(path) as temporary:
         temporary.write_bytes(contents)
         for batch in cases:
@@ -224,8 +247,10 @@ def _write(
             except InputError as error:  # its message begins with the name of the temporary file
                 raise InputError(f"{path} was not written: {str(error).partition(': ')[2]}") from error
             with inference(network):
-                chosen = classes_of(torch.from_numpy(got[0]), network.objects)
-                output = network(in_full_length(network, batch), chosen.to(pixels.device))
+                scores = torch.from_numpy(got[0])
+                chosen = top_classes(scores, network.objects) if network.objects > 1 else None
+                chosen = task.decoded_capsules(scores, None) if chosen is None else chosen
+                output = network(in_full_length(network, batch), None if chosen is None else chosen.to(pixels.device))
             expected = [output.scores] if output.reconstruction is None else [output.scores, output.reconstruction]
             differences.append([difference(a, b.float().cpu().numpy()) for a, b in zip(got, expected, strict=True)])
         largest = np.max(differences, axis=0).tolist()  # NaN stays NaN
@@ -251,6 +276,8 @@ def _checked(path: str | Path, suffix: str, description: Description, network: N
     if path.suffix.lower() != suffix:
         raise InputError(f"the file must end in {suffix}, got {path}")
     task_of(network).require(suffix, f"a {suffix} file (--format folder has all tasks)")
+    if network.per_pixel and len(network.in_shape) == 2:
+        raise InputError(f"a {suffix} file holds networks for images and volumes, but this one takes lines")
     described = (description.in_shape, len(description.class_names), description.objects)
     actual = (network.in_shape, network.num_classes, network.objects)
     if described != actual:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import math
+import operator
 import os
 import subprocess
 import sys
@@ -24,6 +26,8 @@ INPUT, LENGTHS, RECONSTRUCTION = "images", "lengths", "reconstruction"
 """Names of the input and the outputs in an exported file."""
 ANY_LENGTH = "length"
 """Name of the input's last axis if it may have any size, as for sequences."""
+AXIS_NAMES = {1: (ANY_LENGTH,), 2: ("height", "width"), 3: ("depth", "height", "width")}
+"""Names of the input's spatial axes in the file of a network for pixels, which may have any size."""
 MAX_BATCH = 32
 """Images in a batch: an exported graph builds all their votes."""
 MAX_FILE_BYTES = 2 * 2**30
@@ -71,32 +75,44 @@ class OnnxModel:
         except InputError as error:
             raise InputError(f"{self.path} was not written by torchcaps export: {error}") from None
 
-    def __call__(self, images: Shaped[np.ndarray, "N C H W"]) -> Prediction:
+    def __call__(self, images: Shaped[np.ndarray, "N C *S"]) -> Prediction:
         """Classify images, and reconstruct them if the network has a decoder.
 
         Args:
             images: uint8 of 0..255, or floating-point of 0..1; N at least 1. For a network of sequences floating-point
-                (N, C, 1, l), any length l up to W, with NaN as padding.
+                (N, C, 1, l), any length l up to W, with NaN as padding. For a network for pixels (N, C, *S), any sizes.
 
         Returns:
-            The result of :func:`torchcaps.analysis.predict` for the network, with the calibration in the file.
+            The result of :func:`torchcaps.analysis.predict` for the network, with the calibration in the file. For a
+            network for pixels, the classes are masks (N, *S), and no answer is unsure.
 
         Raises:
             TypeError: The images have another dtype.
             InputError: The images have another shape than the network's, or there are none; or the graph fails, takes
                 more than 60 s or too much memory for a single image, or returns scores that are not finite.
         """
-        *sides, max_length = self.description.in_shape
-        min_length = 1 if self._takes_any_length else max_length
-        fits = images.ndim == 4 and [*images.shape[1:3]] == sides and min_length <= images.shape[3] <= max_length
+        shape, per_pixel = self.description.in_shape, self.description.task == "pixels"
+        smallest = [1 if name else size for size, name in zip(shape, self._free, strict=True)]
+        largest = [math.inf if name and per_pixel else size for size, name in zip(shape, self._free, strict=True)]
+        sizes = images.shape[1:]
+        fits = (
+            len(sizes) == len(shape)
+            and all(map(operator.le, smallest, sizes))
+            and all(map(operator.le, sizes, largest))
+        )
         if not fits or len(images) == 0:
-            length = f"1 to {max_length}" if min_length < max_length else str(max_length)
-            sizes = ", ".join([*map(str, sides), length])
-            raise InputError(f"images must have shape (N, {sizes}) with N at least 1, got {images.shape}")
+            words = [
+                name if most == math.inf else str(most) if least == most else f"1 to {most}"
+                for name, least, most in zip(self._free, smallest, largest, strict=True)
+            ]
+            raise InputError(f"images must have shape (N, {', '.join(words)}) with N at least 1, got {images.shape}")
         if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
             raise TypeError(f"images must be uint8 of 0..255 or floating-point of 0..1, got {images.dtype}")
         outputs = [self._run(part) for part in _batches(_as_pixels(images), self._batch)]
         lengths, *others = (np.concatenate(parts) for parts in zip(*outputs, strict=True))
+        if per_pixel:
+            masks = (lengths[:, 0] > 0.5 if lengths.shape[1] == 1 else lengths.argmax(1)).astype(np.uint8)
+            return Prediction(masks, lengths, others[0] if others else None, [()] * len(masks))
         # the same order as torchcaps.ops.labels.top_classes, without torch
         highest = (-lengths).argsort(axis=1, kind="stable")[:, : self.description.objects]
         classes = highest[:, 0] if self.description.objects == 1 else highest
@@ -119,13 +135,16 @@ class OnnxModel:
             self._batch = 1
             parts = [self._run(image) for image in _batches(images, 1)]
             return [np.concatenate(each) for each in zip(*parts, strict=True)]
-        return self._checked(outputs, len(images))
+        return self._checked(outputs, images.shape)
 
-    def _checked(self, outputs: list[Any], count: int) -> list[np.ndarray]:
-        """Return the outputs for ``count`` images; raise InputError if they are not scores and reconstructions."""
-        pixels = self.description.in_shape
+    def _checked(self, outputs: list[Any], given: tuple[int, ...]) -> list[np.ndarray]:
+        """Return the outputs for images of a shape; raise InputError if they are not scores and reconstructions."""
+        pixels, count, classes = self.description.in_shape, given[0], len(self.description.class_names)
         shapes: tuple[set[tuple[int, ...]], ...]
-        shapes = {(len(self.description.class_names),)}, {pixels, (self.description.objects, *pixels)}
+        shapes = {(classes,)}, {pixels, (self.description.objects, *pixels)}
+        if self.description.task == "pixels":
+            fewest = 1 if classes == 2 else classes  # two classes may have one score
+            shapes = {(classes, *given[2:]), (fewest, *given[2:])}, {given[1:]}
         for output, fitting, name in zip(outputs, shapes, (LENGTHS, RECONSTRUCTION), strict=False):
             is_array = isinstance(output, np.ndarray) and np.issubdtype(output.dtype, np.floating)
             if not (is_array and len(output) == count and output.shape[1:] in fitting and np.isfinite(output).all()):
@@ -137,7 +156,12 @@ class OnnxModel:
         inputs, outputs = self._worker.inputs, self._worker.outputs
         if [*inputs] != [INPUT] or outputs not in ([LENGTHS], [LENGTHS, RECONSTRUCTION]):
             raise InputError(f"it has the inputs {[*inputs]} and the outputs {outputs}")
-        self._takes_any_length = inputs[INPUT][-1:] == [ANY_LENGTH]
+        axes = inputs[INPUT][1:]
+        if len(axes) != len(self.description.in_shape):
+            raise InputError(
+                f"its input has {len(axes) + 1} axes, but its images have {len(self.description.in_shape)}"
+            )
+        self._free = [each if isinstance(each, str) else "" for each in axes]
 
 
 class LimitExceeded(Exception):  # noqa: N818  the message ends a sentence
@@ -236,10 +260,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.communicate()
 
 
-def _batches(images: Shaped[np.ndarray, "N C H W"], size: int) -> list[np.ndarray]:
+def _batches(images: Shaped[np.ndarray, "N C *S"], size: int) -> list[np.ndarray]:
     return [images[start : start + size] for start in range(0, len(images), size)]
 
 
-def _as_pixels(images: Shaped[np.ndarray, "N C H W"]) -> Float[np.ndarray, "N C H W"]:
+def _as_pixels(images: Shaped[np.ndarray, "N C *S"]) -> Float[np.ndarray, "N C *S"]:
     pixels = images.astype(np.float32)
     return pixels / 255 if images.dtype == np.uint8 else pixels

@@ -19,7 +19,7 @@ from torchcaps.files import could_be_repository, reading
 from torchcaps.models import SeedResult, TrainingRecord, get_preset
 from torchcaps.models.pretrained import CONFIG, SHIPPED
 from torchcaps.parts import flat
-from torchcaps.ranges import Count, image_shape
+from torchcaps.ranges import Count, spatial_shape
 from torchcaps.training import Recipe, Run, TrainConfig, read_config
 from torchcaps.training.config import AUTO_FIELDS, LOCATION_FIELDS, OWN_IMAGE_DEFAULTS
 from torchcaps.training.folder import SUMMARY, read_summary
@@ -59,10 +59,11 @@ def sample_images(run: Run) -> tuple[Shaped[Tensor, "N C H W"], str]:
 
 
 @checked
-def random_images(in_shape: Sequence[int], count: Count = SAMPLE_SIZE) -> UInt8[Tensor, "N C H W"]:
+def random_images(in_shape: Sequence[int], count: Count = SAMPLE_SIZE) -> UInt8[Tensor, "N C *S"]:
     """Return images of noise, the same ones in each call."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (count, *image_shape(in_shape)), dtype=torch.uint8, generator=generator)
+    shape = spatial_shape(in_shape, (1, 2, 3))
+    return torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=generator)
 
 
 @checked

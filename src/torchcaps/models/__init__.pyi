@@ -6,6 +6,7 @@ from .cnn import PooledCNN as PooledCNN
 from .network import Network as Network
 from .output import Losses as Losses
 from .output import ModelOutput as ModelOutput
+from .pixels import PixelCapsules as PixelCapsules
 from .presets import Preset as Preset
 from .presets import create_model as create_model
 from .presets import get_preset as get_preset
@@ -15,3 +16,4 @@ from .presets import register_preset as register_preset
 from .record import SeedResult as SeedResult
 from .record import TrainingRecord as TrainingRecord
 from .scores import ScoresOnly as ScoresOnly
+from .unet import UNet as UNet

@@ -53,8 +53,8 @@ def plan_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Netwo
             network: Network = build("network", spec, in_shape=shape, num_classes=num_classes)
         return network
 
-    def at_least(side: int) -> tuple[int, int, int]:
-        return in_shape[0], max(in_shape[1], side), max(in_shape[2], side)
+    def at_least(side: int) -> tuple[int, ...]:
+        return in_shape[0], *(max(size, side) for size in in_shape[1:])
 
     def fits(side: int) -> bool:
         try:

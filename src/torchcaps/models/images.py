@@ -77,8 +77,11 @@ def infer_map_shape(backbone: nn.Module, in_shape: Sequence[int]) -> tuple[Tenso
     return maps, largest
 
 
-def check_images(images: Tensor, in_shape: tuple[int, int, int], weight: Tensor) -> None:
-    """Raise unless ``images`` is a floating-point batch (B, *in_shape) with the dtype and device of ``weight``."""
+def check_images(images: Tensor, in_shape: tuple[int, ...], weight: Tensor, *, any_size: bool = False) -> None:
+    """Raise unless ``images`` is a floating-point batch (B, *in_shape) with the dtype and device of ``weight``.
+
+    With ``any_size``, the images may have other sizes along the axes of ``in_shape`` than the channels.
+    """
     refuse_fx(images)
     if not isinstance(images, Tensor) or not images.is_floating_point():
         got = images.dtype if isinstance(images, Tensor) else type(images).__name__
@@ -86,18 +89,20 @@ def check_images(images: Tensor, in_shape: tuple[int, int, int], weight: Tensor)
         raise WrongType(f"images must be a floating-point tensor with pixels 0..1, got {got}{hint}")
     if images.is_nested:
         raise WrongType("images must be a dense tensor, got a nested one; pad the images to one size")
-    check_image_shape(images.shape, in_shape)
+    check_image_shape(images.shape, in_shape, any_size=any_size)
     if images.device != weight.device:
         raise InputError(f"images and weights must be on one device, got {images.device} and {weight.device}")
     check_one_dtype("images and weights", images, weight)
 
 
-def check_image_shape(shape: Sequence[int], in_shape: tuple[int, ...]) -> None:
-    """Raise InputError unless ``shape`` is (B, C, H, W) with the network's C, H, W."""
-    if tuple(shape[1:]) != in_shape:
-        sizes = ", ".join(map(str, in_shape))
+def check_image_shape(shape: Sequence[int], in_shape: tuple[int, ...], *, any_size: bool = False) -> None:
+    """Raise InputError unless ``shape`` is (B, *in_shape); with ``any_size``, only axes and channels must fit."""
+    axes = ("depth", "height", "width")[4 - len(in_shape) :] if len(in_shape) > 2 else ("length",)
+    known = in_shape[:1] if any_size else in_shape
+    if len(shape) != len(in_shape) + 1 or tuple(shape[1 : len(known) + 1]) != known:
+        sizes = ", ".join(map(str, (*known, *axes[len(known) - 1 :])))
         raise InputError(
-            f"images must have shape (B, {sizes}), the network's (channels, height, width), got {tuple(shape)}"
+            f"images must have shape (B, {sizes}), the network's (channels, {', '.join(axes)}), got {tuple(shape)}"
         )
 
 

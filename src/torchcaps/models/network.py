@@ -15,7 +15,7 @@ from torchcaps.models.output import Losses, ModelOutput, Targets
 from torchcaps.models.saving import SavedNetwork
 from torchcaps.models.scores import ScoresOnly
 from torchcaps.nn import Decoder
-from torchcaps.ranges import COUNT, Range, image_shape
+from torchcaps.ranges import COUNT, Range, spatial_shape
 from torchcaps.tasks import TaskName, find_task
 
 
@@ -25,7 +25,7 @@ class Network(SavedNetwork):
     Register a subclass with ``@register("network", "mine")``.
 
     Args:
-        in_shape: Shape of an image (C, H, W).
+        in_shape: Shape of an image (C, H, W); in a network for pixels (C, *S), of a patch of one to three axes.
         num_classes: Number of classes (J).
         objects: Number of objects in an image, all of different classes. With several, a capsule network decodes each
             object from its own capsule, and a CNN has sigmoid instead of softmax cross-entropy.
@@ -36,7 +36,7 @@ class Network(SavedNetwork):
     has_capsules: ClassVar[bool] = False
     """True if classes are capsules."""
     per_pixel: ClassVar[bool] = False
-    """True if the network has scores (B, J, H, W) for each pixel."""
+    """True if the network has scores (B, J, *S) for each pixel of images (B, C, *S) of one to three axes."""
     decoder: Decoder | None
     """Network that draws an image from the capsule of a class; None without reconstructions."""
     layers: nn.ModuleList
@@ -49,9 +49,9 @@ class Network(SavedNetwork):
     @checked
     def __init__(self, in_shape: Sequence[int], num_classes: int, objects: int, task: TaskName = "classes") -> None:
         super().__init__()
-        shape = image_shape(in_shape)
         self._task = find_task(task, objects)
         self._task.check_network(self)
+        shape = spatial_shape(in_shape, self._task.spatial_axes)
         outputs = Range(self._task.min_outputs, COUNT.most, whole=True)
         outputs.check(f"{type(self).__name__}: num_classes", num_classes)
         if objects >= num_classes > 1:

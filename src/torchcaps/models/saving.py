@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class SavedNetwork(nn.Module):
     """Base class of `Network`: a module that is saved as a configuration and its weights."""
 
-    in_shape: tuple[int, int, int]
-    """Shape of an image (C, H, W)."""
+    in_shape: tuple[int, ...]
+    """Shape of an image (C, H, W); in a network for pixels (C, *S), of a patch of one to three axes."""
     num_classes: int
     """Number of classes (J)."""
 

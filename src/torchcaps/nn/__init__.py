@@ -8,6 +8,7 @@ from torchcaps.nn.head import CapsuleHead
 from torchcaps.nn.interests import interest_scores, interests_of_history, label_aware_attention
 from torchcaps.nn.layers import CapsuleLayer, DenseCapsules
 from torchcaps.nn.maps import ConvCapsules, DeconvCapsules, join_types
+from torchcaps.nn.pixels import InstanceNorm, PixelBackbone, PixelDecoder
 from torchcaps.nn.primary import PrimaryCapsules, SequenceCapsules
 from torchcaps.nn.routing.b2i import B2IRouting
 from torchcaps.nn.routing.base import Routing
@@ -51,9 +52,12 @@ __all__ = [
     "HeinsenMatrixRouting",
     "HeinsenVectorRouting",
     "Identity",
+    "InstanceNorm",
     "InvertedAttentionRouting",
     "LayerSize",
     "Matrix",
+    "PixelBackbone",
+    "PixelDecoder",
     "PrimaryCapsules",
     "Routed",
     "Routing",

@@ -11,12 +11,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import InputError, install, reason_of, shown
-from torchcaps.nn.convolutions import ChannelNorm, ConvInit, ConvNorm, Convolution, conv_stem, draw_layers
+from torchcaps.nn.convolutions import (
+    KEPT_BY_CUT,
+    ChannelNorm,
+    ConvInit,
+    ConvNorm,
+    Convolution,
+    conv_stem,
+    draw_layers,
+)
 from torchcaps.parts import register
 from torchcaps.ranges import OddKernel, Padding, Pixels, Range, ShareBelowOne, Size, Width
-
-KEPT_BY_CUT = 0.87962566103423978
-"""Standard deviation of a normal distribution cut at two standard deviations, relative to the uncut one."""
 
 
 @register("backbone", "conv")
@@ -29,8 +34,9 @@ class ConvBackbone(nn.Module):
         conv_kernel: Kernel of the first convolution, pixels.
         conv_stride: Stride of the first convolution, pixels.
         conv_activation: Activation after the first convolution.
-        conv_init: Initial weights of the convolutions: torch's default; Keras's (Glorot uniform, bias 0); or the
-            authors' code's (truncated normal of standard deviation 0.05 and 0.1, bias 0.1).
+        conv_init: Initial weights of the convolutions: torch's default; Keras's (Glorot uniform, bias 0); He et al.'s
+            (truncated normal, bias 0); or the authors' code's (truncated normal of standard deviation 0.05 and 0.1,
+            bias 0.1).
         stem_channels: Channels of 3x3 convolutions with ReLU before the first convolution; the published networks have
             none.
         stem_strides: Strides of the stem's convolutions, pixels, one for each.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -18,8 +19,10 @@ from torchcaps.ops.precision import check_one_dtype
 from torchcaps.ranges import Padding, Pixels, Size
 from torchcaps.tracing import is_fake
 
-ConvInit = Literal["torch", "glorot", "truncated-normal"]
+ConvInit = Literal["torch", "glorot", "he", "truncated-normal"]
 """Initial distribution of weights; see :func:`draw_layers`."""
+KEPT_BY_CUT = 0.87962566103423978
+"""Standard deviation of a normal distribution cut at two standard deviations, relative to the uncut one."""
 ConvNorm = Literal["none", "channel"]
 """Normalisation before an activation: none, or :class:`ChannelNorm`."""
 
@@ -142,7 +145,8 @@ def draw_layers(module: nn.Module, init: ConvInit, std: float, bias: float = 0.1
 
     Args:
         module: Module that contains the layers.
-        init: ``"torch"``: keep PyTorch's initial weights; ``"glorot"``: Keras's, Glorot uniform with biases of 0; or
+        init: ``"torch"``: keep PyTorch's initial weights; ``"glorot"``: Keras's, Glorot uniform with biases of 0;
+            ``"he"``: Keras's he_normal, a truncated normal of variance 2 / fan-in with biases of 0; or
             ``"truncated-normal"``.
         std: Standard deviation of the truncated normal, which is cut at two standard deviations.
         bias: Initial biases with the truncated normal; 0.1 in Sabour et al.'s code.
@@ -154,9 +158,10 @@ def draw_layers(module: nn.Module, init: ConvInit, std: float, bias: float = 0.1
             if init == "glorot":
                 nn.init.xavier_uniform_(layer.weight)
             else:
-                draw_truncated(layer.weight, std)
+                he = math.sqrt(2 / layer.weight[0].numel()) / KEPT_BY_CUT
+                draw_truncated(layer.weight, he if init == "he" else std)
             if layer.bias is not None:
-                layer.bias.fill_(0.0 if init == "glorot" else bias)
+                layer.bias.fill_(bias if init == "truncated-normal" else 0.0)
 
 
 def draw_truncated(tensor: Tensor, std: float) -> None:

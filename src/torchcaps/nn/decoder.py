@@ -71,7 +71,8 @@ class Decoder(nn.Module):
         decoder_channels: Channels of the maps of the decoder's 3x3 convolutions, each map twice as large as the one
             before: 64,32,16 suits colour images from 32 pixels on; the published networks have none.
         decoder_init: Initial weights of the decoder: torch's default; TensorFlow's and Keras's (Glorot uniform, bias
-            0); or the authors' code's (truncated normal of standard deviation 0.1, bias 0.1).
+            0); He et al.'s (truncated normal, bias 0); or the authors' code's (truncated normal of standard deviation
+            0.1, bias 0.1).
         decoder_mask: Capsule to decode: the label's in training and the longest at inference; always the label's (if
             there is a label); or always the longest.
 

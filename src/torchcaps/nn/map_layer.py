@@ -236,7 +236,7 @@ class MapLayer(CapsuleLayer):
     def _kernel(self, like: Tensor) -> tuple[Tensor, Tensor | None, int]:
         """Return kernel and bias of the convolution in the dtype of ``like``, and its groups."""
         side = [self.window.kernel] * self.dims
-        no_rows = like.new_empty(0, self.in_types, self.in_dim * math.prod(side))  # called for the sake of its hooks
+        no_rows = like.new_empty((0, self.in_types, self.in_dim * math.prod(side)))  # called for the sake of its hooks
         _, matrices = self.transform(no_rows)
         kernel = matrices.to(like).unflatten(-1, (self.in_dim, *side))  # (J, D, K, *k), or (T, J, D, K, *k)
         kernel = kernel.flatten(-self.dims - 3, -self.dims - 2)

@@ -195,14 +195,15 @@ def join_types(*maps: Capsules) -> Capsules:
     grids = [each.grid for each in maps]
     if not maps or None in grids:
         raise InputError("join_types: capsules must have a grid, as layers on a map return it")
-    sizes = list(dict.fromkeys(grid[1:] for grid in grids if grid is not None))
-    dims = list(dict.fromkeys(each.poses.shape[2] for each in maps))
-    if len(dims) > 1:
+    sizes = [grid[1:] for grid in grids if grid is not None]
+    dims = [each.poses.shape[2] for each in maps]
+    # compared one by one, because sizes in an exported graph cannot be hashed
+    if any(dim != dims[0] for dim in dims):
         raise InputError(
             f"join_types: joined types must have as many components, got {' and '.join(map(str, dims))}; give the "
             "layers one capsule_dim"
         )
-    if len(sizes) > 1:
+    if any(size != sizes[0] for size in sizes):
         shown = " and ".join("×".join(map(str, size)) for size in sizes)
         raise InputError(f"join_types: joined maps must have one size, got {shown}")
     active, mask = None, None

@@ -53,8 +53,9 @@ class PrimaryCapsules(nn.Module):
             primary capsules.
         squash_eps: Added under the squash's root. 1e-24 is practically zero: it changes no vector longer than 1e-8 in
             float32, and keeps the gradient of a zero vector finite.
-        conv_init: Initial weights of the convolutions: torch's default; Keras's (Glorot uniform, bias 0); or the
-            authors' code's (truncated normal of standard deviation 0.05 and 0.1, bias 0.1).
+        conv_init: Initial weights of the convolutions: torch's default; Keras's (Glorot uniform, bias 0); He et al.'s
+            (truncated normal, bias 0); or the authors' code's (truncated normal of standard deviation 0.05 and 0.1,
+            bias 0.1).
         primary_init: Initial weights of the primary capsules: by conv_init; or as in the matrix capsules' code, a
             truncated normal of standard deviation 0.5 for poses, bias 0, and of 3 for activations, bias -1.
 

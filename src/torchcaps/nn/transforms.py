@@ -13,15 +13,12 @@ from torch import Tensor, nn
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import LayerSize
-from torchcaps.nn.convolutions import draw_truncated
+from torchcaps.nn.convolutions import KEPT_BY_CUT, draw_truncated
 from torchcaps.nn.votes import CommonVotes, DenseVotes, FactoredVotes, IdentityVotes, MatrixVotes, SharedVotes, Votes
 from torchcaps.parts import register
 from torchcaps.ranges import PositiveFactor
 
 WeightInit = Literal["balanced", "normal", "truncated-normal", "fan-in", "he"]
-
-TRUNCATED_STD = 0.8796256610342398
-"""Standard deviation of a standard normal distribution that is cut at two standard deviations."""
 
 
 class Transform(nn.Module, ABC):
@@ -109,7 +106,7 @@ class WeightTransform(Transform):
             draw_truncated(self.matrices, self.weight_std)
             return
         if self.weight_init == "he":
-            draw_truncated(self.matrices, math.sqrt(2 / self.size.in_dim) / TRUNCATED_STD)
+            draw_truncated(self.matrices, math.sqrt(2 / self.size.in_dim) / KEPT_BY_CUT)
             return
         fan_in = math.sqrt(2 / (max(self.size.in_capsules, 1) * self.size.in_dim))
         stds = {"balanced": self.balanced_std, "normal": self.weight_std, "fan-in": fan_in}

@@ -127,11 +127,11 @@ def route_in_slabs(
 def forward(plan: Plan, maps: Tensor, kernel: Tensor, vote_bias: Tensor | None, bias: Tensor | None) -> Tensor:
     """Compute :func:`route_in_slabs`."""
     B, _, J, D = plan.sizes
-    out = maps.new_empty(B, J, D, *plan.out_sizes)
+    out = maps.new_empty((B, J, D, *plan.out_sizes))
     column = None if bias is None else bias.unsqueeze(2)
     for slab in plan.slabs:
         votes, _ = plan.votes(slab, plan.seen(slab, maps), kernel, vote_bias)
-        capsules = votes.new_empty(len(votes), J, D, slab.positions)
+        capsules = votes.new_empty((len(votes), J, D, slab.positions))
         for part, room in blocks(votes):
             routed = rounds(votes[..., part], column, plan.num_iterations, plan.eps, room)
             capsules[..., part] = squashed(routed[-1].sums, plan.eps).capsules
@@ -182,8 +182,8 @@ def blocks(votes: Float[Tensor, "B T J D L"]) -> list[tuple[slice, Tensor]]:
     length = votes.shape[4]
     each = votes.element_size() * (votes.numel() // length)
     size = length if votes.device.type != "cpu" else nearly_equal(length, max(1, BLOCK_BYTES // each))
-    room = votes.new_empty(*votes.shape[:4], size)
-    last = votes.new_empty(*votes.shape[:4], length % size) if length % size else room
+    room = votes.new_empty((*votes.shape[:4], size))
+    last = votes.new_empty((*votes.shape[:4], length % size)) if length % size else room
     parts = slices(length, size)
     return [(part, room if part.stop - part.start == size else last) for part in parts]
 

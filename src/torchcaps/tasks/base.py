@@ -105,10 +105,16 @@ class Task(ABC):
     needs: ClassVar[str]
     """Form of the targets, to continue an error after "labels must be"."""
     metric: ClassVar[Metric]
+    hub_name: ClassVar[str] = "image-classification"
+    """Name of the task on the Hugging Face hub."""
     analyses: ClassVar[frozenset[str]] = frozenset()
     """Commands, functions and export formats for a network of this task, besides :data:`ALWAYS`."""
+    evaluation_batch: ClassVar[int] = 1_000_000_000
+    """Largest number of images in a batch of an evaluation, because scores of pixels take much memory."""
     reads_poses: ClassVar[bool] = False
     """True if outputs are numbers computed from the poses of capsules, False for the lengths of capsules."""
+    spatial_axes: ClassVar[tuple[int, ...]] = (2,)
+    """Numbers of spatial axes that images may have: (2,) for images, (1, 2, 3) for lines and volumes too."""
     objects: int = 1
     """Number of objects in an image (P)."""
 

@@ -60,7 +60,7 @@ class TrainConfig(Settings):
     recipe: Recipe = field(default_factory=Recipe)
     """The training recipe."""
     data: str = "digits"
-    """Data set name, or folder:PATH, csv:PATH or npz:PATH. The default is the preset's data set."""
+    """Data set name, or folder:PATH, csv:PATH, npz:PATH or nifti:PATH. The default is the preset's data set."""
     data_dir: str | None = None
     """Folder of the data set's files. The default is $TORCHCAPS_DATA, else a download."""
     image_size: Pixels | None = None

@@ -89,7 +89,8 @@ def run_data(
             how |= {"drop_last": drop_last or source.drop_last, "augmentation": augmentation_of(recipe)}
         return BatchLoader(part, size, shuffle=shuffle, **how)
 
-    size = check.batch_size or EVALUATION_BATCH_SIZE
+    limit = validated.task.evaluation_batch if isinstance(validated, ImageSet) else EVALUATION_BATCH_SIZE
+    size = check.batch_size or min(EVALUATION_BATCH_SIZE, limit)
     plain = None
     if recipe.precise_norm and isinstance(train, ImageSet):
         plain = BatchLoader(_center_cropped(train, recipe), recipe.batch_size, shuffle=True, seed=seed)
@@ -209,3 +210,14 @@ def cropped(dataset: Dataset, recipe: Recipe) -> Dataset:
         )
     seen = {part: _center_cropped(getattr(dataset, part), recipe) for part in ("train", "validation", "test")}
     return dataclasses.replace(dataset, **seen)
+
+
+def check_patch(network: Network, recipe: Recipe) -> None:
+    """Raise InputError if the side of a patch is no multiple of the strides of a network for pixels."""
+    side, stride = recipe.patch, getattr(network, "stride", 1)
+    if side is not None and side % stride:
+        fitting = [each for each in (side // stride * stride, -(-side // stride) * stride) if each]
+        raise InputError(
+            f"a patch of {side} does not divide by {stride}, the strides of this network; take "
+            f"{' or '.join(map(str, fitting))}"
+        )

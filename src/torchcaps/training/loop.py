@@ -93,7 +93,8 @@ def fit(
 
     Args:
         network: A network of torchcaps, or any module. The output of a module is the scores (B, J) of images, class
-            capsules, or an object with such ``scores``. After training, the network has the weights of the best epoch
+            capsules, or an object with such ``scores``. A module with scores (B, J, H, W) of pixels has the attribute
+            ``task = "pixels"``. After training, the network has the weights of the best epoch
             (without validation images: the last epoch) and is in evaluation mode.
         dataset: Training images and labels in one of these forms: a :class:`torchcaps.datasets.Dataset` or
             ``ImageSet``; a pair or dict of images (N, ...) and labels, as tensors, arrays or lists; a torch ``Dataset``

@@ -21,14 +21,16 @@ from torchcaps.datasets import Dataset
 from torchcaps.errors import InputError
 from torchcaps.files import check_path, real, remove_temporaries, write_json
 from torchcaps.image_spec import ImageSpec
+from torchcaps.machine import MIB, free_memory_mib
 from torchcaps.models import Network, build_network, load_pretrained
+from torchcaps.models.pixel_network import PixelNetwork
 from torchcaps.models.pretrained import CLASSES, CONFIG
 from torchcaps.parts import flat
 from torchcaps.ranges import as_text
 from torchcaps.tasks import task_of
 from torchcaps.training import devices, small_data
 from torchcaps.training.config import LOCATION_FIELDS, TrainConfig, override, read_config
-from torchcaps.training.data import cropped, load_run_data, run_data
+from torchcaps.training.data import check_patch, cropped, load_run_data, run_data
 from torchcaps.training.folder import (
     BEST,
     CHECKPOINT,
@@ -42,6 +44,7 @@ from torchcaps.training.load import load_initial_weights, preparation_of
 from torchcaps.training.loop import Trainer
 from torchcaps.training.progress import Progress, choose_progress
 from torchcaps.training.rates import LearningRates, find_learning_rate
+from torchcaps.training.recipe import Recipe
 from torchcaps.training.state import VALIDATION_COLUMNS, column_of
 from torchcaps.training.stops import Interrupted
 
@@ -184,6 +187,7 @@ def _run(
         start = _prepare(requested)
         if start.config.init_from is not None and not (out / CHECKPOINT).exists():
             load_initial_weights(start.network, start.config.init_from)
+        check_training_memory(start.network, start.config.recipe, start.config.preset, fabric.device)
         _try(start.network)
         trainer = _trainer(start, fabric, out, progress or choose_progress())
         _fit(trainer, start, requested, out, command or f"torchcaps train --config {out / CONFIG}")
@@ -221,7 +225,24 @@ def _prepare(config: TrainConfig) -> Start:
     config = small_data.fit_network(config, in_shape)
     config = small_data.fit_recipe(config, data.train.labels, data.task, data.train.draws)
     torch.manual_seed(config.seed)
-    return Start(config, data, build_network(config.model, in_shape, data.num_classes))
+    network = build_network(config.model, in_shape, data.num_classes)
+    check_patch(network, config.recipe)
+    return Start(config, data, network)
+
+
+def check_training_memory(network: Network, recipe: Recipe, preset: str, device: torch.device) -> None:
+    """Raise InputError if a network for pixels needs more memory than there is, by an estimate."""
+    if not isinstance(network, PixelNetwork):
+        return
+    free = torch.cuda.mem_get_info(device)[0] / MIB if device.type == "cuda" else free_memory_mib()
+    needed = network.training_bytes(recipe.batch_size) / MIB
+    if free is not None and needed > free:
+        half = max(network.stride, max(network.in_shape[1:]) // 2 // network.stride * network.stride)
+        raise InputError(
+            f"{preset} at {'×'.join(map(str, network.in_shape[1:]))} with batch {recipe.batch_size} needs about "
+            f"{needed / 1024:.1f} GiB of memory, but {free / 1024:.1f} GiB are left; set --patch {half}, or a smaller "
+            "--batch-size"
+        )
 
 
 def _try(network: Network) -> None:

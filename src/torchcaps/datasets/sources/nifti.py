@@ -50,10 +50,15 @@ def load_nifti(request: DataRequest) -> Splits:
             raise InputError(
                 f"{pair.mask} is {sizes[0]}, but {pair.image} {sizes[1]}; a mask has the size of its image"
             )
-        if (mask.values != np.floor(mask.values)).any():
-            raise InputError(f"{pair.mask} holds fractions; a mask holds the number of a class in each voxel")
+        if (mask.values != np.floor(mask.values)).any() or mask.values.min() < 0:
+            raise InputError(
+                f"{pair.mask} holds fractions or negative numbers; a mask holds the number of a class in each voxel"
+            )
         key = str(pair.mask)
-        images[key], masks[key] = to_uint8(image.values, request.scale), mask.values.astype(np.int64)
+        images[key], masks[key] = (
+            to_uint8(image.values, request.scale),
+            mask.values.astype(np.min_scalar_type(int(mask.values.max()))),
+        )
         spacings[key] = image.spacing
     numbered, class_names = number_masks(masks, names, colours)
     sets = {}

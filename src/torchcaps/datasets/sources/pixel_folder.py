@@ -46,26 +46,35 @@ def load_pixel_folder(root: Path, parts: Mapping[str, Path], request: DataReques
     """
     pairs = {part: pairs_of(folder, image_files_in) for part, folder in parts.items()}
     names, colours = read_classes(root / CLASSES)
-    images, masks = dict[str, np.ndarray](), dict[str, np.ndarray]()
-    for part, found in pairs.items():
-        for pair in found:
+    images, masks, damaged = dict[str, np.ndarray](), dict[str, np.ndarray](), list[str]()
+    for pair in (pair for found in pairs.values() for pair in found):
+        try:
             image, mask = read_pixels(pair.image), read_mask(pair.mask, str(pair.mask))
-            if image.shape[1:] != mask.shape:
-                sizes = ["×".join(map(str, size)) for size in (mask.shape, image.shape[1:])]
-                raise InputError(
-                    f"{pair.mask} is {sizes[0]}, but {pair.image} {sizes[1]} (height × width); a mask has the size of "
-                    "its image"
-                )
-            images[f"{part}/{pair.mask}"], masks[f"{part}/{pair.mask}"] = image, mask
-    numbered, class_names = number_masks({key.partition("/")[2]: mask for key, mask in masks.items()}, names, colours)
-    channels = max(map(len, images.values()))
+        except InputError as error:
+            if not request.skip_damaged:
+                raise
+            damaged.append(str(error))
+            continue
+        if image.shape[1:] != mask.shape:
+            sizes = ["×".join(map(str, size)) for size in (mask.shape, image.shape[1:])]
+            raise InputError(
+                f"{pair.mask} is {sizes[0]}, but {pair.image} {sizes[1]} (height × width); a mask has the size of its "
+                "image"
+            )
+        images[str(pair.mask)], masks[str(pair.mask)] = image, mask
     sets = {}
+    if masks:
+        numbered, class_names = number_masks(masks, names, colours)
+        channels = max(map(len, images.values()))
     for part, found in pairs.items():
-        keys = [f"{part}/{pair.mask}" for pair in found]
+        keys = [str(pair.mask) for pair in found if str(pair.mask) in masks]
+        if not keys:
+            raise InputError(f"{root}: none of the {part} images and masks can be read")
         pixels = [torch.from_numpy(with_channels(images[key], channels)) for key in keys]
-        labels = [torch.from_numpy(numbered[key.partition("/")[2]]) for key in keys]
+        labels = [torch.from_numpy(numbered[key]) for key in keys]
         sets[part] = to_set(pixels, labels, request, str(root))
-    return Splits(sets["train"], sets.get("test"), class_names, sets.get("validation"), task="pixels")
+    parts_left = (sets["train"], sets.get("test"), class_names, sets.get("validation"))
+    return Splits(*parts_left, skipped=tuple(damaged), task="pixels")
 
 
 class Pair(NamedTuple):

@@ -1,0 +1,124 @@
+"""Parts of networks that answer each pixel of lines, planes and volumes: the first and the last convolutions."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.errors import InputError
+from torchcaps.nn.convolutions import CONVOLUTIONS, ConvInit, draw_layers
+from torchcaps.parts import register
+from torchcaps.ranges import OddKernel, Pixels, Size, Width
+
+TRANSPOSED: dict[int, type[nn.Module]] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+"""Transposed convolution by the number of spatial axes."""
+
+
+class InstanceNorm(nn.Module):
+    """Instance normalisation: each channel of each image has mean 0 and variance 1 over its positions.
+
+    Unlike :class:`torch.nn.InstanceNorm2d` it takes any number of spatial axes, and maps of a single position, which
+    become zero.
+
+    Args:
+        channels: Number of channels (C).
+        learned: Learn a scale and a shift for each channel.
+
+    Source: Ulyanov, Vedaldi, Lempitsky 2016 (arXiv:1607.08022).
+    """
+
+    def __init__(self, channels: int, *, learned: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels)) if learned else None
+        self.bias = nn.Parameter(torch.zeros(channels)) if learned else None
+
+    def forward(self, maps: Float[Tensor, "B C *S"]) -> Float[Tensor, "B C *S"]:
+        """Normalise feature maps."""
+        return torch.instance_norm(maps, self.weight, self.bias, None, None, True, 0.0, 1e-5, False)
+
+
+@register("backbone", "pixels")
+class PixelBackbone(nn.Sequential):
+    """Convolutions with stride 1 and padding that keep the size of a line, a plane or a volume.
+
+    Args:
+        in_channels: Channels of the images.
+        in_shape: Shape of an image (C, *S), whose number of axes decides the kind of convolution.
+        pixel_channels: Channels of the convolutions that keep the size of the image.
+        pixel_kernels: Kernels of these convolutions, pixels, one for each.
+        pixel_dilations: Distances between neighbouring weights of these kernels, pixels, one for each.
+        pixel_norm: Normalisation after each of these convolutions: none, or instance normalisation without learned
+            numbers; with it the convolutions have no bias.
+        pixel_activation: Activation after these convolutions: ReLU; or PReLU, and tanh after the last one.
+        conv_init: Initial weights of the convolutions: torch's default; Keras's (Glorot uniform, bias 0); He et al.'s
+            (truncated normal, bias 0); or the authors' code's (truncated normal of standard deviation 0.05, bias 0.1).
+    """
+
+    def __init__(
+        self,
+        in_channels: Size,
+        in_shape: tuple[Size, ...],
+        *,
+        pixel_channels: tuple[Width, ...] = (16,),
+        pixel_kernels: tuple[OddKernel, ...] = (5,),
+        pixel_dilations: tuple[Pixels, ...] = (1,),
+        pixel_norm: Literal["none", "instance"] = "none",
+        pixel_activation: Literal["relu", "prelu-tanh"] = "relu",
+        conv_init: ConvInit = "torch",
+    ) -> None:
+        super().__init__()
+        self.pixel_channels, self.pixel_kernels = tuple(pixel_channels), tuple(pixel_kernels)
+        self.pixel_dilations, self.pixel_norm = tuple(pixel_dilations), pixel_norm
+        self.pixel_activation, self.conv_init = pixel_activation, conv_init
+        wanted = len(self.pixel_channels) or "at least one"
+        for name in ("pixel_channels", "pixel_kernels", "pixel_dilations"):
+            if (got := len(getattr(self, name))) != wanted:
+                raise InputError(f"{name} must be {wanted} numbers, one for each convolution, got {got}")
+        # not Convolution, which has no dilation
+        convolution, plain = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(in_shape) - 2], pixel_norm == "none"
+        pairs = itertools.pairwise([in_channels, *pixel_channels])
+        for (before, width), kernel, dilation in zip(pairs, pixel_kernels, pixel_dilations, strict=True):
+            padding = dilation * (kernel // 2)
+            self.append(convolution(before, width, kernel, padding=padding, dilation=dilation, bias=plain))
+            self.extend([] if plain else [InstanceNorm(width)])
+            self.append(nn.ReLU() if pixel_activation == "relu" else nn.PReLU())
+        if pixel_activation == "prelu-tanh":
+            self[-1] = nn.Tanh()
+
+    def init_weights(self) -> None:
+        """Draw initial weights by ``conv_init``. A network calls this after all its parts are built."""
+        draw_layers(self, self.conv_init, std=0.05)
+
+
+@register("decoder", "pixels")
+class PixelDecoder(nn.Sequential):
+    """Decoder with convolutions of size 1, each with a ReLU, the last with a sigmoid: it draws each pixel by itself.
+
+    Args:
+        in_channels: Numbers at each pixel that the image is drawn from.
+        out_shape: Shape of an image (C, *S); pixels are in 0..1.
+        decoder_hidden: Widths of the decoder's hidden layers.
+        decoder_init: Initial weights of the decoder: torch's default; Keras's (Glorot uniform, bias 0); He et al.'s
+            (truncated normal, bias 0); or a truncated normal of standard deviation 0.1, bias 0.1.
+
+    Source: LaLonde, Bagci 2018 (arXiv:1804.04241).
+    """
+
+    def __init__(
+        self,
+        in_channels: Size,
+        out_shape: tuple[Size, ...],
+        *,
+        decoder_hidden: tuple[Width, ...] = (64, 128),
+        decoder_init: ConvInit = "torch",
+    ) -> None:
+        super().__init__()
+        self.decoder_hidden, self.decoder_init = tuple(decoder_hidden), decoder_init
+        for before, width in itertools.pairwise([in_channels, *decoder_hidden, out_shape[0]]):
+            self.extend([CONVOLUTIONS[len(out_shape) - 1](before, width, 1), nn.ReLU()])
+        self[-1] = nn.Sigmoid()
+        draw_layers(self, decoder_init, std=0.1)
