@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 #: Files outside docs/ and what each becomes on the site.
 PAGES = {
     "CHANGELOG.md": "changelog.md",
+    "CODE_OF_CONDUCT.md": "code-of-conduct.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "experiments/results/README.md": "recorded-runs.md",

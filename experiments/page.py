@@ -43,6 +43,8 @@ class Page:
         self.rows = {f"{table}/{row}": logs for table, rows in tables.items() for row, logs in rows.items()}
         self.published = {f"{t.name}/{row.name}": row.published or NOTHING for t in SHIPPED.values() for row in t.rows}
         self.curves = read_curves(results)
+        #: Names of the heads with runs on each test.
+        self.heads = [name for name in HEADS if all(self.rows[f"zoo/{test}-{name}"] for test in TESTS)]
 
     def error(self, row: str) -> str:
         """Format the mean ± deviation of the error over seeds, percent."""
@@ -71,7 +73,7 @@ def draw_differences(page: Page) -> Figure:
     """Draw the difference in error between each head and uniform coupling, with its 95 % interval."""
     figure = new_figure(9.5, 3.8)
     figure.supxlabel("error above that of uniform coupling, points", fontsize=TEXT)
-    names = [name for name in HEADS if name != "uniform"]
+    names = [name for name in page.heads if name != "uniform"]
     for panel, (test, title) in zip(figure.subplots(1, len(TESTS), sharey=True), TESTS.items(), strict=True):
         style_axes(panel, title, "", "")
         panel.axvline(0, color=MUTED, linewidth=1)
@@ -123,6 +125,8 @@ def write_page(results: Path, page: Path) -> list[Path]:
     data = Page(results)
     options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     template = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), undefined=jinja2.StrictUndefined, **options)
-    write_text(page, template.render(page=data, heads=HEADS, tests=TESTS, shipped=SHIPPED))
+    write_text(
+        page, template.render(page=data, heads={name: HEADS[name] for name in data.heads}, tests=TESTS, shipped=SHIPPED)
+    )
     images = page.parent / "images"
     return [page, *(save_figure(draw(data), images / f"results-{name}.png") for name, draw in FIGURES.items())]

@@ -14,7 +14,7 @@ from experiments.table import VIEWPOINTS, Row, Table
 
 #: Augmentation of the recipe of `compact` that compared networks do not use.
 NOT_TURNED: dict[str, Any] = {"max_rotation": 0.0, "max_scaling": 0.0}
-#: The best learning rate of every head, on views and on digits, and of both long runs.
+#: The best learning rate of every searched head, on views and on digits, and of both long runs.
 LEARNING_RATE = 3e-3
 INVERTED = {"name": "inverted-attention", "num_iterations": 2}
 #: Heads after the convolutions: a title, and the pooling of a CNN or the routing of a capsule network.
@@ -30,6 +30,12 @@ HEADS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "em": ("EM routing, 2 iterations", {"routing": {"name": "em", "num_iterations": 2}}),
     "vb": ("variational Bayes routing, 3 iterations", {"routing": {"name": "vb", "num_iterations": 3}}),
     "shared": ("one matrix for each class, uniform coupling", {"num_iterations": 1, "transform": "shared"}),
+    "em-code": ("EM routing as its authors' code, 2 iterations", {"routing": {"name": "em-code", "num_iterations": 2}}),
+    "b2i": ("behaviour-to-interest routing, 3 iterations", {"routing": {"name": "b2i", "num_iterations": 3}}),
+    "heinsen-matrix": ("Heinsen's routing of matrices", {"routing": "heinsen-matrix"}),
+    "heinsen-vector": ("Heinsen's routing of vectors", {"routing": "heinsen-vector"}),
+    "hvc": ("the sum of homogeneous vector capsules", {"routing": "hvc"}),
+    "grouped": ("grouped routing", {"routing": "grouped"}),
 }
 #: 8 types of primary capsules, with activations, and a capsule of 16 components for each class.
 BACKBONE: dict[str, Any] = {"stack_channels": (32, 64, 64), "stack_kernels": (5, 3, 3), "stack_strides": (2, 2, 1)}

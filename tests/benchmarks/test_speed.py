@@ -124,3 +124,18 @@ def test_large_images_are_a_table(
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[3:]]
     assert [row[0].removeprefix("| ") for row in rows] == [*large_images.HEADS, *large_images.PRESETS]
     assert all(float(row[3].removesuffix(" |")) > 0 for row in rows)
+
+
+def test_large_maps_are_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import measuring
+    import pixels
+
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(measuring, "CLOCK", measuring.CLOCK)
+    monkeypatch.setattr(pixels, "isolated", call_here)
+    monkeypatch.setattr(pixels, "peak_mib", lambda make, calls: (make()(), 1.0)[1])
+    assert pixels.main(["--quick", "--rounds", "2", *pixels.LAYERS]) == 0
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[3:]]
+    assert [row[0].removeprefix("| ") for row in rows] == [name for name in pixels.LAYERS for _ in pixels.MODES]
+    assert all(row[2] == "1, 1, 1.00" for row in rows)

@@ -12,6 +12,7 @@ from cli_support import Cli
 from pixel_support import TinyPixels, discs, register_tiny_pixels, write_folder
 from support import registered_for_now
 from torchcaps.files import read_json
+from torchcaps.models import register_preset
 
 SIZES = ((24, 20), (40, 37), (33, 60))
 TRAIN = "train tiny-pixels --task pixels --patch 16 --loss dice-cross-entropy --epochs 12 --batch-size 8"
@@ -141,3 +142,36 @@ def test_a_folder_with_masks_is_counted_and_drawn(run: Path, cli: Cli) -> None:
     assert "% of pixels" in result.out
     assert "ground + disc" in result.out
     assert Path("s.png").exists()
+
+
+def test_volumes_in_nifti_files_become_masks_with_their_axes(cli: Cli, tmp_path: Path) -> None:
+    nib = pytest.importorskip("nibabel")
+    affine = np.diag([-1.0, 2.0, 3.0, 1.0])
+    for number in range(8):
+        image, mask = (np.stack([each[0]] * 12, 1) for each in discs(1, seed=number))
+        for name, values in (("images", image.astype(np.int16) * 4 - 500), ("masks", mask)):
+            (tmp_path / f"scans/{name}").mkdir(parents=True, exist_ok=True)
+            nib.save(nib.Nifti1Image(values, affine), tmp_path / f"scans/{name}/{number}.nii.gz")
+    with registered_for_now():
+        small = {"parameters_of": None, "channels": (4, 8)}
+        register_preset("unet-small", "A small U-Net.", base="unet-twin", network=small)
+        words = "train unet-small --patch 12 --epochs 2 --batch-size 4 --learning-rate 0.01 --out run --no-figures"
+        result = cli(*words.split(), "--data", f"nifti:{tmp_path / 'scans'}")
+        assert result.code == 0, result.err
+        assert "1×12×12×12, 3 classes" in result.out
+        found = cli.json("evaluate", "run")
+        assert found["num_images"] == 2
+        assert cli.out("predict", "run", tmp_path / "scans/images", "--out", "masks").endswith("of 8 images\n")
+        result = cli("predict", "run", tmp_path / "scans/images/0.nii.gz", "--figure", "p.png")
+        assert result.code == 0, result.err
+        Image.fromarray(discs(1)[0][0]).save("plane.png")
+        result = cli("predict", "run", "plane.png")
+        assert (result.code, len(result.err.splitlines())) == (2, 1)
+        assert (
+            "plane.png: the image is 1×24×20 (channels first), but the network takes patches of 1×12×12×12"
+            in result.err
+        )
+    mask = nib.load("masks/3.nii.gz")
+    assert mask.shape == (24, 12, 20)
+    assert np.allclose(mask.affine, affine)
+    assert set(np.unique(np.asanyarray(mask.dataobj))) <= {0, 1, 2}

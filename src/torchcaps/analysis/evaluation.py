@@ -365,7 +365,7 @@ def evaluate(
     Args:
         model: The network.
         image_set: Images and their targets; with parts if the network reconstructs several objects.
-        batch_size: Images in a batch; changes only speed and memory.
+        batch_size: Images in a batch, with masks at most 8; changes only speed and memory.
         class_names: Name of each class; None: its number.
         precision: ``"32"``, or ``"bf16"``: the network under bfloat16 autocast, its loss in float32.
 
@@ -382,7 +382,8 @@ def evaluate(
     check_labels(model, image_set.labels, len(image_set))
     losses, collected, task = list[Tensor](), COLLECTORS[model.task](model, names, image_set), task_of(model)
     with inference(model):
-        for batch in BatchLoader(image_set, batch_size, shuffle=False, device=device).batches(0):
+        size = min(batch_size, task.evaluation_batch)
+        for batch in BatchLoader(image_set, size, shuffle=False, device=device).batches(0):
             check_images(batch.images, task.image_shape(model, batch.images))
             images, targets = to_pixels(model, batch.images), batch.labels.to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):

@@ -109,6 +109,8 @@ class Task(ABC):
     """Name of the task on the Hugging Face hub."""
     analyses: ClassVar[frozenset[str]] = frozenset()
     """Commands, functions and export formats for a network of this task, besides :data:`ALWAYS`."""
+    evaluation_batch: ClassVar[int] = 1_000_000_000
+    """Largest number of images in a batch of an evaluation, because scores of pixels take much memory."""
     reads_poses: ClassVar[bool] = False
     """True if outputs are numbers computed from the poses of capsules, False for the lengths of capsules."""
     spatial_axes: ClassVar[tuple[int, ...]] = (2,)

@@ -89,7 +89,8 @@ def run_data(
             how |= {"drop_last": drop_last or source.drop_last, "augmentation": augmentation_of(recipe)}
         return BatchLoader(part, size, shuffle=shuffle, **how)
 
-    size = check.batch_size or EVALUATION_BATCH_SIZE
+    limit = validated.task.evaluation_batch if isinstance(validated, ImageSet) else EVALUATION_BATCH_SIZE
+    size = check.batch_size or min(EVALUATION_BATCH_SIZE, limit)
     plain = None
     if recipe.precise_norm and isinstance(train, ImageSet):
         plain = BatchLoader(_center_cropped(train, recipe), recipe.batch_size, shuffle=True, seed=seed)

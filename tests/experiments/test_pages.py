@@ -1,0 +1,112 @@
+"""The audit, the leaderboard and the paper follow from the records."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from experiments.audit import KINDS, Audit
+from experiments.page import TESTS, Page
+from experiments.pages import PAGES, main, values
+from experiments.paper import FIGURES
+from experiments.store import RESULTS
+from experiments.zoo import HEADS
+from torchcaps.testing.mistakes import LOOKS
+
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / RESULTS
+GIVEN = values(RECORDED)
+
+
+def test_the_committed_pages_are_what_the_records_give(tmp_path: Path) -> None:
+    assert main(["--results", str(RECORDED), "--docs", str(tmp_path)]) == 0
+    for name in PAGES:
+        committed = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+        assert (tmp_path / f"{name}.md").read_text(encoding="utf-8") == committed, (
+            "write it: python experiments/pages.py"
+        )
+    text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    for name in FIGURES:
+        assert f"(images/paper-{name}.png)" in text
+        assert (ROOT / f"docs/images/paper-{name}.png").exists()
+
+
+def test_the_audit_counts_repositories_by_finding() -> None:
+    lines = [
+        {"repository": "a/b", "commit": "1", "field": "images", "layer": "src/x.py", "findings": {}},
+        {
+            "repository": "c/d",
+            "commit": "2",
+            "field": "text",
+            "layer": "y.py",
+            "findings": {
+                "nan-at-zero": {"where": "u.py:3", "gradients_only": True},
+                "mixes-images": {"where": "7", "change": [0.5]},
+            },
+        },
+        {
+            "repository": "e/f",
+            "commit": "3",
+            "field": "text",
+            "layer": "z.py",
+            "findings": {"nan-at-zero": {"where": "4–5"}},
+        },
+    ]
+    audit = Audit(lines)
+    assert (audit.number, audit.without, audit.wrong) == (3, 1, 1)
+    assert (audit.count("nan-at-zero"), audit.fields) == (2, {"images": 1, "text": 2})
+    assert list(audit.rows()) == [
+        "| [a/b](https://github.com/a/b) | 1 | none | `x.py` |",
+        "| [c/d](https://github.com/c/d) | 2 | `nan-at-zero` (gradients only), `mixes-images` (0.50) "
+        "| `y.py`, line 7; `u.py`, line 3 |",
+        "| [e/f](https://github.com/e/f) | 3 | `nan-at-zero` | `z.py`, lines 4–5 |",
+    ]
+
+
+def test_every_recorded_finding_is_one_of_diagnose() -> None:
+    found = {kind for line in GIVEN["audit"].lines for kind in line["findings"]}
+    assert found <= KINDS.keys() <= LOOKS.keys()
+    names = [line["repository"] for line in GIVEN["audit"].lines]
+    assert len(set(names)) == len(names) >= 20
+
+
+def test_every_routing_has_a_row_on_each_board() -> None:
+    assert GIVEN["boards"].keys() == set(TESTS.values())
+    for board in GIVEN["boards"].values():
+        rows = [line for line in board.splitlines()[2:] if line.startswith("|")]
+        commands = [line for line in board.splitlines() if line.startswith("python experiments/run.py zoo --row ")]
+        assert any("not run yet" not in row for row in rows)
+        assert {row.removeprefix("| ").split(" | ")[0] for row in rows} == {title for title, _ in HEADS.values()}
+        assert ["--results" not in line for line in commands] == ["not run yet" in row for row in rows]
+
+
+def test_a_board_shows_mean_and_deviation_of_both_epochs() -> None:
+    runs = Page(RECORDED).rows["zoo/mnist-em"]
+    (row,) = (line for line in GIVEN["boards"]["MNIST"].splitlines() if line.startswith("| EM routing, 2"))
+    last, chosen = row.split(" | ")[1:3]
+    assert float(last.split()[0]) == pytest.approx(sum(run.error() for run in runs) / len(runs), abs=1e-3)
+    assert float(chosen.split()[0]) == pytest.approx(sum(run.error("best") for run in runs) / len(runs), abs=1e-3)
+    assert "\npython experiments/run.py zoo --row mnist-em --seeds 3 --results runs/again\n" in GIVEN["boards"]["MNIST"]
+
+
+def test_the_numbers_of_the_sources_are_those_of_their_page() -> None:
+    text = (ROOT / "docs/against-the-sources.md").read_text(encoding="utf-8")
+    shown = [
+        re.findall(r"\d\.\de-\d+", row.split("(")[0])
+        for row in text.splitlines()
+        if row.startswith("|") and ("| float32 |" in row or "| float64 |" in row)
+    ]
+    recorded = [json.loads(line) for line in (RECORDED / "sources.jsonl").read_text(encoding="utf-8").splitlines()]
+    quantities = ("capsules", "lengths", "losses", "gradients")
+    assert [[f"{line[each]:.1e}".replace("e-0", "e-") for each in quantities] for line in recorded] == shown
+
+
+def test_each_paper_has_bibtex_and_ours_is_that_of_the_citation_file() -> None:
+    text = (ROOT / "docs/paper.md").read_text(encoding="utf-8")
+    citation = GIVEN["citation"]
+    for words in (citation["title"], f"version = {{{citation['version']}}}", citation["repository-code"]):
+        assert words in text
+    keys = re.findall(r"^@article\{(\S+),$", text, re.MULTILINE)
+    assert len(set(keys)) == len(keys) == len(citation["references"])
+    assert text.count("{") == text.count("}")
