@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from functools import partial
 
@@ -16,6 +15,8 @@ from torchcaps.models import create_model
 from torchcaps.nn import Capsules, ConvCapsules, DenseCapsules
 
 MIXTURES = {"em": "hinton2018-paper", "vb": "vb2020"}
+CASES = (("em", "types"), ("em", "types-and-positions"), ("vb", "types-and-positions"), ("em", ""), ("vb", ""))
+"""Routings, and what the capsules of the networks' maps compete over; empty for MNIST's layer."""
 
 
 def new_mixture(routing: str, batch: int, layer: Layer, over: str = "") -> tuple[nn.Module, Work]:
@@ -67,19 +68,20 @@ def check_mixture(what: str, ours: nn.Module, plain: nn.Module, given: Work) -> 
 def mixtures(sizes: Sizes) -> Iterator[Row]:
     """Steps of hinton2018-paper and vb2020 and MNIST's layer alone, against the plain formulation; memory."""
     batch = max(sizes.batch // 4, 2)
-    for routing, over in itertools.product(MIXTURES, ("types", "types-and-positions", "")):
+    for routing, over in CASES:
         what = f"{MIXTURES[routing]}, {over.replace('-', ' ')}" if over else f"MNIST's layer, {routing.upper()}"
         number = batch if over else 2 * batch
         ours, given = new_mixture(routing, number, sizes.layer, over)
         plain = naive_network(ours)
         check_mixture(what, ours, plain, given)
-        modules = {"plain": plain, "torchcaps": ours}
-        if sizes.compile:
-            modules["compiled"] = naive_network(ours)
-            modules["compiled"].compile()
         for both in (False, True):
+            modules = {"plain": plain, "torchcaps": ours}
+            if both and over and sizes.compile:  # a compilation takes about a minute
+                torch._dynamo.reset()
+                modules["compiled"] = naive_network(ours)
+                modules["compiled"].compile(fullgraph=True)
             works = {name: partial(run_mixture, module, given, both) for name, module in modules.items()}
-            times = times_in_turns(works, sizes.rounds)
+            times = times_in_turns(works, max(sizes.rounds // 2, 1))  # the plain step takes seconds
             for name in [each for each in modules if each != "torchcaps"]:
                 how = f"{what}, forward{' + backward' if both else ''}: {name} ÷ torchcaps"
                 yield Row(how, ratio(times[name], times["torchcaps"]), times)

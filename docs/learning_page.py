@@ -137,8 +137,6 @@ def print_table(browser: Browser, address: str) -> None:
             coupled = [f"{mean(result[0][name] for result in results):.2f}" for name in ("own", "distractor")]
             winners = [f"{mean(result[n]['winner'] for result in results):.2f}" for n in (0, 1)]
             print("  coupling with the right whole, own parts and distractors:", *coupled)
-            better = sum(result[0]["accuracy"] > result[1]["accuracy"] for result in results)
-            print(f"  seeds with more right answers by 3 iterations: {better} of {len(results)}")
             print("  mean length of the winner, 3 iterations and uniform:", *winners, flush=True)
 
 

@@ -44,13 +44,13 @@ NETWORKS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "em": ("capsules, EM routing, 2 iterations", "segcaps", CAPSULES | {"routing": EM}),
 }
 #: 1,200 steps of 16 pairs.
-RECIPE: dict[str, Any] = {"epochs": 10, "batch_size": 16, "limit_train": 1920, "validation_size": 500}
+RECIPE: dict[str, Any] = {"epochs": 5, "batch_size": 16, "limit_train": 3840}
 RECIPE |= {"schedule": "one-cycle", "class_weights": None, "limit_test": 2000}
 SEARCHED = (1e-3, 3e-3, 1e-2)
 #: The learning rate of each network, to be set to the best of the search.
 LEARNING_RATES = dict.fromkeys(NETWORKS, 3e-3)
 #: Epochs in which the U-Net takes as many seconds as dynamic routing.
-AS_LONG = {"epochs": 80}
+AS_LONG = {"epochs": 40}
 ANGLES = (45, 180)
 
 

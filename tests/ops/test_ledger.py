@@ -11,7 +11,7 @@ from routing_cases import random
 from support import assert_close, assert_same, holds
 from torchcaps.ops.ledger import Ledger, Sums
 from torchcaps.ops.memory import Buffers
-from torchcaps.ops.vote_factors import MAKERS, VoteFactors
+from torchcaps.ops.vote_factors import MAKERS, VoteFactors, inputs_first
 
 B, I, J, D = 3, 5, 4, 6
 Found = dict[str, Tensor]
@@ -22,17 +22,15 @@ def asked(votes: Tensor, shares: Tensor, other: Tensor, centre: Tensor, *, by_le
     leaves = {"shares": shares, "other": other, "centre": centre}
     leaves = {name: each.clone().requires_grad_() for name, each in leaves.items()}
     given = votes.clone().requires_grad_(not by_ledger)
-    sums = Ledger(given, Buffers(given), differentiated=True) if by_ledger else Sums(given)
+    sums = Ledger(given, Buffers(given)) if by_ledger else Sums(given)
     shares, other, centre = leaves.values()
-    whole = shares / shares.sum(2, keepdim=True)
-    mean = sums.mean(whole)
-    scatter = sums.scatter(whole, mean)
-    far = sums.distance(1 / (scatter + 0.1), mean)
+    whole, mass = sums.share_out(shares.log(), other[:, :1])
+    mean, scatter = sums.moments(whole)
+    far = sums.log_densities(mean.sum(2), 1 / (scatter + 0.1), mean)
     less = other * far.sigmoid() / (1 + other.sum(2, keepdim=True))
-    moved = 0.9 * sums.mean(less) + 0.1 * centre
-    about = sums.scatter(less, sums.mean(less), moved)
-    results = {"mean": mean, "scatter": scatter, "far": far, "moved": moved, "about": about}
-    results["end"] = sums.distance(about.exp(), centre)
+    moved, about = sums.moments(less, centre, momentum=0.1)
+    results = {"mass": mass, "mean": mean, "scatter": scatter, "far": far, "moved": moved, "about": about}
+    results["end"] = sums.log_densities(about.sum(2), about.exp(), centre)
     total = sum((each * random(*each.shape).to(each)).sum() for each in results.values())
     assert isinstance(total, Tensor)
     wanted = list(leaves.values()) if by_ledger else [*leaves.values(), given]
@@ -58,23 +56,55 @@ def test_a_ledger_gives_the_sums_and_the_gradients_of_plain_operations(outputs: 
 
 def test_without_gradients_a_ledger_gives_the_sums_alone() -> None:
     votes, shares, _, centre = drawn()
-    ledger, plain = Ledger(votes, Buffers(votes), differentiated=False), Sums(votes)
-    assert_close(ledger.mean(shares), plain.mean(shares), 1e-12)
-    assert_close(ledger.scatter(shares, centre, centre), plain.scatter(shares, centre, centre), 1e-12)
-    assert_close(ledger.distance(centre.exp(), centre), plain.distance(centre.exp(), centre), 1e-12)
+    ledger, plain = Ledger(votes, Buffers(votes)), Sums(votes)
+    for got, wanted in zip(ledger.moments(shares, centre, 0.3), plain.moments(shares, centre, 0.3), strict=True):
+        assert_close(got, wanted, 1e-12)
+    given = centre.sum(2), centre.exp(), centre
+    assert_close(ledger.log_densities(*given), plain.log_densities(*given), 1e-12)
     assert_close(ledger.squares(centre + 1), (votes - centre.unsqueeze(3) - 1).square().flatten(0, 1), 1e-12)
+
+
+def test_no_share_or_gradient_is_denormal() -> None:
+    """Products with denormal numbers would take a hundred times as long."""
+    votes, _, _, centre = drawn(torch.float32)
+    ledger, plain = Ledger(votes, Buffers(votes)), Sums(votes)
+    logs = torch.linspace(-200, 0, B * J * I).view(B, J, I)
+    active = torch.ones(B, 1, I)
+    active[:, :, 0] = 0
+    for got, wanted in zip(ledger.share_out(logs, active), plain.share_out(logs, active), strict=True):
+        assert_close(got, wanted, 1e-6)
+    shares, _ = ledger.share_out(logs, active)
+    assert (shares[:, :, 0] == 0).all()
+    assert shares[:, :, 1:].min() > 1e-32
+    densities = ledger.log_densities(centre.sum(2).requires_grad_(), centre.exp(), centre)
+    densities.backward(logs.exp())
+    for pairs, *_ in ledger._noted:
+        assert ((pairs == 0) | (pairs > 1e-31)).all()
 
 
 def test_noted_twice_is_counted_twice() -> None:
     """So that the assertions above do not pass for a ledger that forgets."""
     votes, shares, _, centre = drawn()
-    ledger = Ledger(votes, Buffers(votes), differentiated=True)
-    ledger.note(shares, centre, None)
+    ledger = Ledger(votes, Buffers(votes))
+    ledger.note(shares, centre, torch.zeros_like(centre))
     once = ledger.gradient().clone()
     ledger.note(shares, centre, centre)
     wanted = once + centre.unsqueeze(3) * shares.unsqueeze(2) * (1 + votes)
     assert_close(ledger.gradient(), wanted, 1e-12)
     assert not holds(assert_close, ledger.gradient(), once, 1e-3)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("shape", [(1, 1, 5), (1, 6, 1), (3, 37, 50), (2, 256, 72), (0, 2, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_input_capsules_come_first(
+    shape: tuple[int, int, int], dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    numbers = random(*shape).to(dtype)
+    found = inputs_first(numbers)
+    assert found.stride(2) == 1 or found.is_contiguous(), "a product of matrices would copy it"
+    assert torch.equal(found, numbers.permute(2, 0, 1))
 
 
 # ---- makers

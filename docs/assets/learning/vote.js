@@ -93,14 +93,14 @@ function oneVote(place, data) {
     const scale = most(weighted, others, sum), from = (stage) => () => at < depth + stage;
     right.replaceChildren(
       bars(`${coupling.toFixed(2)} · vote`, weighted, scale, 0, from(1)), sign("+", 73), bars("other votes", others, scale, 82, from(2)),
-      sign("=", 155), bars("sum", sum, scale, 164, from(2)), sign("→", 238), bars("squashed", capsule, scale, 252, from(3)));
+      sign("=", 155), bars("sum", sum, scale, 164, from(2)), sign("→", 238), bars("squashed", capsule, most(capsule), 252, from(3)));
   }
 
   function words({ pose, matrix, vote, coupling, sum, capsule }) {
     const name = `row ${Math.floor(chosen / columns) + 1}, column ${(chosen % columns) + 1}`, d = at - 1;
     if (at === 0) return `The pose of a capsule at ${name}: ${pose.length} numbers. Of the cell's ${data.types} capsules it is the one most strongly coupled with the ${digit}. The square marks the pixels that it sees.`;
     if (at <= depth) return `Component ${at} of the vote for the ${digit}: ${matrix[d].map((w, k) => `${number(w)}·${bracketed(pose[k])}`).join(" + ").replaceAll("+ −", "− ")} = ${number(vote[d])}.`;
-    if (at === depth + 1) return `Routing gives the ${digit} the share ${coupling.toFixed(2)} of this vote (uniform: ${(1 / data.classes).toFixed(2)}). The four columns below have one scale.`;
+    if (at === depth + 1) return `Routing gives the ${digit} the share ${coupling.toFixed(2)} of this vote (uniform: ${(1 / data.classes).toFixed(2)}). The bars right of here have a scale of their own.`;
     if (at === depth + 2) return `The other ${data.cells.length * data.types - 1} votes for the ${digit}, each times its own coupling, are added. The sum has length ${number(norm(sum))}.`;
     return `The squash keeps the direction and makes length ${number(norm(sum))} a length of ${number(norm(capsule))}: the score of the ${digit}.`;
   }

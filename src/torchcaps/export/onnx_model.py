@@ -91,7 +91,7 @@ class OnnxModel:
             InputError: The images have another shape than the network's, or there are none; or the graph fails, takes
                 more than 60 s or too much memory for a single image, or returns scores that are not finite.
         """
-        shape, per_pixel = self.description.in_shape, self.description.task == "pixels"
+        shape, per_pixel = self.description.in_shape, all(self._free[1:])  # a network for pixels takes any size
         smallest = [1 if name else size for size, name in zip(shape, self._free, strict=True)]
         largest = [math.inf if name and per_pixel else size for size, name in zip(shape, self._free, strict=True)]
         sizes = images.shape[1:]
@@ -142,7 +142,7 @@ class OnnxModel:
         pixels, count, classes = self.description.in_shape, given[0], len(self.description.class_names)
         shapes: tuple[set[tuple[int, ...]], ...]
         shapes = {(classes,)}, {pixels, (self.description.objects, *pixels)}
-        if self.description.task == "pixels":
+        if all(self._free[1:]):
             fewest = 1 if classes == 2 else classes  # two classes may have one score
             shapes = {(classes, *given[2:]), (fewest, *given[2:])}, {given[1:]}
         for output, fitting, name in zip(outputs, shapes, (LENGTHS, RECONSTRUCTION), strict=False):

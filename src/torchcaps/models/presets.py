@@ -646,24 +646,24 @@ register_preset(
     "segcaps",
     "Capsules down to an eighth of the image and up again, with a score for each pixel. All types of a layer share one "
     "kernel. Two classes are one type of capsule: a pixel whose capsule is shorter than 0.5 is background. It has "
-    "1,425,649 parameters for one channel. The foreground is redrawn from the capsules of the mask, and at inference "
-    "from those of the answer (the source: of all pixels). The loss is the cross-entropy of the softmax of ten times "
-    "the lengths; in the source it is the binary cross-entropy of the lengths. Adam's first beta is 0.9 here, and 0.99 "
-    "in the source.",
+    "1,425,649 parameters for one channel and two classes. The foreground is redrawn from the capsules of the mask, "
+    "and at inference from those of the answer (the source: of all pixels). The loss is the cross-entropy of the "
+    "softmax of ten times the lengths; in the source it is the binary cross-entropy of the lengths. Adam's first beta "
+    "is 0.9 here, and 0.99 in the source.",
     source="LaLonde, Bagci: Capsules for Object Segmentation, 2018, arXiv:1804.04241, and its code",
     network={
         "name": "pixel-capsules", "conv_init": "glorot", "length_eps": 1e-24,
         "layers": _map_layers(
             ((2, 16, 5, 2, 1), (4, 16, 5, 1, 3), (4, 32, 5, 2, 3), (8, 32, 5, 1, 3), (8, 64, 5, 2, 3), (8, 32, 5, 1, 3),
              (8, 32, 4, -2, 3), (4, 32, 5, 1, 3), (4, 16, 4, -2, 3), (4, 16, 5, 1, 3), (2, 16, 4, -2, 3),
-             (1, 16, 1, 1, 3)),
+             (11, 16, 1, 1, 3)),  # a type for each class
             SEGCAPS_ROUTING, weights={"weight_init": "he"}, layer_padding="same",
         ),
         "decoder": "pixels", "decoder_init": "he", "classification_loss": "pixel-cross-entropy",
         "reconstruction_weight": 131.072,
     },
     recipe={"epochs": 200, "batch_size": 1, "learning_rate": 1e-4, "class_weights": "balanced"},
-    data="multimnist", in_shape=(1, 64, 64), num_classes=2,
+    data="multimnist-pixels", in_shape=(1, 36, 36), num_classes=11,
     published="98.48 Dice (lungs, LUNA16; U-Net 98.45)",
 )
 register_preset(
@@ -690,7 +690,7 @@ register_preset(
         "decoder": "pixels", "reconstruction_weight": 0.1, "reconstruction_of": "foreground",
     },
     recipe={"epochs": 200, "batch_size": 1, "learning_rate": 2e-4},
-    data="multimnist", in_shape=(2, 32, 32, 32), num_classes=4,
+    data="multimnist-pixels", in_shape=(2, 32, 32, 32), num_classes=4,
     published="92.4 Dice (infant brains, iSeg-2017)",
 )
 register_preset(
@@ -700,7 +700,7 @@ register_preset(
     source="torchcaps: Ronneberger, Fischer, Brox 2015, arXiv:1505.04597, with instance normalisation",
     network={"name": "unet", "parameters_of": "segcaps"},
     recipe={"epochs": 200, "batch_size": 1, "learning_rate": 1e-3},
-    data="multimnist", in_shape=(1, 64, 64), num_classes=2,
+    data="multimnist-pixels", in_shape=(1, 36, 36), num_classes=11,
 )
 
 # The variants that the sources compare.

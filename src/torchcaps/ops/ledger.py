@@ -22,6 +22,7 @@ The expansion in V loses no precision, because it rounds like V itself. Squares 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -29,13 +30,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.ops.memory import Buffers
+from torchcaps.ops.mixtures import share_out
 
 Pairs = Float[Tensor, "B #J I"]
 """One number for each output and input capsule; (B, 1, I) if all outputs share it."""
+MIN_EXPONENT = -69.0
+"""Shares and gradients below exp(-69) = 1e-30 are far below the rounding of their sums. They are replaced, because a
+processor takes a hundred times as long for products with denormal numbers (below 1e-38)."""
 
 
 class Sums:
-    """The three sums over votes with PyTorch's operations, which can be differentiated any number of times.
+    """The sums over votes with PyTorch's operations, which can be differentiated any number of times.
 
     Args:
         votes: Votes V with the input capsules last.
@@ -44,41 +49,54 @@ class Sums:
     def __init__(self, votes: Float[Tensor, "B J D I"]) -> None:
         self.votes, self.shape = votes, votes.shape
 
-    def mean(self, shares: Pairs) -> Float[Tensor, "B J D"]:
-        """Return Σ_i r_ij V_ij."""
-        return (self.votes @ shares.unsqueeze(3)).squeeze(3)
+    def share_out(
+        self, log_coupling: Float[Tensor, "#B #J #I"], activations: Float[Tensor, "B 1 I"]
+    ) -> tuple[Pairs, Float[Tensor, "B #J"]]:
+        """Return the shares and their sums: :func:`torchcaps.ops.mixtures.share_out`."""
+        return share_out(log_coupling, activations)
 
-    def scatter(
-        self, shares: Pairs, mean: Float[Tensor, "B J D"], centre: Float[Tensor, "B J D"] | None = None
-    ) -> Float[Tensor, "B J D"]:
-        """Return Σ_i r_ij (V_ij - x_j)².
+    def moments(
+        self,
+        shares: Pairs,
+        previous: Float[Tensor, "B J D"] | None = None,
+        momentum: float = 0.0,
+        *,
+        with_scatter: bool = True,
+    ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B J D"]]:
+        """Return centres x_j = Σ_i r_ij V_ij, and Σ_i r_ij (V_ij - x_j)².
 
         Args:
-            shares: Shares r_ij.
-            mean: Mean with the same shares.
-            centre: Centre x_j. None: the mean, for shares that sum to one or are all zero.
+            shares: Shares r_ij. Without ``previous`` they sum to one or are all zero.
+            previous: Centres x'_j of the iteration before, if x_j = (1 - momentum) Σ_i r_ij V_ij + momentum x'_j.
+            momentum: Share of the previous centres.
+            with_scatter: Compute the second sum; otherwise it is zero.
         """
-        deviations = self.votes - (mean if centre is None else centre).unsqueeze(3)
-        return (deviations.square() @ shares.unsqueeze(3)).squeeze(3)
+        centre = (self.votes @ shares.unsqueeze(3)).squeeze(3)
+        if previous is not None:
+            centre = torch.lerp(centre, previous, momentum)
+        if not with_scatter:
+            return centre, torch.zeros_like(centre)
+        return centre, ((self.votes - centre.unsqueeze(3)).square() @ shares.unsqueeze(3)).squeeze(3)
 
-    def distance(self, precision: Float[Tensor, "B J D"], centre: Float[Tensor, "B J D"]) -> Float[Tensor, "B J I"]:
-        """Return Σ_h λ_jh (V_ijh - x_jh)²."""
-        deviations = self.votes - centre.unsqueeze(3)
-        return (precision.unsqueeze(2) @ deviations.square()).squeeze(2)
+    def log_densities(
+        self, constant: Float[Tensor, "B J"], precision: Float[Tensor, "B J D"], centre: Float[Tensor, "B J D"]
+    ) -> Float[Tensor, "B J I"]:
+        """Return k_j - ½ Σ_h λ_jh (V_ijh - x_jh)², with constants k_j, for example of a normal distribution."""
+        squares = (self.votes - centre.unsqueeze(3)).square()
+        return constant.unsqueeze(2) - (precision.unsqueeze(2) @ squares).squeeze(2) / 2
 
 
 class Ledger(Sums):
-    """The three sums over a block of votes, with a ledger of their gradients with respect to the votes.
+    """The sums over a block of votes, with a ledger of their gradients with respect to the votes.
 
     Args:
         votes: Votes V, contiguous. :meth:`release` drops them after the forward pass; :meth:`hold` restores them.
         buffers: Work buffers of the size of the votes.
-        differentiated: True if the sums need gradients.
     """
 
-    def __init__(self, votes: Float[Tensor, "B J D I"], buffers: Buffers, *, differentiated: bool) -> None:
-        self.shape, self.differentiated = votes.shape, differentiated
-        self._noted: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+    def __init__(self, votes: Float[Tensor, "B J D I"], buffers: Buffers) -> None:
+        self.shape = votes.shape
+        self._noted: list[tuple[Tensor, Tensor, Tensor]] = []
         self.hold(votes, buffers)
 
     def hold(self, votes: Float[Tensor, "B J D I"], buffers: Buffers) -> None:
@@ -90,23 +108,25 @@ class Ledger(Sums):
         """Drop the votes and the buffers."""
         del self.votes, self._flat, self._buffers, self._centre
 
-    def mean(self, shares: Pairs) -> Float[Tensor, "B J D"]:
-        if self.differentiated:
-            return _Mean.apply(self, shares)
-        return self.over_inputs(shares, self._flat)
+    def share_out(
+        self, log_coupling: Float[Tensor, "#B #J #I"], activations: Float[Tensor, "B 1 I"]
+    ) -> tuple[Pairs, Float[Tensor, "B #J"]]:
+        return _ShareOut.apply(log_coupling, activations)
 
-    def scatter(
-        self, shares: Pairs, mean: Float[Tensor, "B J D"], centre: Float[Tensor, "B J D"] | None = None
-    ) -> Float[Tensor, "B J D"]:
-        about = mean.detach() if centre is None else centre  # the gradient with respect to the mean is zero
-        if self.differentiated:
-            return _Scatter.apply(self, shares, mean.detach(), about)
-        return self.over_inputs(shares, self.squares(about))
+    def moments(
+        self,
+        shares: Pairs,
+        previous: Float[Tensor, "B J D"] | None = None,
+        momentum: float = 0.0,
+        *,
+        with_scatter: bool = True,
+    ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B J D"]]:
+        return _Moments.apply(self, shares, previous, momentum, with_scatter)
 
-    def distance(self, precision: Float[Tensor, "B J D"], centre: Float[Tensor, "B J D"]) -> Float[Tensor, "B J I"]:
-        if self.differentiated:
-            return _Distance.apply(self, precision, centre)
-        return self.over_components(precision, self.squares(centre))
+    def log_densities(
+        self, constant: Float[Tensor, "B J"], precision: Float[Tensor, "B J D"], centre: Float[Tensor, "B J D"]
+    ) -> Float[Tensor, "B J I"]:
+        return _LogDensities.apply(self, constant, precision, centre)
 
     def over_inputs(self, pairs: Pairs, numbers: Float[Tensor, "BJ D I"] | None = None) -> Float[Tensor, "B J D"]:
         """Return Σ_i p_ij n_ijh, where the numbers n are the votes if None."""
@@ -121,10 +141,9 @@ class Ledger(Sums):
     ) -> Pairs:
         """Return Σ_h x_jh n_ijh, where the numbers n are the votes if None; ``summed``: also over all outputs."""
         B, J, D, I = self.shape
-        numbers = self._flat if numbers is None else numbers
-        if summed:
-            return torch.bmm(outputs.reshape(B, 1, J * D).contiguous(), numbers.view(B, J * D, I))
-        return torch.bmm(outputs.reshape(B * J, 1, D).contiguous(), numbers).view(B, J, I)
+        rows, N = (B, J * D) if summed else (B * J, D)
+        numbers = (self._flat if numbers is None else numbers).view(rows, N, I)
+        return torch.bmm(outputs.reshape(rows, 1, N).contiguous(), numbers).view(B, -1, I)
 
     def squares(self, centre: Float[Tensor, "B J D"]) -> Float[Tensor, "BJ D I"]:
         """Return (V - x)² in a buffer, which the next call overwrites."""
@@ -135,68 +154,88 @@ class Ledger(Sums):
             self._centre = centre
         return held
 
-    def note(self, pairs: Pairs, alpha: Float[Tensor, "B J D"], beta: Float[Tensor, "B J D"] | None) -> None:
+    def note(self, pairs: Pairs, alpha: Float[Tensor, "B J D"], beta: Float[Tensor, "B J D"]) -> None:
         """Add p_ij (α_jh + β_jh V_ijh) to the gradient of the votes."""
-        key = pairs.data_ptr()  # scatter and mean of the same shares share an entry; the ledger keeps pairs alive
-        if key in self._noted:
-            _, other_alpha, other_beta = self._noted[key]
-            alpha, beta = other_alpha + alpha, other_beta if beta is None else other_beta + beta
-        self._noted[key] = pairs, alpha, torch.zeros_like(alpha) if beta is None else beta
+        self._noted.append((pairs, alpha, beta))
 
     def gradient(self) -> Float[Tensor, "B J D I"]:
         """Return the gradient of all sums with respect to the votes, in a buffer."""
         B, J, D, I = self.shape
-        pairs, alphas, betas = zip(*self._noted.values(), strict=True)
+        pairs, alphas, betas = zip(*self._noted, strict=True)
         rows = torch.cat([each.expand(B, J, I).reshape(B * J, 1, I) for each in pairs], 1)
         alpha, beta = (torch.stack(each, 3).view(B * J, D, -1) for each in (alphas, betas))
-        total = torch.bmm(alpha, rows, out=self._buffers.take("gradient", (B * J, D, I)))
         slope = torch.bmm(beta, rows, out=self._buffers.take("squares", (B * J, D, I)))
-        return total.addcmul_(slope, self._flat).view(self.shape)
+        return slope.mul_(self._flat).baddbmm_(alpha, rows).view(self.shape)
 
 
-class _Mean(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, block: Ledger, shares: Tensor) -> Tensor:
-        ctx.block = block
-        ctx.save_for_backward(shares)
-        return block.over_inputs(shares)
+class _ShareOut(torch.autograd.Function):
+    """With c = exp(ln c), R_j = Σ_i c_ij a_i and r_ij = c_ij a_i / R_j: g_ln c = r q and g_a = Σ_j c q / R.
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        (shares,), block = ctx.saved_tensors, ctx.block
-        block.note(shares, gradient, None)
-        return None, block.over_components(gradient, summed=shares.shape[1] == 1)
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, block: Ledger, shares: Tensor, mean: Tensor, centre: Tensor) -> Tensor:
-        ctx.block = block
-        ctx.save_for_backward(shares, mean, centre)
-        return block.over_inputs(shares, block.squares(centre))
+    Here q_ij = g_r,ij - Σ_i g_r,ij r_ij + g_R,j R_j. Nothing is divided by an activation, which may be zero.
+    """
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        (shares, mean, centre), block = ctx.saved_tensors, ctx.block
-        twice = 2 * gradient
-        block.note(shares, -twice * centre, twice)
-        for_shares = block.over_components(gradient, block.squares(centre), summed=shares.shape[1] == 1)
-        for_centre = -twice * (mean - centre * shares.sum(2, keepdim=True)) if ctx.needs_input_grad[3] else None
-        return None, for_shares, None, for_centre
+    def forward(ctx: Any, log_coupling: Tensor, activations: Tensor) -> Any:
+        shares = log_coupling + torch.where(activations > 0, 0.0, -math.inf)
+        largest = shares.amax(2, keepdim=True)
+        largest.masked_fill_(largest == -math.inf, 0.0)
+        shares.sub_(largest).clamp_min_(MIN_EXPONENT).exp_().mul_(activations)
+        total = shares.sum(2, keepdim=True)
+        divisor = total.where(total > 0, 1.0)
+        shares.div_(divisor)
+        ctx.save_for_backward(log_coupling, shares, largest, divisor)
+        return shares, (largest.exp() * total).squeeze(2)
 
-
-class _Distance(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, block: Ledger, precision: Tensor, centre: Tensor) -> Tensor:
+    def backward(ctx: Any, for_shares: Tensor, for_mass: Tensor) -> Any:
+        log_coupling, shares, largest, divisor = ctx.saved_tensors
+        mass = largest.exp() * divisor
+        q = for_shares + (for_mass.unsqueeze(2) * mass - (for_shares * shares).sum(2, keepdim=True))
+        for_coupling = (shares * q).sum_to_size(log_coupling.shape) if ctx.needs_input_grad[0] else None
+        ratio = (log_coupling - largest).clamp_(MIN_EXPONENT, 80.0).exp_()  # an exponent above 0 has activation 0
+        return for_coupling, (ratio * q).div_(divisor).sum(1, keepdim=True)
+
+
+class _Moments(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, block: Ledger, shares: Tensor, previous: Tensor | None, momentum: float, with_scatter: bool
+    ) -> Any:
+        mean = block.over_inputs(shares)
+        centre = mean if previous is None else torch.lerp(mean, previous, momentum)
+        ctx.block, ctx.momentum, ctx.with_scatter = block, momentum, with_scatter
+        ctx.save_for_backward(shares, centre, None if previous is None else mean)
+        scatter = block.over_inputs(shares, block.squares(centre)) if with_scatter else torch.zeros_like(centre)
+        return centre, scatter
+
+    @staticmethod
+    def backward(ctx: Any, for_centre: Tensor, for_scatter: Tensor) -> Any:
+        (shares, centre, mean), block = ctx.saved_tensors, ctx.block
+        twice, for_previous, for_mean = 2 * for_scatter, None, for_centre
+        if mean is not None:  # otherwise the centre is the mean, where the scatter has no slope
+            for_centre = for_centre - twice * (mean - centre * shares.sum(2, keepdim=True))
+            for_previous, for_mean = ctx.momentum * for_centre, (1 - ctx.momentum) * for_centre
+        block.note(shares, torch.addcmul(for_mean, twice, centre, value=-1), twice)
+        summed = shares.shape[1] == 1
+        for_shares = block.over_components(for_mean, summed=summed)
+        if ctx.with_scatter:
+            for_shares += block.over_components(for_scatter, block.squares(centre), summed=summed)
+        return None, for_shares, for_previous, None, None
+
+
+class _LogDensities(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, block: Ledger, constant: Tensor, precision: Tensor, centre: Tensor) -> Tensor:
         ctx.block = block
         ctx.save_for_backward(precision, centre)
-        return block.over_components(precision, block.squares(centre))
+        return torch.add(constant.unsqueeze(2), block.over_components(precision, block.squares(centre)), alpha=-0.5)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (precision, centre), block = ctx.saved_tensors, ctx.block
-        twice = 2 * precision
-        block.note(gradient, -twice * centre, twice)
-        for_precision = block.over_inputs(gradient, block.squares(centre))
-        moved = block.over_inputs(gradient) - centre * gradient.sum(2, keepdim=True)
-        return None, for_precision, -twice * moved
+        gradient = torch.hardshrink(gradient, math.exp(MIN_EXPONENT))
+        for_constant = gradient.sum(2)
+        block.note(gradient, precision * centre, -precision)
+        for_precision = block.over_inputs(gradient, block.squares(centre)).mul_(-0.5)
+        moved = torch.addcmul(block.over_inputs(gradient), centre, for_constant.unsqueeze(2), value=-1)
+        return None, for_constant, for_precision, moved.mul_(precision)

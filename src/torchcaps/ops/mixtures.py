@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import math
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.ledger import Sums
-
 LOG_2_PI = math.log(2 * math.pi)
-
-
-def gaussian_log_densities(
-    votes: Sums, means: Float[Tensor, "B J D"], variances: Float[Tensor, "B J D"], log_variances: Float[Tensor, "B J"]
-) -> Float[Tensor, "B J I"]:
-    """Return ln N(V_ij; μ_j, σ²_j), where ``log_variances`` is Σ_h ln σ²_jh."""
-    normalisation = variances.shape[2] * LOG_2_PI + log_variances
-    return torch.add(-normalisation.unsqueeze(2) / 2, votes.distance(variances.reciprocal(), means), alpha=-0.5)
 
 
 def share_out(

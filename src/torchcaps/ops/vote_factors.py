@@ -1,7 +1,7 @@
 """Factors of votes (poses and weights), and the computation of votes from them, some images at a time.
 
 A :class:`Maker` computes the votes of some rows with the input capsules last, (B, J, D, I). It converts the gradient of
-these votes to gradients of the factors. The backward pass computes votes again instead of keeping them.
+these votes to gradients of the factors.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.ops.memory import Buffers
+from torchcaps.tracing import is_float32_on_cpu
 
 Kind = Literal["built", "dense", "matrix", "shared"]
 """Formula of the votes: built votes, W_ij u_i, M_i W_ij, or W_j u_i."""
@@ -58,6 +59,21 @@ class VoteFactors(NamedTuple):
         return votes if self.bias is None else votes + self.bias.permute(1, 2, 0)
 
 
+def inputs_first(numbers: Float[Tensor, "B N I"]) -> Float[Tensor, "I B N"]:
+    """Return numbers with the input capsules first, for one matrix product per input capsule.
+
+    On a CPU PyTorch shuffles channels with vector instructions, but transposes single numbers, which takes twice as
+    long. One shuffle for all rows is fastest, but runs in one thread, so several threads take the rows apart.
+    """
+    B, N, I = numbers.shape
+    if not (numbers.numel() and is_float32_on_cpu(numbers)):
+        return numbers.permute(2, 0, 1).contiguous()
+    pieces = B if torch.get_num_threads() > 1 else 1
+    channels_last = numbers.reshape(pieces, 1, 1, B * N * I // pieces).permute(0, 3, 1, 2)
+    shuffled = torch.channel_shuffle(channels_last, B * N // pieces).permute(0, 2, 3, 1)
+    return shuffled.view(pieces, I, B // pieces, N).transpose(0, 1).reshape(I, B, N)
+
+
 class Maker(ABC):
     """Base class of the computation of votes in work buffers, and of the gradients of their factors.
 
@@ -83,10 +99,6 @@ class Maker(ABC):
     def take_votes(self, rows: slice) -> Float[Tensor, "b J D I"]:
         """Return the buffer for the votes of some rows."""
         return self.buffers.take("votes", (rows.stop - rows.start, self.J, self.D, self.I))
-
-    def by_input(self, numbers: Float[Tensor, "N I"]) -> Float[Tensor, "I N"]:
-        """Return numbers with the input capsules first, in a buffer, for one matrix product per input capsule."""
-        return self.buffers.take("by input", (self.I, len(numbers))).copy_(numbers.t())
 
     def add_gradient(self, rows: slice, gradient: Float[Tensor, "b J D I"]) -> None:
         """Add the gradients of the factors from the gradient of the votes of some rows."""
@@ -127,22 +139,29 @@ class _Dense(Maker):
 
     def __init__(self, factors: VoteFactors, wanted: tuple[bool, bool, bool]) -> None:
         super().__init__(factors, wanted)
-        assert factors.weight is not None
         self.poses = factors.poses.transpose(0, 1).contiguous()  # (I, B, K)
-        self.columns = factors.weight.permute(0, 3, 1, 2).flatten(2).contiguous()  # (I, K, J·D)
+        self.columns = self._columns().flatten(2)  # (I, K, J·D)
         self.back = torch.empty_like(self.poses) if self.wants_poses else None
         self.outer = torch.zeros_like(self.columns) if self.wants_weight else None
 
+    def _columns(self) -> Float[Tensor, "I K J D"]:
+        """Return the weights, contiguous."""
+        assert self.factors.weight is not None
+        return self.factors.weight.permute(0, 3, 1, 2).contiguous()
+
+    def _of_columns(self, gradient: Float[Tensor, "I K J D"]) -> Tensor:
+        """Return the gradient of the weight from the gradient of :meth:`_columns`."""
+        return gradient.permute(0, 2, 3, 1)
+
     def _make(self, rows: slice) -> Tensor:
-        poses = self.poses[:, rows]
+        poses, votes = self.poses[:, rows], self.take_votes(rows)
         each = self.buffers.take("by input", (self.I, poses.shape[1], self.J * self.D))
         torch.bmm(poses, self.columns, out=each)
-        votes = self.take_votes(rows)
-        votes.view(-1, self.I).copy_(each.view(self.I, -1).t())
+        votes.flatten(1, 2).copy_(each.permute(1, 2, 0))  # PyTorch copies a transposed matrix in one thread
         return votes
 
     def _add_gradient(self, rows: slice, gradient: Tensor) -> None:
-        each = self.by_input(gradient.view(-1, self.I)).view(self.I, -1, self.J * self.D)
+        each = inputs_first(gradient.flatten(1, 2))
         if self.back is not None:
             self.back[:, rows] = torch.bmm(each, self.columns.transpose(1, 2))
         if self.outer is not None:
@@ -152,55 +171,52 @@ class _Dense(Maker):
         if self.back is not None:
             self.for_poses = self.back.transpose(0, 1)
         if self.outer is not None:
-            self.for_weight = self.outer.view(self.I, -1, self.J, self.D).permute(0, 2, 3, 1)
+            self.for_weight = self._of_columns(self.outer.view(self.I, -1, self.J, self.D))
         return super().gradients()
 
 
-class _Matrix(Maker):
-    """Sum of P elementwise products of poses and weights.
+class _Matrix(_Dense):
+    """Votes as sums of P elementwise products; their gradients as of dense votes.
 
-    Both are expanded to the length of a vote, so each product runs over D·I contiguous numbers.
+    Poses and weights are expanded to the length of a vote, so each elementwise product runs over D·I contiguous
+    numbers. The columns of dense votes hold W_ij once for each row of the pose M_i, and zeros.
     """
 
     def __init__(self, factors: VoteFactors, wanted: tuple[bool, bool, bool]) -> None:
-        super().__init__(factors, wanted)
+        P = self.P = math.isqrt(factors.size[3])
+        if any(wanted):
+            super().__init__(factors, wanted)
+        else:
+            Maker.__init__(self, factors, wanted)
         assert factors.weight is not None
-        P = self.P = math.isqrt(self.D)
-        self.poses = factors.poses.unflatten(2, (P, P)).permute(0, 3, 2, 1).contiguous()  # (B, r, p, I)
+        self.by_column = factors.poses.unflatten(2, (P, P)).permute(0, 3, 2, 1).contiguous()  # (B, r, p, I)
         by_row = factors.weight.permute(1, 2, 3, 0)[:, :, None]  # (J, r, 1, q, I)
-        self.weight = by_row.expand(-1, -1, P, -1, -1).reshape(self.J, P, -1)  # (J, r, D·I)
-        if self.wants_poses:
-            self.columns = factors.weight.permute(0, 1, 3, 2).reshape(self.I, self.J * P, P).contiguous()
-        self.back = factors.poses.new_empty(self.I, self.B, P, P) if self.wants_poses else None
-        self.outer = factors.poses.new_zeros(self.I, P, self.J * P) if self.wants_weight else None
+        self.expanded = by_row.expand(-1, -1, P, -1, -1).reshape(self.J, P, -1)  # (J, r, D·I)
+
+    def _columns(self) -> Float[Tensor, "I K J D"]:
+        assert self.factors.weight is not None
+        columns = self.factors.poses.new_zeros(self.I, self.D, self.J, self.D)
+        self._rows(columns).copy_(self.factors.weight.transpose(1, 2).unsqueeze(4))
+        return columns
+
+    def _of_columns(self, gradient: Tensor) -> Tensor:
+        return self._rows(gradient).sum(4).transpose(1, 2)
+
+    def _rows(self, columns: Float[Tensor, "I K J D"]) -> Float[Tensor, "I P J P P"]:
+        """Return the numbers that are not always zero, as (I, r, J, q, p)."""
+        P = self.P
+        return columns.view(self.I, P, P, self.J, P, P).diagonal(dim1=1, dim2=4)
 
     def _make(self, rows: slice) -> Tensor:
-        M, P = self.poses[rows], self.P
-        long = self.buffers.take("poses", (len(M), P, P, P, self.I))
+        M, P = self.by_column[rows], self.P
+        long = self.buffers.take("by input", (len(M), P, P, P, self.I))
         long = long.copy_(M.unsqueeze(3).expand(-1, -1, -1, P, -1)).flatten(2)  # (b, r, D·I)
         votes = self.take_votes(rows)
         flat = votes.flatten(2)
-        torch.mul(long[:, None, 0], self.weight[:, 0], out=flat)
+        torch.mul(long[:, None, 0], self.expanded[:, 0], out=flat)
         for r in range(1, P):
-            flat.addcmul_(long[:, None, r], self.weight[:, r])
+            flat.addcmul_(long[:, None, r], self.expanded[:, r])
         return votes
-
-    def _add_gradient(self, rows: slice, gradient: Tensor) -> None:
-        (b, J, _, I), P = gradient.shape, self.P
-        each = self.buffers.take("by input", (I, b, P, J, P))
-        each = each.copy_(gradient.view(b, J, P, P, I).permute(4, 0, 2, 1, 3)).view(I, b * P, J * P)
-        if self.back is not None:
-            self.back[:, rows] = torch.bmm(each, self.columns).view(I, b, P, P)
-        if self.outer is not None:
-            M = self.poses[rows].permute(3, 1, 0, 2).reshape(I, P, b * P).contiguous()  # (I, r, (b, p))
-            self.outer.baddbmm_(M, each)
-
-    def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        if self.back is not None:
-            self.for_poses = self.back.transpose(0, 1).flatten(2)
-        if self.outer is not None:
-            self.for_weight = self.outer.view(self.I, self.P, self.J, self.P).transpose(1, 2)
-        return super().gradients()
 
 
 class _Shared(Maker):

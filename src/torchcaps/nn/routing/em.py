@@ -14,7 +14,7 @@ from torchcaps.nn.capsules import LayerSize, Routed
 from torchcaps.nn.routing.fitting import Gaussians, MixtureInputs, equations
 from torchcaps.nn.routing.mixture import MixtureRouting, route_mixture
 from torchcaps.nn.votes import Votes
-from torchcaps.ops.mixtures import gaussian_log_densities, share_out
+from torchcaps.ops.mixtures import LOG_2_PI
 from torchcaps.parts import register
 from torchcaps.ranges import AtLeastOneIteration, PositiveFactor
 
@@ -91,17 +91,18 @@ def fit(
     scale = cost_scale + cost_of_inputs / given.number
     log_coupling = given.start()
     for t in range(num_iterations):
-        shares, mass = share_out(log_coupling, given.activations)  # (B, J, I), (B, J)
-        means = votes.mean(shares)  # (B, J, D)
-        variances = votes.scatter(shares, means) + 1e-9
+        shares, mass = votes.share_out(log_coupling, given.activations)  # (B, J, I), (B, J)
+        means, scatter = votes.moments(shares)  # (B, J, D)
+        variances = scatter + 1e-9
         log_variances = variances.log().sum(2)  # (B, J)
         costs = mass * (D * beta_u + log_variances / 2)
         logits = final_lambda * (1 - 0.95 ** (t + 1)) * (beta_a / unit - scale * costs)
         if t == num_iterations - 1 and given.rounds is None:
             break
-        log_densities = gaussian_log_densities(votes, means, variances, log_variances)  # (B, J, I)
-        given.note(log_posterior, log_coupling, means, means, log_densities, logits)
-        log_posterior = F.logsigmoid(logits).unsqueeze(2) + log_densities
+        log_prior = F.logsigmoid(logits)
+        constant = log_prior - (D * LOG_2_PI + log_variances) / 2
+        logits_before, log_posterior = log_posterior, votes.log_densities(constant, 1 / variances, means)  # (B, J, I)
+        given.note(logits_before, log_coupling, means, means, log_posterior, log_prior, logits)
         log_coupling = given.log_compete(log_posterior)
     return means, logits, log_coupling
 

@@ -11,7 +11,7 @@ from torchcaps.nn.capsules import Routed
 from torchcaps.nn.routing.fitting import Gaussians, MixtureInputs, equations
 from torchcaps.nn.routing.mixture import MixtureRouting, route_mixture
 from torchcaps.nn.votes import Votes
-from torchcaps.ops.mixtures import LOG_2_PI, gaussian_log_densities
+from torchcaps.ops.mixtures import LOG_2_PI
 from torchcaps.parts import register
 from torchcaps.ranges import AtLeastOneIteration, PositiveFactor
 
@@ -91,19 +91,17 @@ def fit(
         shares = log_coupling.exp() * given.activations  # (B, J, I)
         mass = shares.sum(2) + mass_eps  # (B, J)
         shares = shares / mass.unsqueeze(2)
-        means = votes.mean(shares)  # (B, J, D)
-        centres = 0.9 * means + 0.1 * centres
-        variances = votes.scatter(shares, means, centres) + min_variance
+        centres, scatter = votes.moments(shares, centres, momentum=0.1)  # (B, J, D)
+        variances = scatter + min_variance
         log_variances = variances.log().sum(2)  # (B, J)
         win = -mass * (log_variances + sigma_bias * D * (LOG_2_PI + 1))
         logits = final_beta * (1 - 0.95 ** (t + 1)) * (win - 5000 * activation_bias)
         if t == num_iterations - 1 and given.rounds is None:
             break
-        log_densities = gaussian_log_densities(votes, centres, variances, log_variances)  # (B, J, I)
-        given.note(log_posterior, log_coupling, centres, centres, log_densities, logits)
-        if t == num_iterations - 1:
-            break
-        log_posterior = F.logsigmoid(logits).unsqueeze(2) + log_densities
+        log_prior = F.logsigmoid(logits)
+        constant = log_prior - (D * LOG_2_PI + log_variances) / 2
+        logits_before, log_posterior = log_posterior, votes.log_densities(constant, 1 / variances, centres)
+        given.note(logits_before, log_coupling, centres, centres, log_posterior, log_prior, logits)
         log_coupling = given.log_compete(log_posterior)
     return centres, logits, log_coupling
 

@@ -37,12 +37,12 @@ from torchcaps.tracing import (
 Gaussians = tuple[Float[Tensor, "B J D"], Float[Tensor, "B J"], Float[Tensor, "#B #J #I"]]
 """Poses, logits of the activations, and the logarithm of the coupling of the last fit."""
 MAX_BLOCK_MIB = 4
-"""MiB of votes for each core in a block; smaller blocks need more calls, larger blocks leave the caches."""
+"""MiB of votes for each core in a block. 3 to 8 MiB take the same time; smaller blocks need more calls."""
 MAX_PLAIN_MIB = 1 / 16
 """MiB of votes up to which PyTorch's operations are fastest, because the ledger needs more calls."""
 MAX_KEPT_MIB = 1
 """MiB of votes up to which a call keeps them for its backward pass, because computing them again takes longer."""
-MAX_BUFFERS = 6
+MAX_BUFFERS = 4
 """Largest number of buffers of a call, each of the size of a block's votes."""
 
 
@@ -84,7 +84,8 @@ class MixtureInputs(NamedTuple):
         log_coupling: Tensor,
         means: Float[Tensor, "B J D"],
         capsules: Float[Tensor, "B J D"],
-        log_densities: Float[Tensor, "B J I"],
+        log_posterior: Float[Tensor, "B J I"],
+        log_prior: Float[Tensor, "B J"],
         active: Float[Tensor, "B J"],
     ) -> None:
         """Add the intermediate results of an iteration to the rounds.
@@ -94,15 +95,15 @@ class MixtureInputs(NamedTuple):
             log_coupling: Logarithm of the coupling, broadcast to all rows and outputs.
             means: Means μ_j.
             capsules: Poses of the output capsules.
-            log_densities: Logarithms of the densities, ln N(V_ij).
+            log_posterior: Logarithms of the densities, ln N(V_ij), plus ``log_prior``.
+            log_prior: Logarithm of the prior probability of each output capsule.
             active: Logits of the activations.
         """
         if self.rounds is not None:
-            logits = torch.zeros_like(log_densities) if logits is None else logits
-            coupling = log_coupling.exp().expand_as(log_densities)
-            self.rounds.append(
-                RoutingRound(logits.mT, coupling.mT, means, capsules, log_densities.mT, active.sigmoid())
-            )
+            logits = torch.zeros_like(log_posterior) if logits is None else logits
+            coupling = log_coupling.exp().expand_as(log_posterior)
+            densities = log_posterior - log_prior.unsqueeze(2)
+            self.rounds.append(RoutingRound(logits.mT, coupling.mT, means, capsules, densities.mT, active.sigmoid()))
 
 
 Fit = Callable[..., Gaussians]
@@ -217,7 +218,7 @@ def _fit_block(call: _Call, maker: Maker, rows: slice, *, differentiated: bool) 
     """Make the votes of some rows and fit Gaussians to them."""
     active, *learned = call.tensors[:3]
     leaves = [each.detach().requires_grad_(differentiated) for each in (active[rows], *learned)]
-    block = Ledger(maker.make(rows), maker.buffers, differentiated=differentiated)
+    block = Ledger(maker.make(rows), maker.buffers)
     with torch.set_grad_enabled(differentiated):
         return _Part(rows, maker, block, leaves, call.fit(rows, block, leaves))
 

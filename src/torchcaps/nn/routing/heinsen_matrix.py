@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchcaps.nn.capsules import LayerSize
 from torchcaps.nn.routing.fitting import Gaussians, MixtureInputs, equations
 from torchcaps.nn.routing.mixture import MixtureRouting
-from torchcaps.ops.mixtures import gaussian_log_densities
+from torchcaps.ops.mixtures import LOG_2_PI
 from torchcaps.parts import register
 from torchcaps.ranges import AtLeastOneIteration, Epsilon
 
@@ -71,17 +71,21 @@ def fit(
 ) -> Gaussians:
     """Compute the equations of :class:`HeinsenMatrixRouting`."""
     votes, active, log_posterior = given.votes, given.activations, None  # active: (B, 1, I)
+    B, J, D, _ = votes.shape
+    zeros = active.new_zeros(B, J, D)  # with momentum 0: shares may sum to less than one
     log_coupling = given.start()
     for t in range(num_iterations):
         used = active * log_coupling.exp()  # (B, J, I)
         logits = (beta_use.mT * used - beta_ignore.mT * (active - used)).sum(2)  # (B, J)
         shares = used / (used.sum(2, keepdim=True) + eps)
-        means = votes.mean(shares)  # (B, J, D)
-        if t == num_iterations - 1 and given.rounds is None:
+        last = t == num_iterations - 1 and given.rounds is None
+        means, scatter = votes.moments(shares, zeros, with_scatter=not last)  # (B, J, D)
+        if last:
             break
-        variances = votes.scatter(shares, means, means) + eps
-        log_densities = gaussian_log_densities(votes, means, variances, variances.log().sum(2))  # (B, J, I)
-        given.note(log_posterior, log_coupling, means, means, log_densities, logits)
-        log_posterior = F.logsigmoid(logits).unsqueeze(2) + log_densities
+        variances = scatter + eps
+        log_prior = F.logsigmoid(logits)
+        constant = log_prior - (D * LOG_2_PI + variances.log().sum(2)) / 2
+        logits_before, log_posterior = log_posterior, votes.log_densities(constant, 1 / variances, means)  # (B, J, I)
+        given.note(logits_before, log_coupling, means, means, log_posterior, log_prior, logits)
         log_coupling = given.log_compete(log_posterior)
     return means, logits, log_coupling

@@ -15,7 +15,7 @@ from torchcaps.nn.convolutions import normalise
 from torchcaps.nn.routing.fitting import Gaussians, MixtureInputs, equations
 from torchcaps.nn.routing.mixture import MixtureRouting, route_mixture
 from torchcaps.nn.votes import Votes
-from torchcaps.ops.mixtures import LOG_2_PI, share_out
+from torchcaps.ops.mixtures import LOG_2_PI
 from torchcaps.parts import register
 from torchcaps.ranges import AtLeastOneIteration
 from torchcaps.tracing import is_exporting
@@ -85,33 +85,42 @@ def fit(given: MixtureInputs, beta_u: Float[Tensor, "J"], beta_a: Float[Tensor, 
     """Compute the equations of :func:`vb_routing`."""
     votes, log_posterior = given.votes, None
     _, J, D, _ = votes.shape
-    steps = torch.arange(D, dtype=beta_u.dtype, device=beta_u.device)
     log_coupling = given.uniform()  # even on maps
     for iteration in range(1, num_iterations + 1):
-        shares, mass = share_out(log_coupling, given.activations)  # (B, J, I)
+        shares, mass = votes.share_out(log_coupling, given.activations)  # (B, J, I)
         mass = mass.expand(-1, J)  # (B, J)
         R = mass.unsqueeze(2)  # (B, J, 1)
-        means = votes.mean(shares)  # (B, J, D)
-        scatter = R * votes.scatter(shares, means)
+        means, scatter = votes.moments(shares)  # (B, J, D)
         centres = R / (1 + R) * means
-        inverse_scale = 1 + scatter + centres * means
+        inverse_scale = 1 + R * scatter + centres * means
         degrees = D + 1 + mass
-        half = digamma((degrees.unsqueeze(2) - steps) / 2).sum(2)
-        log_precision = half + D * math.log(2) - inverse_scale.log().sum(2)
+        log_precision = digamma_sum(degrees, D) + D * math.log(2) - inverse_scale.log().sum(2)
         log_share = digamma(1 + mass) - digamma((1 + mass).sum(1, keepdim=True))
         entropy = (D * (LOG_2_PI + 1) - log_precision) / 2
         logits = beta_a - (log_share.exp() * entropy + beta_u)
         if iteration == num_iterations and given.rounds is None:
             break
-        distance = votes.distance(degrees.unsqueeze(2) / inverse_scale, centres)  # (B, J, I)
-        known = (log_precision - D * LOG_2_PI - D / (1 + mass)) / 2  # (B, J)
-        log_densities = known.unsqueeze(2) - distance / 2
-        given.note(log_posterior, log_coupling, means, centres, log_densities, logits)
-        if iteration == num_iterations:
-            break
-        log_posterior = log_share.unsqueeze(2) + log_densities
+        constant = log_share + (log_precision - D * LOG_2_PI - D / (1 + mass)) / 2  # (B, J)
+        precision, logits_before = degrees.unsqueeze(2) / inverse_scale, log_posterior
+        log_posterior = votes.log_densities(constant, precision, centres)  # (B, J, I)
+        given.note(logits_before, log_coupling, means, centres, log_posterior, log_share, logits)
         log_coupling = given.log_compete(log_posterior)
     return centres, logits, log_coupling
+
+
+def digamma_sum(degrees: Float[Tensor, "B J"], number: int) -> Float[Tensor, "B J"]:
+    """Return Σ_{d=0}^{number-1} ψ((ν - d) / 2), where every argument is at least one.
+
+    Even and odd d are chains with ψ(x + 1) = ψ(x) + 1/x, so two digammas suffice.
+    """
+    total = torch.zeros_like(degrees)
+    for first in range(min(number, 2)):
+        length = (number - first + 1) // 2
+        least = (degrees - first) / 2 - (length - 1)
+        steps = torch.arange(length - 1, dtype=degrees.dtype, device=degrees.device)
+        above = ((length - 1 - steps) / (least.unsqueeze(2) + steps)).sum(2)
+        total = total + length * digamma(least) + above
+    return total
 
 
 def digamma(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
