@@ -64,6 +64,24 @@ def test_without_gradients_a_ledger_gives_the_sums_alone() -> None:
     assert_close(ledger.squares(centre + 1), (votes - centre.unsqueeze(3) - 1).square().flatten(0, 1), 1e-12)
 
 
+def test_no_share_or_gradient_is_denormal() -> None:
+    """Products with denormal numbers would take a hundred times as long."""
+    votes, _, _, centre = drawn(torch.float32)
+    ledger, plain = Ledger(votes, Buffers(votes)), Sums(votes)
+    logs = torch.linspace(-200, 0, B * J * I).view(B, J, I)
+    active = torch.ones(B, 1, I)
+    active[:, :, 0] = 0
+    for got, wanted in zip(ledger.share_out(logs, active), plain.share_out(logs, active), strict=True):
+        assert_close(got, wanted, 1e-6)
+    shares, _ = ledger.share_out(logs, active)
+    assert (shares[:, :, 0] == 0).all()
+    assert shares[:, :, 1:].min() > 1e-32
+    densities = ledger.log_densities(centre.sum(2).requires_grad_(), centre.exp(), centre)
+    densities.backward(logs.exp())
+    for pairs, *_ in ledger._noted:
+        assert ((pairs == 0) | (pairs > 1e-31)).all()
+
+
 def test_noted_twice_is_counted_twice() -> None:
     """So that the assertions above do not pass for a ledger that forgets."""
     votes, shares, _, centre = drawn()

@@ -16,12 +16,15 @@ from .figures import save_figure as save_figure
 from .layers import Layer as Layer
 from .layers import figure_architecture as figure_architecture
 from .layers import list_layers as list_layers
+from .mask_answers import MaskAnswers as MaskAnswers
+from .mask_answers import predict_mask as predict_mask
 from .perturbations import Perturbation as Perturbation
 from .perturbations import Perturbations as Perturbations
 from .perturbations import perturb_capsule as perturb_capsule
 from .perturbations import visibility as visibility
 from .photos import PhotoAnswers as PhotoAnswers
 from .pixels import PixelEvaluation as PixelEvaluation
+from .pixels import hausdorff95 as hausdorff95
 from .predictions import calibrate as calibrate
 from .predictions import load_image as load_image
 from .predictions import predict as predict

@@ -64,12 +64,12 @@ class Pixels(Task):
         is_whole = array.dtype.kind in "iub" or (array.dtype.kind == "f" and bool((masks == np.floor(masks)).all()))
         if not is_whole or masks.ndim not in (3, 4) or 0 in masks.shape:
             raise InputError(f"{where} must be {self.needs}, got {found(array)}{advice(array, self)}")
-        judged = masks[masks != IGNORED]
+        counted = masks[masks != IGNORED]
         highest = IGNORED - 1 if num_outputs is None else num_outputs - 1
-        if judged.size and not 0 <= judged.min() <= judged.max() <= highest:
+        if counted.size and not 0 <= counted.min() <= counted.max() <= highest:
             raise InputError(
-                f"{where} must be in 0..{highest}, or {IGNORED} for ignored pixels, got {judged.min():g}.."
-                f"{judged.max():g}"
+                f"{where} must be in 0..{highest}, or {IGNORED} for ignored pixels, got {counted.min():g}.."
+                f"{counted.max():g}"
             )
         return torch.from_numpy(np.ascontiguousarray(masks, np.uint8))
 
@@ -137,7 +137,7 @@ class Pixels(Task):
         if not network.per_pixel:
             raise InputError(
                 f"{type(network).__name__} gives one answer for each image, but the task pixels needs a score for each "
-                "pixel; choose a network for pixels"
+                "pixel; choose a network for pixels, such as segcaps or unet-twin"
             )
 
     def image_shape(self, network: Any, images: Tensor) -> tuple[int, ...]:
