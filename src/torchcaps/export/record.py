@@ -49,13 +49,23 @@ def sample_images(run: Run) -> tuple[Shaped[Tensor, "N C H W"], str]:
         if data is None:
             why = f"{run.path} has no record of its data"
         elif run.has_data(data):
-            images = run.dataset(data).test.images[:SAMPLE_SIZE]
-            return images, f"the first {len(images)} test images of {data}"
+            images: Any = run.dataset(data).test.images[:SAMPLE_SIZE]  # a tuple if they differ in size
+            if isinstance(images, Tensor):
+                return images, f"the first {len(images)} test images of {data}"
+            if corners := _corners(images, run.model.in_shape[1:]):
+                return torch.stack(corners), f"a patch of each of {len(corners)} test images of {data}"
+            why = f"{data} has no image as large as a patch"
         else:
             why = f"{data} is not on this machine"
     except InputError as error:
         why = f"the data cannot be read: {error}"
     return random_images(run.model.in_shape), f"{SAMPLE_SIZE} random images ({why})"
+
+
+def _corners(images: Sequence[Tensor], sizes: tuple[int, ...]) -> list[Tensor]:
+    """Return the first pixels along each axis of the images (C, *S) that are at least this large."""
+    corners = (image[(slice(None), *map(slice, sizes))] for image in images)
+    return [each for each in corners if each.shape[1:] == sizes]
 
 
 @checked
