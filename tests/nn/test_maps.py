@@ -25,6 +25,7 @@ from torchcaps.nn import (
     Routing,
     Votes,
     join_types,
+    map_layer,
 )
 from torchcaps.ops import slabs
 from torchcaps.ops.windows import Window
@@ -360,9 +361,10 @@ def tiny_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slabs, "BLOCK_BYTES", 600)
 
 
-def in_one_slab(layer: Any, capsules: Capsules, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+def all_at_once(layer: Any, capsules: Capsules, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Results and gradients of the plain formula, as graphs take it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slabs, "SLAB_BYTES", 2**40)
+        patch.setattr(map_layer, "is_eager", lambda: False)
         return with_gradients(capsule_tensors(layer(capsules)), leaves)
 
 
@@ -378,7 +380,7 @@ def test_slabs_give_what_all_votes_at_once_give(case: Case) -> None:
         capsules = Capsules(poses, grid=(T, *case.sizes))
         leaves = {"poses": poses, **dict(layer.named_parameters())}
         got = with_gradients(capsule_tensors(layer(capsules)), leaves)
-        assert_same(got, in_one_slab(layer, capsules, leaves), tol)
+        assert_same(got, all_at_once(layer, capsules, leaves), tol)
         with torch.no_grad():
             assert_close(layer(capsules).poses, got["poses"], tol)
 
@@ -404,7 +406,7 @@ def test_every_routing_gives_the_same_slab_by_slab(routing: str, given: str) -> 
             capsules = Capsules(poses, active, (4, *sizes), mask)
             leaves = {"poses": poses, **dict(layer.named_parameters())}
             got = with_gradients(capsule_tensors(layer(capsules)), leaves)
-            assert_same(got, in_one_slab(layer, capsules, leaves), 1e-9, (routing, sizes))
+            assert_same(got, all_at_once(layer, capsules, leaves), 1e-9, (routing, sizes))
 
 
 def test_a_map_is_cut_by_images_lines_and_the_next_axis() -> None:
@@ -454,7 +456,7 @@ def test_second_derivatives_of_slabs(routing: Any) -> None:
     capsules = Capsules(poses, None, (3, 4, 3))
     got = second_derivatives({"poses": layer(capsules).poses}, leaves)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slabs, "SLAB_BYTES", 2**40)
+        patch.setattr(map_layer, "is_eager", lambda: False)
         wanted = second_derivatives({"poses": layer(capsules).poses}, leaves)
     assert_same(got, wanted, 1e-9)
 
@@ -532,4 +534,4 @@ def test_a_map_of_zeros_has_finite_gradients() -> None:
     capsules = Capsules(poses, None, (3, 6, 5))
     got = with_gradients(capsule_tensors(layer(capsules)), leaves)
     assert_finite(got.values())
-    assert_same(got, in_one_slab(layer, capsules, leaves))
+    assert_same(got, all_at_once(layer, capsules, leaves))

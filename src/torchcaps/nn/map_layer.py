@@ -40,8 +40,9 @@ class MapLayer(CapsuleLayer):
     with the stride s and the padding before the map.
 
     The votes of a large map are computed and routed slab by slab, within :func:`torchcaps.set_working_memory`, and
-    again in the backward pass. All votes are computed at once if the coupling is requested, if the routing is not
-    :attr:`~torchcaps.nn.Routing.by_row`, and for exports, ``torch.compile`` and ``torch.func``.
+    again in the backward pass. Dynamic routing without further options never keeps votes. All votes are computed at
+    once if the coupling is requested, if the routing is not :attr:`~torchcaps.nn.Routing.by_row`, and for exports,
+    ``torch.compile`` and ``torch.func``.
 
     Args:
         window: The kernel.
@@ -154,12 +155,12 @@ class MapLayer(CapsuleLayer):
         votes, routing = self._votes_of_types(maps, capsules), self.routing
         in_parts = routing.by_row and is_eager() and not maps.is_meta and not has_hooks(routing)
         slabs = votes.slabs() if in_parts else []
-        if len(slabs) <= 1:
-            return self._routed(*votes.all_rows()), dtype
-        if type(routing) is DynamicRouting and routing.is_basic and votes.mask is None:
+        if slabs and type(routing) is DynamicRouting and routing.is_basic and votes.mask is None:
             bias = None if routing.bias is None else routing.bias.to(maps)
             capsules_of = route_columns(votes, slabs, bias, routing.num_iterations, routing.squash_eps)
             return Routed(rows_of(capsules_of.flatten(3))), dtype
+        if len(slabs) <= 1:
+            return self._routed(*votes.all_rows()), dtype
         return in_slabs(lambda slab: self._routed(*votes.of(slab)), slabs), dtype
 
     def _maps(self, capsules: Capsules) -> tuple[Float[Tensor, "B T K *S"], torch.dtype]:

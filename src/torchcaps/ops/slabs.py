@@ -26,7 +26,7 @@ from torchcaps.ops.memory import get_working_memory, nearly_equal, slices
 from torchcaps.ops.windows import Slab, Window, convolve, cropped
 
 SLAB_BYTES = 2 * MIB
-"""Bytes of votes in a slab on a CPU. Fewer votes of a layer are all computed at once."""
+"""Bytes of votes in a slab on a CPU."""
 LARGE_VOTE_BYTES = 128 * MIB
 """Layers with at least as many votes use slabs of twice the size."""
 BLOCK_BYTES = MIB // 2
