@@ -319,3 +319,14 @@ def test_wrong_images_are_a_sentence() -> None:
     )
     assert_raises(InputError, model, images, None, True, say="the coupling of networks for pixels cannot be returned")
     assert_raises(InputError, model.loss, model(images), images, masks + 2, say="masks must be in 0..1")
+
+
+@pytest.mark.parametrize("preset", ["segcaps", "unet-twin"])
+def test_a_network_is_one_graph(preset: str) -> None:
+    """For sizes that need padding, too."""
+    options: dict[str, Any] = {"layer_types": 2, "capsule_dim": 4, "pixel_channels": (4,)}
+    model = create_model(preset, (1, 16, 16), 3, **(options if preset == "segcaps" else NETWORKS[preset])).eval()
+    images = torch.rand(2, 1, 19, 16)
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, backend="eager")(images)
+        assert_close(compiled.scores, model(images).scores, 1e-6)

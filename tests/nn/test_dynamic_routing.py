@@ -43,6 +43,7 @@ def draw(dtype: torch.dtype = torch.float64) -> Leaves:
 def test_the_fused_path_and_its_derivatives_are_those_of_the_loop_for_every_option() -> None:
     for function in (dynamic_routing, route):
         given = {"votes", "poses", "weight", "backend", "prior", "mask", "rounds"}  # masks: test_masks.py
+        given |= {"agreement", "squash"}  # the loop serves these: test_maps.py
         assert set(inspect.signature(function).parameters) - given == {*OPTIONS, "eps"}, "add the option to OPTIONS"
     for size, order, mib, options in draw_cases():
         case = f"{size} {order} {mib} {options}"

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torchcaps.analysis.figures import TEXT, draw_legend, find_axes
 from torchcaps.analysis.results import Result, Table
 from torchcaps.tasks import TaskName, find_task
-from torchcaps.tasks.base import ColumnTask
+from torchcaps.tasks.columns import ColumnTask
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -129,6 +129,7 @@ def field_help(kind: type[Settings]) -> dict[str, str]:
         "a preset, a data set and your own settings",
     ),
     ("train --data folder:photos --image-size 32", "your own images, one sub-folder for each class"),
+    ("train segcaps --data folder:leaves --patch 96", "images with masks: the class of each pixel"),
     ("train --resume runs/first-digits-1", "continue a stopped run"),
     cls=RunCommand,
 )

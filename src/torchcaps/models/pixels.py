@@ -219,7 +219,8 @@ class PixelCapsules(PixelNetwork):
 
     def _capsules(self, images: Float[Tensor, "B C *S"]) -> tuple[Capsules, list[Capsules]]:
         """Return the class capsules, and the maps that no deconv layer has joined, from the finest on."""
-        capsules, skips = as_one_type(self.backbone(images)), list[Capsules]()
+        capsules = as_one_type(self.backbone(images))
+        skips: list[Capsules] = []
         for layer in self.layers:
             if _stride_down(layer) > 1:
                 skips.append(capsules)

@@ -129,7 +129,8 @@ class UNet(PixelNetwork):
         Raises:
             InputError: The images do not fit the network, or ``return_coupling`` is set, which needs capsules.
         """
-        maps, skips = self.padded(images, return_coupling), list[Tensor]()
+        maps = self.padded(images, return_coupling)
+        skips: list[Tensor] = []
         for level in self.down:
             maps = level(self.pool(maps) if skips else maps)
             skips.append(maps)

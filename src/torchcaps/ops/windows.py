@@ -104,7 +104,7 @@ class Window(NamedTuple):
             return 0
         return (self.kernel - self.stride) // 2 if self.padding == "same" else self.padding
 
-    def padded(self, maps: Float[Tensor, "B *more"], axes: int) -> Float[Tensor, "B *more"]:
+    def padded(self, maps: Float[Tensor, "B *more"], axes: int) -> Float[Tensor, "B *padded"]:
         """Return maps with zeros around their last ``axes`` axes."""
         zeros = [self.zeros(size) for size in reversed(maps.shape[-axes:])]
         return F.pad(maps, [number for pair in zeros for number in pair]) if any(map(any, zeros)) else maps

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torchcaps.tasks.base import ColumnTask, Metric, TaskName
+from torchcaps.tasks.base import Metric, TaskName
+from torchcaps.tasks.columns import ColumnTask
 
 if TYPE_CHECKING:
     import numpy as np

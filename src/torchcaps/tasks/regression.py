@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchcaps.errors import InputError
-from torchcaps.tasks.base import ColumnTask, Metric, TaskName
+from torchcaps.tasks.base import Metric, TaskName
+from torchcaps.tasks.columns import ColumnTask
 
 if TYPE_CHECKING:
     import numpy as np

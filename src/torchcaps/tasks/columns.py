@@ -1,0 +1,82 @@
+"""Base class of tasks with a column of targets for each output."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torchcaps.errors import InputError
+from torchcaps.tasks.base import Task, advice, as_array, found
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Float
+    from torch import Tensor
+
+
+class ColumnTask(Task):
+    """Base class of tasks with targets in rows (N, J), a column for each output."""
+
+    means: ClassVar[tuple[str, ...]]
+    """Columns of an evaluation's table whose mean is shown."""
+    axes: ClassVar[tuple[str, str]]
+    """Labels of the x and y axis of an evaluation's figure."""
+    figure_name: ClassVar[str]
+    """Name of that figure in a run folder."""
+
+    @property
+    def form(self) -> Any:
+        from jaxtyping import Float32
+        from torch import Tensor
+
+        return Float32[Tensor, "N J"]
+
+    def has_form(self, targets: Tensor) -> bool:
+        return targets.is_floating_point() and targets.ndim == 2 and self._fits(targets.cpu().numpy())
+
+    def bring(
+        self,
+        targets: Any,
+        num_outputs: int | None = None,
+        where: str = "labels",
+        class_names: Sequence[str] | None = None,
+    ) -> Tensor:
+        import numpy as np
+        import torch
+
+        array = as_array(targets, where)
+        rows = array[:, None] if array.ndim == 1 else array
+        if array.dtype.kind not in "iufb" or rows.ndim != 2 or 0 in rows.shape or not self._fits(rows):
+            raise InputError(f"{where} must be {self.needs}, got {found(array)}{advice(array, self)}")
+        if num_outputs not in (None, rows.shape[1]):
+            raise InputError(f"{where} must have {num_outputs} columns, one for each output, got {rows.shape[1]}")
+        with np.errstate(over="ignore"):
+            narrow = rows.astype(np.float32)
+        if not np.isfinite(narrow).all():
+            raise InputError(f"{where} must be numbers within the range of float32, got {abs(rows).max():.3g}")
+        return torch.from_numpy(narrow)
+
+    @abstractmethod
+    def _fits(self, rows: np.ndarray) -> bool:
+        """Return True if the numbers have values that this task takes."""
+
+    def names(self, targets: Any, where: str = "labels") -> tuple[str, ...]:
+        return tuple(map(str, range(self.bring(targets, None, where).shape[1])))
+
+    def num_outputs(self, targets: Tensor) -> int:
+        return targets.shape[1]
+
+    def check_targets(self, targets: Tensor, num_outputs: int, where: str) -> None:
+        if targets.shape[1:] != (num_outputs,):
+            raise InputError(f"{where} must have {num_outputs} columns, one for each output, got {targets.shape[-1]}")
+        if not self.has_form(targets):
+            raise InputError(f"{where} must be {self.needs}, got {found(targets.cpu().numpy())}")
+
+    @abstractmethod
+    def row(self, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"]) -> dict[str, Any]:
+        """Return the row of an evaluation's table for one output."""
+
+    @abstractmethod
+    def draw(self, axes: Any, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"], name: str) -> None:
+        """Draw one output into the axes of an evaluation's figure."""
