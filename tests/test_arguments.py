@@ -72,7 +72,7 @@ def fitting(hint: Any, owner: object = None) -> Tensor | None:
                 else:
                     sizes = [LETTERS["H"], LETTERS["W"]] if letter == "*S" else [2, 3]
                     shape += sizes if letter == "..." or letter[0] == "*" else [int(LETTERS.get(letter) or letter)]
-            kind = {"Floa": torch.float32, "Bool": torch.bool}.get(each.__name__[:4], torch.int64)
+            kind = {"Floa": torch.float32, "Bool": torch.bool, "UInt": torch.uint8}.get(each.__name__[:4], torch.int64)
             return torch.ones(shape, dtype=kind) if kind == torch.bool else torch.rand(shape).to(kind)
     return None
 
@@ -147,6 +147,8 @@ def test_each_argument_of_a_function_or_module_is_named() -> None:
             given["mib"] = get_working_memory()
         if "most" in hints:
             given["most"] = 4
+        if "window" in hints:
+            given |= {"function": lambda images: images, "window": (3, 4)}
         if "objects" in hints:
             given |= {"objects": 2, "targets": torch.tensor([[0, 1], [1, 2]])}
         called(**given)

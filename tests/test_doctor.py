@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from routing_cases import ROUTINGS
-from support import assert_raises, small
+from support import assert_raises, image_presets, small
 from torchcaps import InputError, create_model
 from torchcaps.models import ModelOutput, get_preset
 from torchcaps.nn import B2IRouting, DenseCapsules

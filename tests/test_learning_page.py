@@ -142,7 +142,7 @@ def test_both_layers_learn_and_one_iteration_is_uniform_coupling(page: Page) -> 
     page.get_by_label("Distractors").select_option("0")
     before = page.evaluate(f"{LEARNING}.results()")
     page.get_by_role("button", name="Train").click()
-    page.get_by_text("step 4 of 300").wait_for()
+    page.get_by_text("step 4 of 300").wait_for(timeout=120_000)  # a loaded machine draws slowly
     page.get_by_role("button", name="Pause").click()
     page.get_by_role("button", name="One step").click()
     page.evaluate(f"{LEARNING}.advance(60)")

@@ -31,6 +31,7 @@ from torch import nn
 
 from torchcaps.checks import check, checked
 from torchcaps.errors import InputError, shown, unknown_name
+from torchcaps.ranges import FROM_DATA
 
 EntryT = TypeVar("EntryT")
 ClassT = TypeVar("ClassT", bound=type)
@@ -141,6 +142,8 @@ def _options(cls: Any) -> Mapping[str, Option]:
     for name, parameter in inspect.signature(cls).parameters.items():
         if parameter.default is not parameter.empty:
             hint = hints.get(name, Any)
+            if FROM_DATA in typing.get_args(hint):
+                continue
             choice = next((each for each in typing.get_args(hint) if isinstance(each, Choice)), None)
             found[name] = Option(name, parameter.default, hint, help_texts.get(name, ""), choice)
     return types.MappingProxyType(found)
@@ -218,7 +221,8 @@ def build(kind: str, spec: Spec, **sizes: Any) -> Any:
                 f"{kind} {cls.__name__} has an argument {name} without a default, which is no size of a {kind}; known "
                 f"sizes: {', '.join(sizes) or 'none'}"
             )
-    return cls(**{name: sizes[name] for name in required}, **values)
+    known = [name for name in inspect.signature(cls).parameters if name in sizes and name not in values]
+    return cls(**{name: sizes[name] for name in known}, **values)
 
 
 def describe(part: Any) -> Any:

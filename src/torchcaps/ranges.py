@@ -123,7 +123,9 @@ Size = Annotated[int, Range(1, 2**31 - 1, whole=True)]
 """Capsules, classes or channels of the data."""
 Pixels = Annotated[int, Range(1, 4096, whole=True)]
 """Sides of images, kernels and strides."""
-Axes = Annotated[int, Range(1, 3, whole=True)]
+FROM_DATA = object()
+"""Marks an argument that has a default but follows from the data in a network, so that it is no option."""
+Axes = Annotated[int, Range(1, 3, whole=True), FROM_DATA]
 """Axes of a map: 1 (lines), 2 (planes) or 3 (volumes)."""
 Padding = Annotated[int, Range(0, 4095, whole=True)]
 """Pixels or positions on each side."""

@@ -21,7 +21,13 @@ from torchcaps.parts import PARTS, Option, all_parts, complete, flat, options, p
 from torchcaps.training import Recipe, TrainConfig, make_config
 
 NOT_OPTIONS = ("preset", "model", "recipe", "plugins", "fitted", "layers")
-PRESETS = {"cnn": "baseline-cnn", "pooled": "cnn-pooled"}
+PRESETS = {
+    "cnn": "baseline-cnn",
+    "pooled": "cnn-pooled",
+    "pixel-capsules": "segcaps",
+    "unet": "unet-twin",
+    "deconv": "segcaps",
+}
 CHOSEN_BY = {"primary": "primary_capsules", "loss": "classification_loss"}
 OWNERS = (*all_parts(), *OWN.values(), Recipe, TrainConfig)
 
@@ -77,7 +83,7 @@ def as_words(name: str, value: Any) -> list[str]:
 @pytest.mark.parametrize("owner", OWNERS, ids=lambda each: each.__name__)
 def test_every_option_reaches_the_configuration(owner: type, configured: Callable[..., TrainConfig]) -> None:
     kind, part = part_of(owner)
-    preset = PRESETS.get(part, "two-layers") if kind == "network" else "two-layers"
+    preset = PRESETS.get(part, "two-layers") if kind in ("network", "layer") else "two-layers"
     needed = {} if kind in ("", "network", "layer") else {CHOSEN_BY.get(kind, kind): part}
     base = flat(make_config(preset, **needed).fields)
     for name, option in options(owner).items():

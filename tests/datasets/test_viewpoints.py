@@ -68,6 +68,7 @@ def test_silhouettes_are_the_pixels_of_the_category(viewpoints: Any) -> None:
         assert 0.05 < (mask > 0).float().mean() < 0.8
 
 
+@pytest.mark.usefixtures("few")
 def test_factors_are_those_of_the_image(viewpoints: Any, tmp_path: Path) -> None:
     data = load_dataset("viewpoints", data_dir=tmp_path, limit_test=40)
     random = np.random.RandomState(0)

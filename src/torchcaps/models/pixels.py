@@ -18,6 +18,7 @@ from torchcaps.models.output import Losses, ModelOutput
 from torchcaps.models.pixel_network import Masks, PixelLoss, PixelNetwork, cut_to, pad_to_multiple
 from torchcaps.nn import Capsules, ConvCapsules, DeconvCapsules, join_types
 from torchcaps.nn.convolutions import CONVOLUTIONS
+from torchcaps.nn.map_layer import MapLayer
 from torchcaps.nn.pixels import TRANSPOSED, InstanceNorm
 from torchcaps.ops.precision import in_full_precision
 from torchcaps.ops.squash import safe_norm
@@ -132,10 +133,10 @@ class PixelCapsules(PixelNetwork):
         self.flow = [capsules]
         """Input of each capsule layer, then the output of the last layer, on the meta device: shapes only."""
         for number, spec in enumerate(specs, 1):
-            if isinstance(spec, dict):
-                spec = spec | {"dims": self.dims} | ({"layer_types": self.types} if number == len(specs) else {})
+            if isinstance(spec, dict) and number == len(specs):
+                spec = spec | {"layer_types": self.types}
             assert capsules.grid is not None
-            layer = build("layer", spec, in_types=capsules.grid[0], in_dim=capsules.poses.shape[2])
+            layer = build("layer", spec, in_types=capsules.grid[0], in_dim=capsules.poses.shape[2], dims=self.dims)
             is_up = isinstance(layer, DeconvCapsules)
             if not is_up and not (isinstance(layer, ConvCapsules) and layer.voters == "types"):
                 raise InputError(f'layers must be deconv, or conv with voters="types", got {type(layer).__name__}')
@@ -146,7 +147,10 @@ class PixelCapsules(PixelNetwork):
             self.layers.append(layer)
             if _stride_down(layer) > 1:
                 skips.append(capsules)
+            before = capsules.grid[1:]
             capsules, _ = infer_shapes(layer, capsules)
+            assert capsules.grid is not None
+            _check_size(number, layer, before, capsules.grid[1:])
             capsules = join_types(capsules, skips.pop()) if is_up else capsules
             self.flow.append(capsules)
         if not specs:
@@ -318,6 +322,21 @@ def _channels(capsules: Capsules) -> int:
     """Return the numbers at a position of a map: types times components."""
     assert capsules.grid is not None
     return capsules.grid[0] * capsules.poses.shape[2]
+
+
+def _check_size(number: int, layer: MapLayer, before: Sequence[int], after: Sequence[int]) -> None:
+    """Raise InputError unless a layer changes the size of maps by its stride alone."""
+    stride = layer.window.stride
+    wanted = [size * stride if layer.window.up else size // stride for size in before]
+    if [*after] != wanted:
+        raise InputError(
+            f"layer {number} of layers must turn maps of {_as_sizes(before)} into {_as_sizes(wanted)}, but makes "
+            f'{_as_sizes(after)}; set its layer_padding to "same"'
+        )
+
+
+def _as_sizes(sizes: Sequence[int]) -> str:
+    return "×".join(map(str, sizes))
 
 
 def _stride_down(layer: Any) -> int:

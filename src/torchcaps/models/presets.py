@@ -682,7 +682,6 @@ register_preset(
             ((16, 4, 3, 1, 1), (16, 8, 3, 2, 3), (16, 8, 3, 1, 3), (8, 16, 3, 2, 3), (8, 16, 3, 1, 3), (8, 32, 3, 2, 3),
              (4, 64, 3, 1, 3)),
             UCAPS_ROUTING, weights={"weight_init": "normal", "weight_std": 0.1}, layer_padding=1, vote_bias=True,
-            dims=3,
         ),
         "up_channels": (256, 128, 128, 64, 64),
         "classification_loss": "pixel-cross-entropy",

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.nn.convolutions import CONVOLUTIONS, ConvInit, draw_layers
 from torchcaps.parts import register
@@ -31,7 +32,8 @@ class InstanceNorm(nn.Module):
     Source: Ulyanov, Vedaldi, Lempitsky 2016 (arXiv:1607.08022).
     """
 
-    def __init__(self, channels: int, *, learned: bool = False) -> None:
+    @checked
+    def __init__(self, channels: Size, *, learned: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(channels)) if learned else None
         self.bias = nn.Parameter(torch.zeros(channels)) if learned else None
