@@ -326,8 +326,10 @@ def _channels(capsules: Capsules) -> int:
 
 def _check_size(number: int, layer: MapLayer, before: Sequence[int], after: Sequence[int]) -> None:
     """Raise InputError unless a layer changes the size of maps by its stride alone."""
-    stride = layer.window.stride
-    wanted = [size * stride if layer.window.up else size // stride for size in before]
+    stride, up = layer.window.stride, layer.repeat
+    if layer.window.up:
+        stride, up = 1, stride
+    wanted = [size * up // stride for size in before]
     if [*after] != wanted:
         raise InputError(
             f"layer {number} of layers must turn maps of {_as_sizes(before)} into {_as_sizes(wanted)}, but makes "
