@@ -147,7 +147,8 @@ def typed(
 
 
 def contents_of(folder: Path) -> dict[str, bytes | None]:
-    return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+    found = (path for path in folder.rglob("*") if "__pycache__" not in path.parts)  # which Python makes
+    return {str(path): path.read_bytes() if path.is_file() else None for path in found}
 
 
 @pytest.mark.parametrize("command", ROWS)
