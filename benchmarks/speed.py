@@ -83,7 +83,8 @@ def _label(what: str) -> tuple[str, bool]:
     label = LABELS.get(what, what.replace("three lines of one's own", "own loop"))
     case, colon, pair = label.rpartition(": ")
     over, _, under = pair.partition(" ÷ ")
-    return (f"{case}{colon}{under} ÷ {over}", True) if over.startswith(OURS) else (label, False)
+    is_inverted = over.startswith(OURS) and not under.startswith("torchcaps")
+    return (f"{case}{colon}{under} ÷ {over}", True) if is_inverted else (label, False)
 
 
 def _cell(line: Mapping[str, Any] | None, is_inverted: bool = False) -> str:
