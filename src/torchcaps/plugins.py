@@ -78,6 +78,8 @@ def place_in_plugin(error: BaseException) -> str | None:
 def import_file(name: str | Path) -> ModuleType:
     """Import a Python file, as an ``import`` in the same folder would; return the module if it is imported already.
 
+    No byte code is left beside the file.
+
     Raises:
         InputError: There is no such file.
     """
@@ -85,6 +87,7 @@ def import_file(name: str | Path) -> ModuleType:
     if not Path(file).is_file():
         raise InputError(f"there is no file {name}")
     folder, stem = str(Path(file).parent), Path(file).stem
+    writes_nothing, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     sys.path.append(folder)  # the file may import other files of its folder
     try:
         found = importlib.util.find_spec(stem) if stem.isidentifier() else None
@@ -99,6 +102,7 @@ def import_file(name: str | Path) -> ModuleType:
         return module
     finally:
         sys.path.remove(folder)
+        sys.dont_write_bytecode = writes_nothing
 
 
 def _run_file(name: str) -> str:

@@ -147,8 +147,7 @@ def typed(
 
 
 def contents_of(folder: Path) -> dict[str, bytes | None]:
-    found = (path for path in folder.rglob("*") if "__pycache__" not in path.parts)  # which Python makes
-    return {str(path): path.read_bytes() if path.is_file() else None for path in found}
+    return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
 @pytest.mark.parametrize("command", ROWS)
