@@ -36,7 +36,7 @@ class GroupAnswers(PhotoAnswers):
 
     @property
     def written(self) -> str:
-        """What :meth:`to_csv` holds, in words."""
+        """Content of :meth:`to_csv`, in words."""
         return f"a line for each of {len(self.files):,} groups of {sum(map(len, self.members)):,} images"
 
     def to_dict(self) -> list[dict[str, Any]]:

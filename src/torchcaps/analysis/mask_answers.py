@@ -69,7 +69,7 @@ class MaskAnswers(Result):
 
     @property
     def written(self) -> str:
-        """What :meth:`write` writes, in words."""
+        """Content of the files of :meth:`write`, in words."""
         return f"a mask for each of {len(self.files):,} images"
 
     def shares(self, n: int) -> list[float]:

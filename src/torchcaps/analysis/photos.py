@@ -58,7 +58,7 @@ class PhotoAnswers(Result):
 
     @property
     def written(self) -> str:
-        """What :meth:`to_csv` holds, in words."""
+        """Content of :meth:`to_csv`, in words."""
         return f"a line for each of {len(self.files):,} images"
 
     def given(self, n: int) -> list[str]:
