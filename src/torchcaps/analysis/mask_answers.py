@@ -21,7 +21,6 @@ from torchcaps.datasets.images import read_pixels, with_channels
 from torchcaps.datasets.nifti import Volume, is_volume, read_volume, to_uint8
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path
-from torchcaps.image_spec import ImageSpec
 from torchcaps.models import Network
 from torchcaps.ops.pixels import pixel_classes
 from torchcaps.ops.sliding import sliding_windows
@@ -155,17 +154,21 @@ class MaskAnswers(Result):
 
 def answer_masks(
     answer: Callable[[UInt8[np.ndarray, "C *S"]], UInt8[np.ndarray, "*S"]],
-    spec: ImageSpec,
     paths: Sequence[Path],
+    class_names: Sequence[str],
     *,
+    channels: int,
+    scale: tuple[float, float] | None = None,
     invert: bool = False,
 ) -> tuple[MaskAnswers, list[str]]:
     """Predict the masks of image files.
 
     Args:
         answer: Function from an image to its mask.
-        spec: Description of the network's images and classes.
         paths: Image files, or NIfTI files for a network of volumes.
+        class_names: Name of each class.
+        channels: Channels of the network's images.
+        scale: Numbers of the voxels of a NIfTI file that become 0 and 1; None: percentiles of the file.
         invert: Invert the pixels.
 
     Returns:
@@ -175,12 +178,12 @@ def answer_masks(
     for path in paths:
         try:
             volume = read_volume(path) if is_volume(path) else None
-            image = read_pixels(path) if volume is None else to_uint8(volume.values, spec.scale)[None]
-            pixels = with_channels(image, spec.in_shape[0]) if volume is None else image
+            image = read_pixels(path) if volume is None else to_uint8(volume.values, scale)[None]
+            pixels = with_channels(image, channels) if volume is None else image
             mask = answer(255 - pixels if invert else pixels)
         except InputError as error:
             damaged.append(str(error) if str(path) in str(error) else f"{path}: {error}")
             continue
         found.append((path, pixels, mask, volume))
     files, images, masks, volumes = zip(*found, strict=True) if found else ((), (), (), ())
-    return MaskAnswers(files, images, masks, spec.class_names, volumes), damaged
+    return MaskAnswers(files, images, masks, class_names, volumes), damaged

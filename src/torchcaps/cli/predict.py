@@ -155,12 +155,19 @@ def answer_pixels(
     from torchcaps.analysis.mask_answers import answer_masks, exported_mask, predict_mask
 
     refuse_options(("group", "prepare", "fit"), "is for networks that give one answer for each image")
+    spec = classifier.description
     if classifier.model is None:
-        in_shape = classifier.description.in_shape
-        answer = partial(exported_mask, lambda images: classifier.classify(images).scores, in_shape)
+        answer = partial(exported_mask, lambda images: classifier.classify(images).scores, spec.in_shape)
     else:
         answer = partial(predict_mask, classifier.model)
-    answers, damaged = answer_masks(answer, classifier.description, paths, invert=options.files.invert)
+    answers, damaged = answer_masks(
+        answer,
+        paths,
+        spec.class_names,
+        channels=spec.in_shape[0],
+        scale=spec.scale,
+        invert=options.files.invert,
+    )
     if not answers.files:
         return None, damaged
     answers.names()  # raises an error before anything is written
