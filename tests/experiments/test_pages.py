@@ -19,6 +19,7 @@ RECORDED = ROOT / RESULTS
 GIVEN = values(RECORDED)
 
 
+@pytest.mark.slow
 def test_the_committed_pages_are_what_the_records_give(tmp_path: Path) -> None:
     assert main(["--results", str(RECORDED), "--docs", str(tmp_path)]) == 0
     for name in PAGES:
