@@ -27,30 +27,49 @@ from torchcaps.datasets import Augmentation, BatchLoader, ImageSet
 from torchcaps.training import Run
 
 FEW_DIGITS = str(Path(__file__).with_name("few_digits.py"))
-#: Types, components, kernel and stride of each layer; a stride of -2 goes up.
-LAYERS = ((4, 8, 5, 2), (8, 8, 5, 1), (8, 8, 5, 2), (8, 8, 5, 1), (4, 8, 4, -2), (4, 8, 5, 1), (2, 8, 4, -2))
-#: The last layer has a type of 8 components for each class.
-LAST = ((1, 8, 1, 1),)
-TRANSFORM = {"name": "shared", "weight_init": "he"}
-CAPSULES: dict[str, Any] = {"pixel_channels": (8,), "decoder": False, "classification_loss": "dice-cross-entropy"}
-CAPSULES["layers"] = [
-    ({"name": "conv", "voters": "types", "layer_padding": "same"} if stride > 0 else {"name": "deconv"})
-    | {"layer_types": types, "capsule_dim": dim, "layer_kernel": kernel, "layer_stride": abs(stride)}
-    | {"transform": TRANSFORM}
-    for types, dim, kernel, stride in LAYERS + LAST
-]
-UNET: dict[str, Any] = {"channels": (11, 22, 47), "parameters_of": None, "classification_loss": "dice-cross-entropy"}
-DYNAMIC, EM = {"name": "dynamic", "capsule_bias": True}, {"name": "em", "num_iterations": 2}
-#: Networks: title, preset, changed options.
-NETWORKS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
-    "unet": ("U-Net", "unet-twin", UNET),
-    "dynamic": ("capsules, dynamic routing, 3 iterations", "segcaps", CAPSULES | {"routing": DYNAMIC}),
-    "uniform": ("capsules, uniform coupling", "segcaps", CAPSULES | {"routing": DYNAMIC | {"num_iterations": 1}}),
-    "em": ("capsules, EM routing, 2 iterations", "segcaps", CAPSULES | {"routing": EM}),
+BRAIN = str(Path(VIEWPOINTS).with_name("brain_tissue.py"))
+#: Types and stride of each layer of capsules of 8 components; a stride of -2 goes up, the last layer has a type for
+#: each class.
+LAYERS = ((4, 2), (8, 1), (8, 2), (8, 1), (4, -2), (4, 1), (2, -2))
+LAST = {"layer_types": 1, "layer_kernel": 1}
+#: Kernels of capsule layers, and of those that go up, by the number of axes.
+KERNELS = {2: (5, 4), 3: (3, 2)}
+#: Channels of the U-Net, by the number of axes.
+CHANNELS = {2: (11, 22, 47), 3: (7, 13, 27)}
+LOSS: dict[str, Any] = {"classification_loss": "dice-cross-entropy"}
+#: Networks: title, preset, routing.
+NETWORKS: dict[str, tuple[str, str, dict[str, Any] | None]] = {
+    "unet": ("U-Net", "unet-twin", None),
+    "dynamic": ("capsules, dynamic routing, 3 iterations", "segcaps", {"name": "dynamic", "capsule_bias": True}),
+    "uniform": (
+        "capsules, uniform coupling",
+        "segcaps",
+        {"name": "dynamic", "capsule_bias": True, "num_iterations": 1},
+    ),
+    "em": ("capsules, EM routing, 2 iterations", "segcaps", {"name": "em", "num_iterations": 2}),
 }
+
+
+def network_of(routing: dict[str, Any] | None, axes: int) -> dict[str, Any]:
+    """Return the options of capsules with a routing, or of the U-Net, for planes or volumes."""
+    if routing is None:
+        return {"channels": CHANNELS[axes], "parameters_of": None, **LOSS}
+    kernel, up = KERNELS[axes]
+    down = {"name": "conv", "voters": "types", "layer_padding": "same"}
+    common = {"capsule_dim": 8, "transform": {"name": "shared", "weight_init": "he"}}
+    layers = [
+        common
+        | ({**down, "layer_kernel": kernel} if stride > 0 else {"name": "deconv", "layer_kernel": up})
+        | {"layer_types": types, "layer_stride": abs(stride)}
+        for types, stride in LAYERS
+    ]
+    layers.append(common | down | {"layer_stride": 1} | LAST)
+    return {"pixel_channels": (8,), "decoder": False, "layers": layers, "routing": routing, **LOSS}
+
+
 SEARCHED = (3e-3, 1e-2, 3e-2)
-#: The learning rate of each network, to be set to the best of the search.
-LEARNING_RATES = dict.fromkeys(NETWORKS, 1e-2)
+#: The learning rate of each network with the largest Dice score on validation images.
+LEARNING_RATES = {"unet": 3e-2, "dynamic": 3e-3, "uniform": 3e-2, "em": 1e-2}
 ANGLES = (45, 180)
 
 
@@ -75,13 +94,14 @@ class PixelTest:
     data: str
     plugin: str
     recipe: Mapping[str, Any]
+    axes: int = 2
     epochs_as_long: int  # epochs in which the U-Net takes about as many seconds as dynamic routing
     measures: Mapping[str, int | OwnMeasure | None] = field(default_factory=dict)
 
     def row(self, name: str, network: str, rate: float, recipe: Mapping[str, Any] = {}, **fields: Any) -> Row:
         """Return a row of one of the networks."""
-        title, preset, changes = NETWORKS[network]
-        overrides = {**changes, **RECIPE, **self.recipe, "learning_rate": rate, **recipe}
+        title, preset, routing = NETWORKS[network]
+        overrides = {**network_of(routing, self.axes), **RECIPE, **self.recipe, "learning_rate": rate, **recipe}
         place: dict[str, Any] = {"data": self.data, "plugins": (self.plugin,), "group": self.title}
         return Row(name, title + fields.pop("words", ""), preset, overrides, **place, **fields)
 
@@ -105,6 +125,24 @@ TESTS = {
         recipe={"epochs": 1, "image_size": 32, "limit_test": 1000},
         epochs_as_long=7,
         measures={"familiar": 1000},
+    ),
+    # 160 steps of 96×72
+    "slices": PixelTest(
+        title="Tissue in slices of one head",
+        data="brain-slices",
+        plugin=BRAIN,
+        recipe={"epochs": 20, "batch_size": 4},
+        epochs_as_long=140,
+        measures=TURNED,
+    ),
+    # 144 steps of 20×20×20
+    "blocks": PixelTest(
+        title="Tissue in blocks of one head",
+        data="brain-blocks",
+        plugin=BRAIN,
+        recipe={"epochs": 8, "batch_size": 4},
+        axes=3,
+        epochs_as_long=40,
     ),
 }
 
