@@ -117,22 +117,22 @@ TESTS = {
         epochs_as_long=7,
         measures=TURNED,
     ),
-    # 608 steps at 32×32
+    # 150 steps at 32×32
     "azimuth": PixelTest(
         title="Silhouettes of objects from novel azimuths",
         data="silhouettes-azimuth",
         plugin=VIEWPOINTS,
-        recipe={"epochs": 1, "image_size": 32, "limit_test": 1000},
+        recipe={"epochs": 1, "image_size": 32, "limit_train": 1200, "limit_test": 500},
         epochs_as_long=7,
-        measures={"familiar": 1000},
+        measures={"familiar": 500},
     ),
-    # 160 steps of 96×72
+    # 80 steps at 96×72
     "slices": PixelTest(
         title="Tissue in slices of one head",
         data="brain-slices",
         plugin=BRAIN,
-        recipe={"epochs": 20, "batch_size": 4},
-        epochs_as_long=140,
+        recipe={"epochs": 10, "batch_size": 4},
+        epochs_as_long=70,
         measures=TURNED,
     ),
     # 144 steps of 20×20×20
