@@ -78,7 +78,8 @@ AS_LONG = 7
 def turned(run: Run, test: ImageSet, *, degrees: int) -> dict[str, float]:
     """Return the mean Dice score, percent, on test images turned by random angles of up to ``degrees`` each way."""
     found, model = list[torch.Tensor](), run.model
-    loader = BatchLoader(test, 100, shuffle=True, augmentation=Augmentation(max_rotation=degrees))
+    size, changes = min(100, len(test)), Augmentation(max_rotation=degrees)
+    loader = BatchLoader(test, size, shuffle=True, augmentation=changes)
     with inference(model):
         for batch in loader.batches(0):
             found.append(model.score(model(to_pixels(model, batch.images)).scores, batch.labels))
