@@ -50,7 +50,7 @@ def test_looking(explorer: Explorer, ask: Page) -> None:
     view, answer = explorer.look(PIXELS), ask("look", pixels=encode(PIXELS))
     for name in ("scores", "capsules", "present"):
         np.testing.assert_allclose(answer[name], getattr(view, name), atol=1e-4)
-    for name in ("size", "classes", "means", "scores", "uniform", "reach", "range"):
+    for name in ("size", "classes", "means", "scores", "uniform", "reach", "largest"):
         np.testing.assert_allclose(answer["routing"][name], view.routing[name], atol=1e-4)
     assert answer["routing"]["maps"] == [[encode(each) for each in row] for row in view.routing["maps"]]
 

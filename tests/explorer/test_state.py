@@ -42,9 +42,11 @@ def test_looking_says_what_predict_and_trace_say(small: Explorer) -> None:
     np.testing.assert_allclose(np.linalg.norm(view.capsules, axis=1), view.scores, rtol=1e-3)
     assert view.routing["classes"] == [0, 1, 2, 3]
     coupling = trace.maps[:, 0].mean(2)
-    np.testing.assert_array_equal(view.routing["maps"], levels(coupling, trace.uniform)[0])
+    np.testing.assert_array_equal(view.routing["maps"], levels(coupling, trace.uniform, trace.reach))
     np.testing.assert_allclose(view.routing["means"], coupling.mean((2, 3)))
-    assert view.routing["range"].tolist() == [coupling.min(), coupling.max()]
+    np.testing.assert_array_equal(view.routing["largest"], coupling.max((1, 2, 3)))
+    other = small.look(pixels_for(small, 1))
+    assert other.routing["reach"] == view.routing["reach"] == trace.reach == 0.75, "one scale for all images"
     np.testing.assert_allclose(view.routing["scores"], trace.lengths[:, 0], rtol=1e-6)
     assert view.routing["uniform"] == trace.uniform == 0.25
 
@@ -235,14 +237,9 @@ def test_a_network_of_two_layers_or_without_coupling_is_explored(monkeypatch: py
 
 
 def test_levels_are_roots_of_the_distance_from_uniform() -> None:
-    found, reach = levels(np.array([0.25, 0.45, 0.2, 0.3, 0.252]), 0.25)
-    assert reach == pytest.approx(0.2)
-    # nothing, all of the reach, a quarter of it below and above, a hundredth
-    assert found.tolist() == [128, 255, 128 - 64, 128 + 64, 128 + 13]
-    assert (levels(np.array([0.25, 0.25]), 0.25)[0] == 128).all()
-    nearly, reach = levels(np.array([0.25, 0.2501]), 0.25)
-    assert reach == pytest.approx(0.005)
-    assert nearly.max() == 128 + 18  # a fiftieth of the reach
+    found = levels(np.array([0.25, 0.45, 0.2, 0.3, 0.252, 0.9]), 0.25, 0.2)
+    # nothing, all of the reach, a quarter of it below and above, a hundredth, more than the reach
+    assert found.tolist() == [128, 255, 128 - 64, 128 + 64, 128 + 13, 255]
 
 
 def test_picking_gives_the_image_and_its_label() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from torchcaps.analysis.figures import COLOURS, MUTED, SMALL, Caption, Cell, new_figure, style_axes, tiles
 from torchcaps.analysis.inference import class_labels
 from torchcaps.analysis.results import MAX_CLASSES, Result, Styled, Table, lower_first
-from torchcaps.analysis.trace import PAIRS, Outputs, RoutingStatistics, RoutingTrace
+from torchcaps.analysis.trace import PAIRS, Outputs, RoutingStatistics, RoutingTrace, compare_to_uniform
 from torchcaps.models.output import SUPERLATIVES
 
 if TYPE_CHECKING:
@@ -102,14 +102,14 @@ class RoutingReport(Result):
         A map is the coupling c on the grid of the input capsules, averaged over their types. It is white where c is
         uniform (u), red above and blue below. Colours are linear in ±√|c − u|, so that small differences are visible.
         The scale goes from 0 to 5·u, at most 1, and is the same in every figure of such a layer; larger coupling has
-        the colour of the end. Below each map stands the length (or activation) of the output capsule after the
-        iteration. Of more than ten outputs, the ten with the highest scores are shown.
+        the colour of the end. Beside the rows stands the largest coupling in the maps of the iteration. Below each map
+        stands the length (or activation) of the output capsule after the iteration. Of more than ten outputs, the ten
+        with the highest scores are shown.
         """
         trace, names, strongest = self.trace, self.names, self.trace.highest
         iterations, _, classes = trace.scores.shape
         shown = sorted(strongest)
         maps, uniform = trace.maps[:, 0].mean(2)[:, shown], trace.uniform  # maps (T, shown, H, W)
-        reach = min(4 * uniform, max(uniform, 1 - uniform))
 
         def shades(coupling: np.ndarray) -> np.ndarray:
             return np.sign(coupling - uniform) * np.sqrt(np.abs(coupling - uniform))
@@ -125,8 +125,10 @@ class RoutingReport(Result):
         for t in range(iterations):
             beside = (trace.images[0], Caption("image", MUTED)) if t == 0 else (None, None)
             scores = [Caption(f"{trace.scores[t, 0, j]:.2f}", MUTED, j == strongest[0]) for j in shown]
-            rows += [[beside[0], None, f"iteration {t + 1}", *shades(maps[t])], [beside[1], None, None, *scores], []]
-        title, most = f"Routing in {self.network}: {lower_first(self.image)}", math.sqrt(reach)
+            largest = f"largest {compare_to_uniform(float(maps[t].max()), uniform)}".split(", ")
+            heading = [Caption(f"iteration {t + 1}"), *(Caption(line, MUTED) for line in largest)]
+            rows += [[beside[0], None, heading, *shades(maps[t])], [beside[1], None, None, *scores], []]
+        title, most = f"Routing in {self.network}: {lower_first(self.image)}", math.sqrt(trace.reach)
         figure = tiles(rows[:-1], title=title, subtitle=subtitle, room=1.2, cmap="RdBu_r", vmin=-most, vmax=most)
         (width, height), (axes,) = figure.get_size_inches(), figure.axes
         cax = figure.add_axes((1 - 1.2 / width, 0.4 / height, 0.13 / width, 1 - 1.6 / height))
@@ -135,7 +137,7 @@ class RoutingReport(Result):
         bar.outline.set_visible(False)
         cax.tick_params(labelsize=SMALL)
         cax.set_ylim(-math.sqrt(uniform), most)  # coupling is at least 0, but the scale is symmetric
-        ticks = sorted({0.0, uniform, 2 * uniform, uniform + reach})
+        ticks = sorted({0.0, uniform, 2 * uniform, uniform + trace.reach})
         bar.set_ticks(
             shades(np.array(ticks)).tolist(), labels=[f"{each:.2g}" + " uniform" * (each == uniform) for each in ticks]
         )

@@ -135,9 +135,27 @@ class RoutingTrace(RoutingStatistics, Scored):
         return 1 / (competitors + self.leaky)
 
     @property
+    def reach(self) -> float:
+        """Largest difference from uniform coupling on the colour scale: 4 times uniform, but coupling is at most 1.
+
+        It depends on the layer alone, so the maps of all images have one scale.
+        """
+        return min(4 * self.uniform, max(self.uniform, 1 - self.uniform))
+
+    @property
     def highest(self) -> list[int]:
         """The ten outputs with the highest scores after the last iteration of the first image, the highest first."""
         return top_classes(torch.from_numpy(self.scores[-1, 0]), min(MAX_SHOWN, self.scores.shape[2])).tolist()
+
+
+def compare_to_uniform(coupling: float, uniform: float) -> str:
+    """Return a coupling and its relation to uniform coupling in words, such as ``0.110, 10 % above uniform``."""
+    ratio = coupling / uniform
+    if abs(ratio - 1) < 0.005:
+        return f"{coupling:.3f}, uniform"
+    if ratio >= 2:
+        return f"{coupling:.3f}, {ratio:.1f} times uniform"
+    return f"{coupling:.3f}, {100 * abs(ratio - 1):.0f} % {'above' if ratio > 1 else 'below'} uniform"
 
 
 @checked

@@ -253,11 +253,12 @@ class Explorer:
 def describe_routing(trace: RoutingTrace) -> dict[str, Any]:
     """Return the coupling of one image in each iteration, for at most ten classes (those with the highest scores).
 
-    ``maps`` hold the coupling on the grid of the input capsules, averaged over types and coded by :func:`levels`.
+    ``maps`` hold the coupling on the grid of the input capsules, averaged over types and coded by :func:`levels`;
+    ``largest`` is the largest of these means in each iteration.
     """
     shown = shown_classes(trace)
     coupling = trace.maps[:, 0, shown].mean(2)
-    maps, reach = levels(coupling, trace.uniform)
+    maps = levels(coupling, trace.uniform, trace.reach)
     return {
         "classes": shown,
         "size": coupling.shape[2:],
@@ -265,8 +266,8 @@ def describe_routing(trace: RoutingTrace) -> dict[str, Any]:
         "means": coupling.mean((2, 3)),
         "scores": trace.scores[:, 0, shown],
         "uniform": round(trace.uniform, 4),
-        "reach": reach,
-        "range": np.array([coupling.min(), coupling.max()]),
+        "reach": trace.reach,
+        "largest": coupling.max((1, 2, 3)),
         "inSpace": trace.in_space,
         "inputs": trace.inputs,
     }
@@ -277,15 +278,15 @@ def shown_classes(trace: RoutingTrace) -> list[int]:
     return sorted(trace.highest)
 
 
-def levels(coupling: Float[np.ndarray, "..."], uniform: float) -> tuple[UInt8[np.ndarray, "..."], float]:
-    """Return the bytes 128 + 127·sign(d)·√(|d| / reach) and the reach.
+def levels(coupling: Float[np.ndarray, "..."], uniform: float, reach: float) -> UInt8[np.ndarray, "..."]:
+    """Return the bytes 128 + 127·sign(d)·√(min(|d| / reach, 1)).
 
-    d is the difference of coupling from uniform coupling, and reach the largest |d| (at least a fiftieth of uniform
-    coupling). All maps share one scale. The square root makes small differences visible beside a few large ones.
+    d is the difference of coupling from uniform coupling, and reach the |d| at the end of the colour scale, see
+    :attr:`torchcaps.analysis.RoutingTrace.reach`. Maps of all images share one scale. The square root makes small
+    differences visible beside a few large ones.
     """
-    reach = max(float(np.abs(coupling - uniform).max()), 0.02 * uniform)
     away = (coupling - uniform) / reach
-    return np.round(128 + 127 * np.sign(away) * np.sqrt(np.abs(away))).astype(np.uint8), reach
+    return np.round(128 + 127 * np.sign(away) * np.sqrt(np.abs(away).clip(max=1))).astype(np.uint8)
 
 
 def to_bytes(images: Float[np.ndarray, "..."]) -> UInt8[np.ndarray, "..."]:

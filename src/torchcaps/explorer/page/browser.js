@@ -159,19 +159,17 @@ function caveats(scores, best, pixels, drawn) {
 
 // As state.describe_routing, for all classes.
 function describeRouting(rounds, [types, h, w]) {
-  const places = h * w, J = rounds[0].capsules.length, uniform = 1 / J, classes = Array.from({ length: J }, (_, j) => j);
+  const places = h * w, J = rounds[0].capsules.length, uniform = 1 / J, reach = Math.min(4 * uniform, Math.max(uniform, 1 - uniform)), classes = Array.from({ length: J }, (_, j) => j);
   const maps = rounds.map(({ coupling }) => classes.map((j) => Array.from({ length: places }, (_, place) => {
     let sum = 0;
     for (let type = 0; type < types; type++) sum += coupling[(type * places + place) * J + j];
     return sum / types;
   })));
-  const all = maps.flat(2), range = [Math.min(...all), Math.max(...all)];
-  const reach = Math.max(uniform - range[0], range[1] - uniform, 0.02 * uniform);
-  const level = (c) => Math.round(128 + 127 * Math.sign(c - uniform) * Math.sqrt(Math.abs(c - uniform) / reach));
+  const level = (c) => Math.round(128 + 127 * Math.sign(c - uniform) * Math.sqrt(Math.min(Math.abs(c - uniform) / reach, 1)));
   return {
     classes, size: [h, w], maps: maps.map((row) => row.map((map) => encode(map.map(level)))),
     means: maps.map((row) => row.map((map) => (map.reduce((a, b) => a + b) / places).toFixed(4))),
-    scores: rounds.map(({ capsules }) => lengths(capsules)), uniform, reach, range, inSpace: true, inputs: "primary capsules",
+    scores: rounds.map(({ capsules }) => lengths(capsules)), uniform, reach, largest: maps.map((row) => Math.max(...row.flat())), inSpace: true, inputs: "primary capsules",
   };
 }
 

@@ -64,12 +64,11 @@ export const showVotes = latest(async () => {
 export function drawVotes(t) {
   if (!votes || votes.drawn === t) return;
   votes.drawn = t;
-  const { uniform, classes } = state.view.routing, [agreement, coupling] = [votes.agreement[t], votes.coupling[t]];
-  const reach = Math.max(...votes.coupling.flat(2).map((c) => Math.abs(c - uniform)), 0.02 * uniform);
+  const { uniform, reach, classes } = state.view.routing, [agreement, coupling] = [votes.agreement[t], votes.coupling[t]];
   const cell = (a, c) => {
     const made = make("td", Math.abs(a) < 0.005 ? "0" : signed(a).replace("0.", "."));
     made.classList.toggle("above", c > uniform);
-    made.style.setProperty("--share", `${70 * Math.sqrt(Math.abs(c - uniform) / reach)}%`);
+    made.style.setProperty("--share", `${70 * Math.sqrt(Math.min(Math.abs(c - uniform) / reach, 1))}%`);
     made.title = `agreement ${signed(a)}, coupling ${c.toFixed(3)}`;
     return made;
   };

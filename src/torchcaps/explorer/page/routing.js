@@ -18,7 +18,7 @@ function themeColour(name) {
   return found;
 }
 
-// Levels −1..1 are signed square roots of the difference from uniform coupling, so that small differences are visible.
+// Levels −1..1 are signed square roots of the difference from uniform coupling ÷ reach, so that small differences are visible.
 function paintLevels(canvas, h, w, level) {
   const [below, uniform, above] = ["--below", "--uniform", "--above"].map(colourOf);
   return paintPixels(canvas, h, w, (i, c) => {
@@ -72,6 +72,7 @@ function showIteration(t) {
     figure.querySelector(".track").style.setProperty("--share", Math.min(score, 1));
     figure.querySelector("span:last-child").textContent = short(score);
   });
+  $(".largest").textContent = largestWords(routing, Math.round(t) - 1);
   $(".transport output").textContent = `iteration ${Math.round(t)} of ${routing.maps.length}`;
   drawVotes(Math.round(t) - 1);
 }
@@ -93,16 +94,24 @@ export function play() {
   showIteration(1);
 }
 
-function showLegend({ range, uniform, reach }) {
-  const [low, high] = range, steps = 120;
-  $(".legend .low").textContent = low.toFixed(3);
-  $(".legend .high").textContent = high.toFixed(3);
-  $(".legend .uniform").textContent = `uniform ${Number(uniform.toFixed(3))}`;
+// Returns the largest coupling in the maps of an iteration in words, as analysis.trace.compare_to_uniform.
+function largestWords({ largest, uniform }, t) {
+  const ratio = largest[t] / uniform, away = Math.abs(ratio - 1), side = ratio > 1 ? "above" : "below";
+  const words = away < 0.005 ? "uniform" : ratio >= 2 ? `${ratio.toFixed(1)} times uniform` : `${Math.round(100 * away)} % ${side} uniform`;
+  return `Largest here ${largest[t].toFixed(3)}, ${words}.`;
+}
+
+// The scale depends on the layer alone, so the maps of all images can be compared. It goes from 0 to uniform + reach.
+function showLegend({ uniform, reach }) {
+  const steps = 120, high = uniform + reach, three = (x) => Number(x.toFixed(3));
+  $(".legend .low").textContent = "0";
+  $(".legend .high").textContent = high < 1 ? `≥ ${three(high)}` : three(high);
+  $(".legend .uniform").textContent = `uniform ${three(uniform)}`;
   paintLevels($(".legend canvas"), 1, steps, (i) => {
-    const away = low + ((high - low) * (i + 0.5)) / steps - uniform;
+    const away = (high * (i + 0.5)) / steps - uniform;
     return Math.sign(away) * Math.sqrt(Math.abs(away) / reach);
   });
-  $(".legend").style.setProperty("--at", high > low ? (uniform - low) / (high - low) : 0.5);
+  $(".legend").style.setProperty("--at", uniform / high);
 }
 
 // ---- number of iterations ----
