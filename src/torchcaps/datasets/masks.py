@@ -38,10 +38,9 @@ def read_mask(path: Path, name: str) -> UInt[np.ndarray, "H W"]:
         with image:
             check_size(image, name)
             image.load()
-            if image.mode in ("LA", "PA"):  # transparency is no class
-                image = image.convert(image.mode[0])
             is_coloured = image.mode in ("RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV")
-            values = np.asarray(image.convert("RGB") if is_coloured else image)
+            plain = {"LA": "L", "PA": "P"}.get(image.mode, "RGB" if is_coloured else image.mode)  # without transparency
+            values = np.asarray(image if plain == image.mode else image.convert(plain))
     if is_coloured and (values == values[..., :1]).all():  # numbers that were saved in colour
         is_coloured, values = False, values[..., 0]
     if is_coloured:
