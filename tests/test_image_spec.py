@@ -18,6 +18,7 @@ FULL = dataclasses.replace(
     fit="stretch",
     preparation=Preparation(box=10.0, centre="box"),
     calibration=Calibration(score=0.7, error=3.5, images=100),
+    scale=(-100.0, 400.0),
 )
 
 
@@ -55,6 +56,9 @@ def test_a_file_must_have_shape_and_names(name: str) -> None:
         ("class_names", ("a",)),
         ("class_names", ("a", 1)),
         ("class_names", "ab"),
+        ("scale", (1.0,)),
+        ("scale", (2.0, 1.0)),
+        ("scale", "auto"),
         ("objects", 0),
         ("objects", 4),
         ("objects", 1.5),

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from torchcaps.analysis.calibration import Calibration
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError, shown
-from torchcaps.ranges import COUNT, spatial_shape
+from torchcaps.ranges import COUNT, is_scale, spatial_shape
 from torchcaps.tasks import TASKS, TaskName
 
 MAX_IMAGE_VALUES = 2**22
@@ -39,6 +39,8 @@ class ImageSpec:
     """Thresholds of unsure answers; None if they were not measured."""
     task: TaskName = "classes"
     """Task of the network; ``class_names`` are the names of its classes, labels or numbers."""
+    scale: tuple[float, float] | None = None
+    """Numbers of the voxels of a NIfTI file that become 0 and 1; None: the 0.5th and the 99.5th percentile."""
 
     def __post_init__(self) -> None:
         names = self.class_names if isinstance(self.class_names, tuple) else ()
@@ -52,6 +54,7 @@ class ImageSpec:
             "preparation": isinstance(self.preparation, Preparation | None),
             "calibration": isinstance(self.calibration, Calibration | None),
             "task": known,
+            "scale": self.scale is None or is_scale(self.scale),
         }
         for name, fitting in fits.items():
             if not fitting:

@@ -72,6 +72,12 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def is_scale(value: object) -> bool:
+    """Return True for two finite numbers (low, high) of at most 1e38, with low < high."""
+    pair = tuple(value) if isinstance(value, list | tuple) else ()
+    return len(pair) == 2 and all(is_number(each) and abs(each) <= 1e38 for each in pair) and pair[0] < pair[1]
+
+
 def image_shape(in_shape: object) -> tuple[int, int, int]:
     """Return ``in_shape`` as (channels, height, width); raise InputError if it is not three positive integers."""
     if not isinstance(in_shape, Sequence) or len(in_shape) != 3 or not all(size in COUNT for size in in_shape):

@@ -13,7 +13,7 @@ from own_parts import OWN, register, two_layers
 from support import registered_for_now
 from torchcaps.checks import check
 from torchcaps.cli.options import choices, option_name
-from torchcaps.cli.train import field_help
+from torchcaps.cli.train import field_help, field_option
 from torchcaps.errors import InputError
 from torchcaps.files import write_json
 from torchcaps.models.presets import get_preset, list_presets, register_preset
@@ -96,6 +96,30 @@ def test_every_option_reaches_the_configuration(owner: type, configured: Callabl
         assert config == make_config(preset, **given), name
 
 
+@pytest.mark.parametrize("owner", OWNERS, ids=lambda each: each.__name__)
+def test_none_is_the_word_for_none_of_every_option_that_allows_it(owner: type) -> None:
+    for option in options(owner).values():
+        if option.name in NOT_OPTIONS or option.choice is not None:
+            continue
+        try:
+            check(option.name, None, option.hint)
+        except InputError:
+            continue
+        word = field_option(option, "").type
+        assert word.convert("none", None, None) is None, option.name
+
+
+def test_none_turns_off_texts_and_paths(configured: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    assert flat(configured("unet-twin", "--parameters-of", "none").fields)["parameters_of"] is None
+    assert flat(configured("unet-twin", "--parameters-of", "compact").fields)["parameters_of"] == "compact"
+    saved = make_config("first", data_dir="somewhere", init_from="capsnet", logger="tensorboard")
+    write_json(tmp_path / "config.json", saved.to_dict())
+    words = ("--data-dir", "none", "--init-from", "none", "--logger", "none")
+    config = configured("--config", tmp_path / "config.json", *words)
+    assert (config.data_dir, config.init_from, config.recipe.logger) == (None, None, None)
+    assert configured("--data-dir", "./none").data_dir == "./none"
+
+
 def test_every_option_has_words_for_the_help() -> None:
     for owner in set(OWNERS) - set(OWN.values()):
         words = field_help(owner) if owner in (Recipe, TrainConfig) else {}
@@ -133,7 +157,6 @@ def test_what_is_not_given_is_the_presets_or_fitted(configured: Callable[..., Tr
     assert configured("keras-tutorial", "--limit-train", "none").recipe.limit_train is None
     assert flat(configured("--decoder-hidden", "none").model)["decoder_hidden"] == ()
     assert configured("--class-weights", "1,0.5").recipe.class_weights == (1, 0.5)
-    assert configured("--logger", "none").recipe.logger == "none", "a text may be any word"
     chosen = flat(configured("--backbone", "timm:resnet50", "--freeze").model)
     assert (chosen["backbone"], chosen["timm_model"], chosen["freeze"]) == ("timm", "resnet50", True)
 

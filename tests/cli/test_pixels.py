@@ -81,6 +81,22 @@ def test_masks_are_written_for_images_of_any_size(run: Path, cli: Cli, tmp_path:
     assert "--fit is for networks that give one answer for each image" in result.err
 
 
+@pytest.mark.parametrize("size", [(16, 16), (50, 30), (33, 17), (9, 40)])
+def test_an_onnx_file_gives_the_masks_of_the_run(run: Path, cli: Cli, size: tuple[int, int]) -> None:
+    pytest.importorskip("onnxruntime")
+    assert cli("export", run, "--format", "onnx", "--out", "m.onnx").code == 0
+    for number in range(2):
+        large = discs(1, (60, 60), seed=number)[0][0]
+        Image.fromarray(large[: size[0], : size[1]]).save(f"new{number}.png")
+    words = ("new0.png", "new1.png")
+    assert cli.out("predict", "m.onnx", *words) == cli.out("predict", run, *words)
+    assert cli.json("predict", "m.onnx", *words) == cli.json("predict", run, *words)
+    assert cli("predict", "m.onnx", *words, "--out", "masks").code == 0
+    assert cli("predict", run, *words, "--out", "others").code == 0
+    for each in words:
+        assert Path("masks", each).read_bytes() == Path("others", each).read_bytes()
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_commands_refuse_the_task_in_one_sentence(run: Path, cli: Cli, name: str) -> None:
     result = cli(*REFUSED[name].replace("RUN", str(run)).split())
@@ -154,13 +170,19 @@ def test_volumes_in_nifti_files_become_masks_with_their_axes(cli: Cli, tmp_path:
     with registered_for_now():
         small = {"parameters_of": None, "channels": (4, 8)}
         register_preset("unet-small", "A small U-Net.", base="unet-twin", network=small)
-        words = "train unet-small --patch 12 --epochs 2 --batch-size 4 --learning-rate 0.01 --out run --no-figures"
+        words = "train unet-small --scale -500,300 --patch 12 --epochs 2 --batch-size 4 --learning-rate 0.01"
+        words += " --out run --no-figures"
         result = cli(*words.split(), "--data", f"nifti:{tmp_path / 'scans'}")
         assert result.code == 0, result.err
         assert "1×12×12×12, 3 classes" in result.out
         found = cli.json("evaluate", "run")
         assert found["num_images"] == 2
         assert cli.out("predict", "run", tmp_path / "scans/images", "--out", "masks").endswith("of 8 images\n")
+        pytest.importorskip("onnxruntime")
+        assert cli("export", "run", "--format", "onnx", "--out", "m.onnx").code == 0
+        assert cli("predict", "m.onnx", tmp_path / "scans/images", "--out", "exported").code == 0
+        for name in sorted(each.name for each in Path("masks").iterdir()):
+            assert Path("exported", name).read_bytes() == Path("masks", name).read_bytes()
         result = cli("predict", "run", tmp_path / "scans/images/0.nii.gz", "--figure", "p.png")
         assert result.code == 0, result.err
         Image.fromarray(discs(1)[0][0]).save("plane.png")

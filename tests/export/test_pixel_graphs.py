@@ -1,5 +1,6 @@
 """Exported networks for pixels take images of other sizes than the patches of their training."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,22 @@ KINDS: dict[str, dict[str, Any]] = {
 DESCRIPTION = Description(in_shape=SHAPE, class_names=CLASSES, task="pixels")
 
 
+SIZES = {(2, 8, 12): ((8, 12), (5, 7), (19, 3)), (2, 8, 6, 4): ((8, 6, 4), (5, 7, 3), (3, 4, 9))}
+"""Patches on which a network is trained, and sizes of images; planes and volumes."""
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_takes_images_of_any_size(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("shape", SIZES, ids=["planes", "volumes"])
+def test_a_file_takes_images_of_any_size(tmp_path: Path, kind: str, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    options = dict(KINDS[kind])
-    network = create_model(options.pop("preset"), SHAPE, len(CLASSES), **options).eval()
-    agreement = export_onnx(network, tmp_path / "model.onnx", DESCRIPTION)
+    options, about = dict(KINDS[kind]), dataclasses.replace(DESCRIPTION, in_shape=shape)
+    network = create_model(options.pop("preset"), shape, len(CLASSES), **options).eval()
+    agreement = export_onnx(network, tmp_path / "model.onnx", about)
     assert agreement.lengths < 1e-5
     model = OnnxModel(tmp_path / "model.onnx")
-    export_program(network, tmp_path / "model.pt2", DESCRIPTION)
+    export_program(network, tmp_path / "model.pt2", about)
     program = torch.export.load(tmp_path / "model.pt2").module()
-    for sizes in ((8, 12), (5, 7), (19, 3)):
+    for sizes in SIZES[shape]:
         images = torch.rand(3, 2, *sizes)
         with torch.no_grad():
             output = network(images)
@@ -54,8 +60,10 @@ def test_a_file_takes_images_of_any_size(tmp_path: Path, kind: str) -> None:
         if output.reconstruction is not None:
             assert found.reconstruction is not None
             assert found.reconstruction.shape == (3, 2, *sizes)
-    says = "images must have shape (N, 2, height, width) with N at least 1, got (1, 1, 8, 12)"
-    assert_raises(InputError, model, np.zeros((1, 1, 8, 12), np.float32), say=says)
+    axes = ", ".join(("depth", "height", "width")[-len(shape) + 1 :])
+    wrong = np.zeros((1, 1, *shape[1:]), np.float32)
+    says = f"images must have shape (N, 2, {axes}) with N at least 1, got {wrong.shape}"
+    assert_raises(InputError, model, wrong, say=says)
 
 
 def test_lines_have_no_file(tmp_path: Path) -> None:

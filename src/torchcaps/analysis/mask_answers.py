@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, Shaped, UInt8
 from PIL import Image
 
 from torchcaps.analysis.figures import MUTED, Caption, Cell, tiles
@@ -23,6 +23,7 @@ from torchcaps.errors import InputError
 from torchcaps.files import atomic_path
 from torchcaps.models import Network
 from torchcaps.ops.pixels import pixel_classes
+from torchcaps.ops.sliding import sliding_windows
 from torchcaps.tasks import TaskName, task_of
 
 if TYPE_CHECKING:
@@ -39,12 +40,38 @@ def predict_mask(model: Network, image: UInt8[np.ndarray, "C *S"]) -> UInt8[np.n
     task = task_of(model)
     if not model.per_pixel:
         raise InputError(f"a {type(model).__name__} gives one answer for each image, and no masks")
-    if image.ndim != len(model.in_shape) or len(image) != model.in_shape[0]:
-        sizes = ["×".join(map(str, shape)) for shape in (image.shape, model.in_shape)]
-        raise InputError(f"the image is {sizes[0]} (channels first), but the network takes patches of {sizes[1]}")
+    _check_image(image, model.in_shape)
     with inference(model):
         output = task.infer(model, to_pixels(model, torch.from_numpy(image)[None]))
     return pixel_classes(output.scores)[0].cpu().numpy()
+
+
+def exported_mask(
+    scores: Callable[[Shaped[np.ndarray, "N C *S"]], Float[np.ndarray, "N J *S"]],
+    in_shape: Sequence[int],
+    image: UInt8[np.ndarray, "C *S"],
+) -> UInt8[np.ndarray, "*S"]:
+    """Return :func:`predict_mask` of an exported network.
+
+    Args:
+        scores: Function from pixels 0..1 to the scores of the exported network.
+        in_shape: Shape of the patches (C, *S) on which the network was trained.
+        image: Image of any size.
+
+    Raises:
+        InputError: The network has another number of channels or axes.
+    """
+    _check_image(image, in_shape)
+    pixels = torch.from_numpy(image)[None].float() / 255
+    found = sliding_windows(lambda part: torch.from_numpy(scores(part.numpy())), pixels, in_shape[1:])
+    return pixel_classes(found)[0].numpy()
+
+
+def _check_image(image: UInt8[np.ndarray, "C *S"], in_shape: Sequence[int]) -> None:
+    """Raise InputError if an image has another number of channels or axes than a network's patches."""
+    if image.ndim != len(in_shape) or len(image) != in_shape[0]:
+        sizes = ["×".join(map(str, shape)) for shape in (image.shape, in_shape)]
+        raise InputError(f"the image is {sizes[0]} (channels first), but the network takes patches of {sizes[1]}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,14 +153,22 @@ class MaskAnswers(Result):
 
 
 def answer_masks(
-    model: Network, paths: Sequence[Path], class_names: Sequence[str], *, invert: bool = False
+    answer: Callable[[UInt8[np.ndarray, "C *S"]], UInt8[np.ndarray, "*S"]],
+    paths: Sequence[Path],
+    class_names: Sequence[str],
+    *,
+    channels: int,
+    scale: tuple[float, float] | None = None,
+    invert: bool = False,
 ) -> tuple[MaskAnswers, list[str]]:
     """Predict the masks of image files.
 
     Args:
-        model: The network.
+        answer: Function from an image to its mask.
         paths: Image files, or NIfTI files for a network of volumes.
         class_names: Name of each class.
+        channels: Channels of the network's images.
+        scale: Numbers of the voxels of a NIfTI file that become 0 and 1; None: percentiles of the file.
         invert: Invert the pixels.
 
     Returns:
@@ -143,9 +178,9 @@ def answer_masks(
     for path in paths:
         try:
             volume = read_volume(path) if is_volume(path) else None
-            image = read_pixels(path) if volume is None else to_uint8(volume.values, None)[None]
-            pixels = with_channels(image, model.in_shape[0]) if volume is None else image
-            mask = predict_mask(model, 255 - pixels if invert else pixels)
+            image = read_pixels(path) if volume is None else to_uint8(volume.values, scale)[None]
+            pixels = with_channels(image, channels) if volume is None else image
+            mask = answer(255 - pixels if invert else pixels)
         except InputError as error:
             damaged.append(str(error) if str(path) in str(error) else f"{path}: {error}")
             continue

@@ -273,7 +273,10 @@ def choices(hint: Any) -> list[str]:
 
 
 def read(text: str, hint: Any, *, strict: bool = True) -> Any:
-    """Convert a word to a type: ``3``, ``512,1024`` for a tuple, ``none``.
+    """Convert a word to a type: ``3``, ``512,1024`` for a tuple; ``none`` for None or an empty tuple.
+
+    ``none`` remains a text or a path where these are allowed, because to a command None means an option that was not
+    given. For fields of a run, which None turns off, see :func:`with_none`.
 
     Raises:
         InputError: The word is no value of the type, or, with ``strict``, a number out of its range.
@@ -306,6 +309,14 @@ def read(text: str, hint: Any, *, strict: bool = True) -> Any:
         return hint(text)
     except ValueError:
         raise InputError(f"{shown(text)} is no {'whole ' if hint is int else ''}number") from None
+
+
+def with_none(hint: Any) -> Any:
+    """Return the hint of an option that reads the word ``none`` as None if it may be None, also if it is a text."""
+    plain = typing.get_args(hint)[0] if is_annotated(hint) else hint
+    if type(None) not in typing.get_args(plain):
+        return hint
+    return Annotated[hint, lambda word: None if word == "none" else read(word, plain, strict=False)]
 
 
 def is_annotated(hint: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
@@ -68,7 +69,7 @@ def predict(
     at the end, with exit code 2. RUN may also be an .onnx file written by `torchcaps export`.
 
     Networks for pixels answer images of any size with a mask: the share of each class is printed, and --out writes a
-    .png file of class numbers for each image, or a .nii.gz file for a volume.
+    .png file of class numbers for each image, or a .nii.gz file for a volume. Their ONNX files need torch too.
     """
     from torchcaps.analysis.groups import group_files
 
@@ -151,13 +152,21 @@ def answer_pixels(
     classifier: OpenClassifier, paths: Sequence[Path], options: Options
 ) -> tuple[MaskAnswers | None, list[str]]:
     """Return a mask for each image file, and a sentence for each unreadable file."""
-    from torchcaps.analysis.mask_answers import answer_masks
+    from torchcaps.analysis.mask_answers import answer_masks, exported_mask, predict_mask
 
     refuse_options(("group", "prepare", "fit"), "is for networks that give one answer for each image")
+    spec = classifier.description
     if classifier.model is None:
-        raise InputError("masks are predicted by a run folder, not by an ONNX file; name the run folder")
+        answer = partial(exported_mask, lambda images: classifier.classify(images).scores, spec.in_shape)
+    else:
+        answer = partial(predict_mask, classifier.model)
     answers, damaged = answer_masks(
-        classifier.model, paths, classifier.description.class_names, invert=options.files.invert
+        answer,
+        paths,
+        spec.class_names,
+        channels=spec.in_shape[0],
+        scale=spec.scale,
+        invert=options.files.invert,
     )
     if not answers.files:
         return None, damaged

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import click
 
 from torchcaps.analysis.results import Styled, Table
-from torchcaps.cli.options import Command, command, load_plugins, option, option_name, write_options
+from torchcaps.cli.options import Command, command, load_plugins, option, option_name, with_none, write_options
 from torchcaps.cli.runs import refuse_options
 from torchcaps.cli.show import command_line, is_main_process, print_table, say, show, typed
 from torchcaps.errors import InputError, unknown_name
@@ -84,8 +84,11 @@ def run_options() -> dict[str, list[click.Option]]:
 
 
 def field_option(field: Option, words: str, default: str = "none", **more: Any) -> click.Option:
-    """Return the option of a field, without a default: only options that were given change a run."""
-    hint, choice = field.hint, field.choice
+    """Return the option of a field, without a default: only options that were given change a run.
+
+    For every field that may be None, the word is ``none``.
+    """
+    hint, choice = with_none(field.hint), field.choice
     if choice is not None:
         hint = Annotated[str, partial(read_part, choice)]
         if choice.optional:  # --decoder, --decoder NAME

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchcaps.datasets.images import pillow_pixels, with_channels
 from torchcaps.errors import InputError, WrongType, shown
-from torchcaps.ranges import is_number
+from torchcaps.ranges import is_scale
 
 MAX_CHANNELS = 4
 """An axis up to this length is taken for the channels if no order is given."""
@@ -101,10 +101,7 @@ def _pillow_array(image: Image.Image, channels: int | None) -> Shaped[np.ndarray
 
 def check_scale(scale: Any) -> None:
     """Raise InputError if a value is not "auto", "none", or two finite numbers (low, high) with low < high."""
-    if isinstance(scale, str) and scale in ("auto", "none"):
-        return
-    pair = tuple(scale) if isinstance(scale, list | tuple) else ()
-    if len(pair) != 2 or not all(is_number(each) and abs(each) <= 1e38 for each in pair) or not pair[0] < pair[1]:
+    if not (isinstance(scale, str) and scale in ("auto", "none")) and not is_scale(scale):
         raise InputError(
             f'scale must be "auto", "none", or two numbers (low, high) with low < high, got {shown(scale)}'
         )

@@ -177,6 +177,9 @@ def trace(network: Network) -> ExportedProgram:
     Lines of source are removed, because they would show paths of this machine.
     """
     traced = _Outputs(copy.deepcopy(network).float().cpu()).eval()
+    for module in traced.modules():
+        if isinstance(module, nn.Conv3d) and module.bias is None:  # onnxscript would write one with two axes
+            module.bias = nn.Parameter(torch.zeros(module.out_channels))
     shape = network.in_shape
     if network.per_pixel:  # maps of one position, or sizes that need no padding, would fix the sizes
         shape = shape[0], *(max(size, smallest_side(network)) + 1 for size in shape[1:])

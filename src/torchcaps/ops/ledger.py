@@ -89,6 +89,9 @@ class Sums:
 class Ledger(Sums):
     """The sums over a block of votes, with a ledger of their gradients with respect to the votes.
 
+    The autograd graph refers to the block, so the block holds only detached tensors. Otherwise the two would keep each
+    other alive, and Python's garbage collector cannot see a cycle through the graph.
+
     Args:
         votes: Votes V, contiguous. :meth:`release` drops them after the forward pass; :meth:`hold` restores them.
         buffers: Work buffers of the size of the votes.
@@ -151,12 +154,12 @@ class Ledger(Sums):
         if self._centre is None or self._centre.data_ptr() != centre.data_ptr():
             # without a reduction, mse_loss takes one vectorised pass instead of two for sub and square_
             torch.ops.aten.mse_loss.out(self._flat, centre.reshape(-1, centre.shape[2], 1), 0, out=held)
-            self._centre = centre
+            self._centre = centre.detach()
         return held
 
     def note(self, pairs: Pairs, alpha: Float[Tensor, "B J D"], beta: Float[Tensor, "B J D"]) -> None:
         """Add p_ij (α_jh + β_jh V_ijh) to the gradient of the votes."""
-        self._noted.append((pairs, alpha, beta))
+        self._noted.append((pairs.detach(), alpha, beta))
 
     def gradient(self) -> Float[Tensor, "B J D I"]:
         """Return the gradient of all sums with respect to the votes, in a buffer."""

@@ -215,6 +215,7 @@ class Start(NamedTuple):
             fit="stretch" if self.config.data.startswith(("folder:", "csv:")) else "pad",
             preparation=preparation_of(self.config),
             task=self.network.task,
+            scale=self.config.scale,
         )
 
 
