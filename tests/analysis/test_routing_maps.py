@@ -111,6 +111,7 @@ def hand_made(in_space=True, classes=3) -> RoutingTrace:
         (0.1004, "0.100, uniform"),
         (0.11, "0.110, 10 % above uniform"),
         (0.08, "0.080, 20 % below uniform"),
+        (0.1999, "0.200, 2.0 times uniform"),
         (0.32, "0.320, 3.2 times uniform"),
     ],
 )
