@@ -103,6 +103,12 @@ def test_the_numbers_of_the_sources_are_those_of_their_page() -> None:
     assert [[f"{line[each]:.1e}".replace("e-0", "e-") for each in quantities] for line in recorded] == shown
 
 
+def test_the_page_about_pixels_has_the_table_of_the_results() -> None:
+    table = GIVEN["page"].pixel_table()
+    for name in ("results", "segmentation"):
+        assert table in (ROOT / f"docs/{name}.md").read_text(encoding="utf-8"), f"copy it into docs/{name}.md"
+
+
 def test_each_paper_has_bibtex_and_ours_is_that_of_the_citation_file() -> None:
     text = (ROOT / "docs/paper.md").read_text(encoding="utf-8")
     citation = GIVEN["citation"]
