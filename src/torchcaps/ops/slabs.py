@@ -142,7 +142,12 @@ def forward(plan: Plan, maps: Tensor, kernel: Tensor, vote_bias: Tensor | None, 
 def backward(
     plan: Plan, given: tuple[Any, ...], grad: Float[Tensor, "B J D *S"], needed: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the tensors that :func:`route_in_slabs` was given, where they are needed."""
+    """Return the gradients of the tensors that :func:`route_in_slabs` was given, where they are needed.
+
+    In float32, the gradient of the kernel differs from that with all votes at once by up to 2e-5 of its largest number,
+    because the latter is one long sum over all positions. Sums of slabs are closer to float64: 3e-6 beside 1.1e-5 on
+    maps of 128×128.
+    """
     maps, kernel, vote_bias, bias = given
     n, window = len(plan.out_sizes), plan.window
     of_maps = torch.zeros_like(maps) if needed[0] else None
