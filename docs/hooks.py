@@ -1,4 +1,4 @@
-"""What the documentation site needs beyond its plugins: pages that lie elsewhere in the repository, and formulas.
+"""Hooks of the documentation site: pages that lie elsewhere in the repository, and formulas.
 
 Formulas become MathML when the site is built, so that no script has to be fetched to read them.
 """
@@ -19,7 +19,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 
-#: Files outside docs/ and what each becomes on the site.
+#: Files outside docs/ and their pages on the site.
 PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CODE_OF_CONDUCT.md": "code-of-conduct.md",
@@ -33,7 +33,7 @@ PAGES = {
 }
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
-#: What formulas in notebooks do not stand in, and the formulas.
+#: Code and tags, in which notebooks have no formulas; and a formula of a notebook.
 CODE_OR_TAG = re.compile(r"(<(pre|code|script|style)\b.*?</\2>|<[^>]+>)", re.DOTALL)
 NOTEBOOK_FORMULA = re.compile(r"\$([^$\n]+)\$")
 
@@ -75,7 +75,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 def on_page_content(html_text: str, page: Page, **_: Any) -> str:
     """Formulas as MathML."""
     if page.file.src_uri.endswith(".ipynb"):
-        # split at tags and code: every third piece is text, the others stay as they are
+        # split at tags and code: every third piece is text, all other pieces are not changed
         pieces = CODE_OR_TAG.split(html_text)
         for n in range(0, len(pieces), 3):
             pieces[n] = NOTEBOOK_FORMULA.sub(lambda formula: _mathml(formula[1], "inline"), pieces[n])

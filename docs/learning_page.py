@@ -4,7 +4,7 @@
     python docs/learning_page.py measure    # the table of the page: its own scripts in a browser, 20 random seeds
     python docs/learning_page.py picture    # docs/images/learning.png
 
-``vote`` needs MNIST (``TORCHCAPS_DATA`` or a download). The others need playwright and Chromium (or
+``vote`` needs MNIST (``TORCHCAPS_DATA`` or a download). All other pictures need playwright and Chromium (or
 ``CHROMIUM=/path/to/one``); ``measure`` takes a few minutes.
 """
 

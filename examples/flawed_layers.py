@@ -5,7 +5,7 @@
     torchcaps check examples/flawed_layers.py:Third --shape 4,12,8
 
 Each maps 12 input capsules of 8 components (B, 12, 8) to 5 output capsules of 16 (B, 5, 16) by dynamic routing with
-three iterations. Faults of these kinds stand in public code; the page "Public implementations" counts them.
+three iterations. Public code has faults of the same kinds; the page "Public implementations" counts them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python examples/homework.py            # names the first property that is missing, or prints what passed
 
-Fill in ``compete``; leave everything else as it is. The page "For a course" has the task.
+Fill in ``compete``; change nothing else. The page "For a course" has the task.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torchcaps.testing import check_routing
 def compete(logits: Tensor) -> Tensor:
     """Return the coupling c_ij of each input capsule with each output capsule.
 
-    Couplings are positive, and those of one input capsule sum to one over the output capsules. Equal logits give equal
+    Couplings are positive. For each input capsule they sum to one over the output capsules. Equal logits give equal
     couplings, and a larger logit gives a larger coupling.
 
     Args:

@@ -36,7 +36,8 @@ def measure(run: Run, kind: str, wanted: int | OwnMeasure | None, data_dir: str 
         return wanted(run, run.dataset(data_dir=data_dir).test)
     if kind in ("affnist", "familiar"):
         name = "affnist" if kind == "affnist" else f"{run.config.data}-familiar"
-        found = evaluate(model, load_dataset(name, data_dir=data_dir, limit_test=wanted).test)
+        size = None if kind == "affnist" else run.config.image_size
+        found = evaluate(model, load_dataset(name, data_dir=data_dir, image_size=size, limit_test=wanted).test)
         values = {"accuracy": found.accuracy, "error": found.error, "images": found.num_images}
         original = kind == "affnist" and find_originals(None if data_dir is None else user_path(data_dir))
         return values | ({"source": "original" if original else "made"} if kind == "affnist" else {})

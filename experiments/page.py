@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from experiments.cells import NOTHING, Runs, difference, interval, percent, span
+from experiments.pixels import LEARNING_RATES
 from experiments.store import RunLog, logs_of, read_curves, read_runs
 from experiments.tables import SHIPPED
 from experiments.zoo import HEADS
@@ -31,6 +34,36 @@ ATTACKED = {"compact-r3": "capsules", "cnn-twin": "CNN twin", "baseline-small": 
 def error(run: RunLog) -> float:
     """Return the main error of a row, percent: on affNIST if measured, else on the test images."""
     return 100 * run.measures["affnist"]["error"] if "affnist" in run.measures else run.error()
+
+
+def dice(run: RunLog, measure: str = "") -> float:
+    """Return the mean Dice score of a network for pixels on its test images, or that of a measure, percent."""
+    if not measure:
+        return 100 - run.error()
+    found = run.measures[measure]
+    return float(found["Dice"] if "Dice" in found else 100 * found["accuracy"])
+
+
+#: Rows of the table of networks for pixels: title, test, measure.
+PIXEL_TESTS = (
+    ("digits", "digits", ""),
+    ("digits, turned by up to 45°", "digits", "turned by ±45°"),
+    ("digits, turned by up to 180°", "digits", "turned by ±180°"),
+    ("objects, familiar sides", "azimuth", "familiar"),
+    ("objects, new sides", "azimuth", ""),
+    ("one head", "slices", ""),
+    ("one head, turned by up to 45°", "slices", "turned by ±45°"),
+    ("one head, turned by up to 180°", "slices", "turned by ±180°"),
+)
+#: Columns of this table: the end of a row's name, and its title.
+PIXEL_COLUMNS = {
+    "unet": "U-Net",
+    "unet-as-long": "U-Net, 7 × the steps",
+    "dynamic": "dynamic routing",
+    "uniform": "uniform coupling",
+}
+#: Networks whose difference from the U-Net is shown.
+PIXEL_DIFFERENCES = ("dynamic", "uniform")
 
 
 class Page:
@@ -57,6 +90,35 @@ class Page:
     def interval(self, row: str, other: str) -> str:
         """Format the difference and its interval."""
         return interval(*self.gap(row, other))
+
+    def pixel_table(self) -> str:
+        """Format the Dice scores of the networks for pixels, percent, and differences from the U-Net."""
+        head = ["test images", *PIXEL_COLUMNS.values()]
+        head += [f"{PIXEL_COLUMNS[name]} − U-Net" for name in PIXEL_DIFFERENCES]
+        lines = [head, ["---"] * len(head)]
+        for title, test, measure in PIXEL_TESTS:
+            runs = {name: self.rows[f"pixels/{test}-{name}"] for name in PIXEL_COLUMNS}
+            value = partial(dice, measure=measure)
+            cells = [percent(list(map(value, each))).removesuffix(" %") if each else NOTHING for each in runs.values()]
+            cells += [interval(*difference(runs[name], runs["unet"], value)) for name in PIXEL_DIFFERENCES]
+            if any(runs.values()):
+                lines.append([title, *cells])
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def steps(self, row: str) -> int:
+        """Return the number of training steps of a row."""
+        table, _, name = row.partition("/")
+        found, size = self.rows[row][0].summary, SHIPPED[table][name].config(0).recipe.batch_size
+        return int(found["epochs"]) * math.ceil(found["images"]["train"] / size)
+
+    def rates(self) -> str:
+        """Format the learning rates of the networks for pixels."""
+        return ", ".join(f"{LEARNING_RATES[name]:g} ({PIXEL_COLUMNS[name]})" for name in ("unet", *PIXEL_DIFFERENCES))
+
+    def validated(self, row: str) -> str:
+        """Format the mean Dice score on validation images in a row of the search for pixels, percent."""
+        (run,) = self.rows[f"pixels-search/{row}"]
+        return f"{100 * run.summary['validation']['last']['accuracy']:.1f}"
 
     def length(self, row: str) -> str:
         """Format epochs × training images of a row."""

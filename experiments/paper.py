@@ -151,7 +151,7 @@ FIGURES: dict[str, Draw] = {"audit": draw_audit, "heads": draw_heads, "sources":
 
 
 def citations(citation: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return what each reference of CITATION.cff is for, its title and its BibTeX."""
+    """Return purpose, title and BibTeX of each reference of CITATION.cff."""
     return [
         {
             "note": str(each["notes"]),

@@ -22,7 +22,10 @@ PACKAGES = [
     *(f"torchcaps.{module.name}" for module in pkgutil.iter_modules(torchcaps.__path__)),
 ]
 
-pytestmark = pytest.mark.skipif(not CONFIG.exists(), reason="no mkdocs.yml: a source distribution does not hold it")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CONFIG.exists(), reason="no mkdocs.yml: a source distribution does not hold it"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,7 @@ def run_blocks(text: str, name: str) -> dict[str, object]:
     return namespace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

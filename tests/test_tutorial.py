@@ -30,6 +30,8 @@ def test_it_is_stored_with_its_outputs_and_runs(tmp_path: Path, monkeypatch: pyt
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
     assert not any(cell.metadata for cell in notebook.cells)
     stored = check_outputs(notebook)
+    for cell in notebook.cells:  # two short trainings in place of two of eight epochs
+        cell.source = cell.source.replace("epochs=8", "epochs=3").replace("train(other)", "train(other, epochs=1)")
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     before_training = slice(stored.index("epoch 1:"))
     assert check_outputs(notebook)[before_training] == stored[before_training]

@@ -247,13 +247,13 @@ class Axis(NamedTuple):
     """An axis in the annotation of a tensor."""
 
     word: str
-    """As in the annotation, without braces and ``self.``."""
+    """Name or size of the axis: its part of the annotation, without braces and ``self.``, such as ``B`` or ``3``."""
     is_rest: bool
     """True for ``*`` and ``...``: any number of axes of any size."""
     number: int | None
-    """Its size, for an axis such as ``3``."""
+    """Size of an axis that the annotation writes as a number, such as ``3``; None for a name."""
     read_size: Callable[[Any], int] | None
-    """Reads its size from the object of the method, for an axis such as ``{self.size.in_dim}``; 0: any size."""
+    """Reads the size from the method's object, for an axis such as ``{self.size.in_dim}``. 0: any size."""
 
     @classmethod
     def read(cls, word: str) -> Axis:

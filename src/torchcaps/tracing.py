@@ -70,7 +70,7 @@ def is_float32_on_cpu(*tensors: Tensor | None) -> bool:
 
 
 def is_compiled_as_one(*tensors: Tensor | None) -> bool:
-    """Return True if an operation of this library for float32 tensors on the CPU may stand in a compiled graph.
+    """Return True if an operation of this library for float32 tensors on the CPU may be part of a compiled graph.
 
     Unlike :func:`is_float32_on_cpu` this asks nothing of the tensors' class, since they are stand-ins in the graph.
     """
@@ -108,6 +108,6 @@ def autograd_in_operation() -> contextlib.AbstractContextManager[Any]:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return True if a call of a module also runs hooks: its own, or those of all modules."""
+    """Return True if a call of a module also runs hooks: its own, or global ones."""
     own = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     return any(own) or torch.nn.modules.module._has_any_global_hook()

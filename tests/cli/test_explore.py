@@ -4,7 +4,6 @@ import http.client
 import json
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import webbrowser
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import processes
 from cli_support import Cli
 from tiny_runs import same_weights
 from torchcaps.explorer import Explorer
@@ -73,7 +73,7 @@ small = {"conv_channels": 8, "primary_types": 2, "decoder_hidden": (16,)}
 training.make_config = functools.partial(training.make_config, epochs=int(sys.argv.pop(1)), **small)
 sys.exit(main(sys.argv[1:]))
 """
-"""Says on stderr whom the process looks up or connects to; the first word is how many epochs a network learns."""
+"""Says whom the process looks up or connects to; the first word is how many epochs a network learns."""
 
 
 def ask(port: int, question: str, body: bytes) -> dict[str, Any]:
@@ -93,13 +93,17 @@ def test_it_talks_to_nobody_and_a_signal_ends_it(
     run_folder: Path, environment: dict[str, str], awaited: str, number: int, code: int
 ) -> None:
     words = [run_folder] if number == signal.SIGTERM else ["--train", "digits"]
-    command = [sys.executable, "-c", WATCHED, "1000" if code else "1", "explore", *words, "--no-browser", "--port", "0"]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, env=environment, **pipes)
+    given = ("1000" if code else "1", "explore", *words, "--no-browser", "--port", "0")
+    process = processes.start("-c", WATCHED, *given, environment=environment)
+    said = []
     try:
         line = process.stdout.readline()
         port = int(line.rpartition(" at http://127.0.0.1:")[2])
-        assert any(awaited in line for line in process.stdout)
+        for each in process.stdout:
+            said.append(each)
+            if awaited in each:
+                break
+        assert awaited in said[-1]
         if number == signal.SIGTERM:
             assert ask(port, "pick", b'{"index": 0}').keys() == {"pixels", "label"}
         else:
@@ -109,8 +113,8 @@ def test_it_talks_to_nobody_and_a_signal_ends_it(
             assert [len(now[name]) for name in ("scores", "seen", "right", "decoded")] == [10] * 4
     finally:
         process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        rest, _ = process.communicate(timeout=60)
     assert process.returncode == code
-    resumed = "resume with: torchcaps train --resume runs/first-digits-1" in err
+    resumed = "resume with: torchcaps train --resume runs/first-digits-1" in rest
     assert (resumed, Path("runs/first-digits-1/last.ckpt").exists()) == (bool(code), number == signal.SIGINT)
-    assert not [word for word in ("Traceback", "TALKS") if word in err]
+    assert not [word for word in ("Traceback", "TALKS") if word in "".join([*said, rest])]

@@ -119,6 +119,7 @@ def test_further_commands_work(run: Path, cli: Cli) -> None:
     assert resumed.code == 0, resumed.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [

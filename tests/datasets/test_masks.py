@@ -264,6 +264,7 @@ def test_digits_of_pixels_are_those_of_the_brighter_part() -> None:
     assert found.images is pairs.images
 
 
+@pytest.mark.slow
 @pytest.mark.mnist
 def test_multimnist_has_masks(mnist_dir: Path) -> None:
     data = load_dataset("multimnist-pixels", data_dir=mnist_dir)

@@ -19,6 +19,7 @@ RECORDED = ROOT / RESULTS
 GIVEN = values(RECORDED)
 
 
+@pytest.mark.slow
 def test_the_committed_pages_are_what_the_records_give(tmp_path: Path) -> None:
     assert main(["--results", str(RECORDED), "--docs", str(tmp_path)]) == 0
     for name in PAGES:
@@ -100,6 +101,12 @@ def test_the_numbers_of_the_sources_are_those_of_their_page() -> None:
     recorded = [json.loads(line) for line in (RECORDED / "sources.jsonl").read_text(encoding="utf-8").splitlines()]
     quantities = ("capsules", "lengths", "losses", "gradients")
     assert [[f"{line[each]:.1e}".replace("e-0", "e-") for each in quantities] for line in recorded] == shown
+
+
+def test_the_page_about_pixels_has_the_table_of_the_results() -> None:
+    table = GIVEN["page"].pixel_table()
+    for name in ("results", "segmentation"):
+        assert table in (ROOT / f"docs/{name}.md").read_text(encoding="utf-8"), f"copy it into docs/{name}.md"
 
 
 def test_each_paper_has_bibtex_and_ours_is_that_of_the_citation_file() -> None:

@@ -122,6 +122,7 @@ def test_the_line_that_makes_a_row_again_what_it_ran_on_and_what_is_missing_are_
         assert words in page
 
 
+@pytest.mark.slow
 def test_the_committed_page_is_what_the_recorded_runs_give(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--results", str(RECORDED), "--page", "docs/results.md"]) == 0
     committed = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")

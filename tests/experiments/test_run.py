@@ -5,13 +5,14 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import processes
 from experiments import run
 from experiments.store import RESULTS, read_curves, read_runs
 from experiments.table import Table
@@ -51,28 +52,29 @@ class Mine(DynamicRouting):
 """
 
 
-def start(*words: str, script: str = "run") -> subprocess.Popen[str]:
-    command = [sys.executable, str(Path(run.__file__).with_name(f"{script}.py")), *words]
-    return subprocess.Popen(
-        command,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def start(*words: str, script: str = "run") -> processes.Forked:
+    path = os.pathsep.join(filter(None, sys.path))  # for the processes that it starts
+    environment = os.environ | {"PYTHONPATH": path}
+    return processes.start(Path(run.__file__).with_name(f"{script}.py"), *words, environment=environment)
 
 
-def finish(*words: str, script: str = "run") -> tuple[int, str]:
+def finish(*words: str, script: str = "run") -> tuple[int | None, str]:
     process = start(*words, script=script)
-    out, _ = process.communicate(timeout=200)
-    return process.returncode, out
+    said, _ = process.communicate(timeout=200)
+    return process.returncode, said
 
 
-def wait_for(file: Path) -> None:
+def wait_for(happened: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 100
-    while not file.exists():
-        assert time.monotonic() < deadline, f"there is no {file}"
-        time.sleep(0.05)
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def epochs_in(folder: Path) -> int:
+    """Return the number of epochs in the metrics of a run, 0 before it has begun."""
+    metrics = folder / "metrics.csv"
+    return len(metrics.read_text().splitlines()) - 1 if metrics.exists() else 0
 
 
 def test_every_row_gets_its_first_seed_before_any_its_second(tiny: Table) -> None:
@@ -164,22 +166,24 @@ def test_rows_of_ones_own_are_run_two_at_a_time_with_a_plugin() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows no signal reaches another process: it just ends")
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [15, 9], ids=["SIGTERM", "SIGKILL"])  # Windows has no name for the second
-def test_a_run_whose_command_is_ended_writes_its_checkpoint_and_goes_on(number: int) -> None:
+def test_a_run_whose_command_is_ended_writes_its_checkpoint_and_goes_on() -> None:
+    """First the command is asked to end, then it is killed."""
     Path("rows.py").write_text(ROWS)
-    words = ("rows.py", "--row", "long", "--accelerator", "cpu")
-    process = start(*words)
+    words, epochs = ("rows.py", "--row", "long", "--accelerator", "cpu"), 0
     folder = RESULTS / "zoo/long/seed-0"
-    wait_for(folder / "metrics.csv")
-    process.send_signal(number)
-    out, _ = process.communicate(timeout=100)  # the run holds the other end of the pipe until it has ended
-    assert process.returncode == (143 if number == signal.SIGTERM else -9), out
-    assert (folder / "last.ckpt").exists()
-    assert not (folder / "summary.json").exists()
-    assert not folder.with_name("seed-1").exists(), "the second run is not begun any more"
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        process = start(*words)
+        wait_for(lambda before=epochs: epochs_in(folder) > before)
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=100)  # the run holds the other end of the pipe until it has ended
+        assert process.returncode == (143 if number == signal.SIGTERM else -9), out
+        assert (folder / "last.ckpt").exists()
+        assert not (folder / "summary.json").exists()
+        assert not folder.with_name("seed-1").exists(), "the second run is not begun any more"
+        epochs = epochs_in(folder)
     code, out = finish(*words, "--seeds", "1")
     assert code == 0, out
-    assert len(json.loads((folder / "summary.json").read_text())["resumed_with"]) == 1
+    assert len(json.loads((folder / "summary.json").read_text())["resumed_with"]) == 2
     (whole,) = run.plan(load_table("rows.py"), Path("other"), rows=("long",), seeds=1)
     run.work(whole, HERE, Progress())
     logs = [read_runs(results)["zoo/long/0"] for results in (RESULTS, Path("other"))]

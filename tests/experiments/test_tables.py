@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.pixels import AS_LONG, LEARNING_RATES, NETWORKS, SEARCHED
+from experiments.pixels import TESTS as PIXEL_TESTS
 from experiments.store import RESULTS, is_run_of, read_curves, read_runs
 from experiments.table import Table
 from experiments.tables import SHIPPED, load_table
@@ -17,7 +19,9 @@ RECORDED = Path(__file__).parents[2] / RESULTS
 RUNS = read_runs(RECORDED)
 ROWS = {name: {row.name: row for row in table.rows} for name, table in SHIPPED.items()}
 SHAPES = {info.name: info.in_shape for info in list_datasets()}
-SHAPES |= dict.fromkeys(("viewpoints-azimuth", "viewpoints-elevation"), (1, 48, 48))  # of the plugin
+# of plugins
+SHAPES |= dict.fromkeys(("viewpoints-azimuth", "viewpoints-elevation", "silhouettes-azimuth"), (1, 48, 48))
+SHAPES |= {"few-digits": (1, 36, 36), "brain-slices": (1, 96, 72), "brain-blocks": (1, 20, 20, 20)}
 
 
 def num_parameters(table: str, name: str, decoder: bool = True) -> int:
@@ -27,13 +31,16 @@ def num_parameters(table: str, name: str, decoder: bool = True) -> int:
     return sum(each.numel() for part, each in named if decoder or not part.startswith("decoder"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_row_is_a_run_that_can_be_made(name: str) -> None:
-    configs = []
+    configs, planned = [], set[str]()
     for row in SHIPPED[name].rows:
         config = row.config(3)
         assert (config.seed, config.precision) == (3, "auto")
-        plan_network(config.model, SHAPES[row.data], 10)  # shapes only
+        if (network := repr((config.model, SHAPES[row.data]))) not in planned:  # rows share it that train differently
+            plan_network(config.model, SHAPES[row.data], 10)  # shapes only
+            planned.add(network)
         if config.recipe.stop_at is not None:
             assert config.recipe.schedule != "one-cycle", "its length must be known before"
             assert config.recipe.select == "accuracy", "the chosen epoch must be the one that reached the target"
@@ -60,9 +67,32 @@ def test_networks_that_are_compared_have_as_many_parameters_and_see_the_same_cha
         assert len({(r.max_shift, r.max_rotation, r.max_scaling) for r in recipes.values()}) == 1
 
 
+@pytest.mark.parametrize("test", PIXEL_TESTS)
+def test_networks_for_pixels_have_as_many_parameters_and_the_same_recipe(test: str) -> None:
+    names = [f"{test}-{network}" for network in NETWORKS]
+    unet = num_parameters("pixels", names[0])
+    assert all(num_parameters("pixels", name) == pytest.approx(unet, rel=0.03) for name in names)
+    recipes = [ROWS["pixels"][name].config(0).recipe for name in names]
+    assert all(recipe.replace({"learning_rate": recipes[0].learning_rate}) == recipes[0] for recipe in recipes)
+    longer = ROWS["pixels"][f"{test}-unet-as-long"].config(0).recipe
+    assert longer.replace({"epochs": recipes[0].epochs}) == recipes[0]
+    assert longer.epochs == AS_LONG * recipes[0].epochs
+
+
+def test_the_learning_rates_for_pixels_are_the_best_of_the_search() -> None:
+    for network, rate in LEARNING_RATES.items():
+        found = {
+            log.config["learning_rate"]: log.summary["validation"]["last"]["accuracy"]
+            for log in RUNS.values()
+            if log.table == "pixels-search" and log.row.startswith(f"{network}-")
+        }
+        assert max(found, key=found.__getitem__) == rate
+        assert found.keys() <= set(SEARCHED)
+
+
 def test_every_recorded_run_is_one_of_its_row_and_has_its_epochs() -> None:
     curves = read_curves(RECORDED)
-    assert len(RUNS) == 562
+    assert len(RUNS) == 582
     for name, log in RUNS.items():
         assert is_run_of(log.config, ROWS[log.table][log.row]), name
         epochs = [line["epoch"] for line in curves[name]]

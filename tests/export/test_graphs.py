@@ -64,6 +64,7 @@ def outputs(model: Network, images: Tensor) -> list[np.ndarray]:
     return [each.numpy() for each in (output.scores, output.reconstruction) if each is not None]
 
 
+@pytest.mark.slow
 def test_an_onnx_file_gives_what_the_network_gives(exported: tuple[Network, Path, Agreement]) -> None:
     model, path, agreement = exported
     has_decoder = model.decoder is not None
@@ -84,6 +85,7 @@ def test_an_onnx_file_gives_what_the_network_gives(exported: tuple[Network, Path
     assert f"largest difference of a score {agreement.lengths:.1e}" in str(agreement)
 
 
+@pytest.mark.slow
 def test_what_an_onnx_file_is(exported: tuple[Network, Path, Agreement]) -> None:
     """One file with all weights, ONNX's own operators only, names that can be relied on, and no line of source."""
     import onnx
@@ -125,6 +127,7 @@ def test_a_program_gives_what_the_network_gives(tmp_path: Path, kind: str) -> No
     assert b".py" not in path.read_bytes()
 
 
+@pytest.mark.slow
 def test_sequences_of_any_length(tmp_path: Path) -> None:
     """A file for rows of up to 20 places gives of shorter ones what the network gives of padded ones."""
     shape, path = (1, 1, 20), tmp_path / "model.onnx"

@@ -43,6 +43,7 @@ class Plain(nn.Module):
         return poses if activations is None else torch.cat([poses, activations.unsqueeze(2)], 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("transform", "routing"), LAYERS, ids=str)
 def test_a_row_is_what_its_own_capsules_alone_give(transform: str, routing: Any) -> None:
     sizes = [(1, 1), (3, 2), (4, 11)]

@@ -174,6 +174,7 @@ def enlarged(operator: str, by: str, *numbers: int) -> Graph:
     return [*nodes, onnx.helper.make_node(operator, inputs, ["added"])], [*constants, whole_numbers(by, list(numbers))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "said"),
     [

@@ -37,6 +37,7 @@ SIZES = {(2, 8, 12): ((8, 12), (5, 7), (19, 3)), (2, 8, 6, 4): ((8, 6, 4), (5, 7
 """Patches on which a network is trained, and sizes of images; planes and volumes."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SIZES, ids=["planes", "volumes"])
 def test_a_file_takes_images_of_any_size(tmp_path: Path, kind: str, shape: tuple[int, ...]) -> None:

@@ -233,6 +233,7 @@ ROUTINGS: dict[str, Any] = {name: name for name in PARTS["routing"]} | {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_any_routing_learns(routing: str) -> None:
     torch.manual_seed(0)
@@ -321,6 +322,7 @@ def test_wrong_images_are_a_sentence() -> None:
     assert_raises(InputError, model.loss, model(images), images, masks + 2, say="masks must be in 0..1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["segcaps", "unet-twin"])
 def test_a_network_is_one_graph(preset: str) -> None:
     """For sizes that need padding, too."""

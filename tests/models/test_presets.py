@@ -45,6 +45,7 @@ def on_meta(name: str, *given: Any, **overrides: Any) -> Any:
 # ---- all of them
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_presets())
 def test_a_preset_keeps_the_contract(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = create_model(name, IN_SHAPE, NUM_CLASSES, **small(name))

@@ -1,6 +1,5 @@
 """A head of capsules: maps, tokens and vectors, its equations, and the ways in which others train."""
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+import processes
 from support import assert_close, assert_gradients_reach, assert_raises
 from torchcaps import margin_loss, route, squash
 from torchcaps.errors import InputError
@@ -85,9 +85,9 @@ torch.distributed.destroy_process_group()
 def test_two_processes_have_the_gradients_of_one(tmp_path: Path) -> None:
     features, labels = torch.rand(8, 6, 3, 3), torch.arange(8) % 3
     torch.save((features, labels), tmp_path / "data")
-    command = [sys.executable, "-c", DDP]
-    processes = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in (0, 1)]
-    assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    both = [processes.start("-c", DDP, rank, tmp_path) for rank in (0, 1)]
+    said = [process.communicate(timeout=300)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
     torch.manual_seed(0)
     head = CapsuleHead(6, 3)
     margin_loss(head(features).scores(), labels).backward()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import processes
 from support import assert_raises
 from tiny_runs import go_on, rows, tiny_config
 from torchcaps.errors import InputError
@@ -23,7 +24,6 @@ from torchcaps.training.devices import PARENT, launch, pick_precision
 from torchcaps.training.folder import lock_folder
 
 CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
-THREADS = {"OMP_NUM_THREADS": "1"}
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
     "MASTER_ADDR": "127.0.0.1",
@@ -97,18 +97,9 @@ def command_line(*arguments: str, launcher: tuple[str, ...] = ("-m", "torchcaps"
 
 def command_lines(*arguments: str, launchers: Sequence[tuple[str, ...]], code: int = 0) -> list[str]:
     """What processes said that ran at once and ended with a code."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, *launcher, "train", *arguments],
-            env=os.environ | THREADS,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for launcher in launchers
-    ]
-    said = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [code] * len(processes), said
+    started = [processes.start(*launcher, "train", *arguments) for launcher in launchers]
+    said = [process.communicate(timeout=300)[0] for process in started]
+    assert [process.returncode for process in started] == [code] * len(started), said
     return said
 
 
@@ -214,10 +205,7 @@ def test_a_stop_while_the_processes_start_leaves_none_behind(config: Path, tmp_p
     script, seen = tmp_path / "script.py", tmp_path / "seen"
     seen.mkdir()
     script.write_text(LATE)
-    command = [sys.executable, str(script), "train", "--config", str(config), "--devices", "2"]
-    process = subprocess.Popen(
-        [*command, "--out", str(tmp_path / "run")], env=os.environ | THREADS, stderr=subprocess.DEVNULL
-    )
+    process = processes.start(script, "train", "--config", config, "--devices", "2", "--out", tmp_path / "run")
 
     def wait_until(what: Callable[[], object], seconds: float) -> bool:
         end = time.monotonic() + seconds

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import processes
 from tiny_runs import is_same
 from torchcaps.training.folder import HOLDER
 
@@ -34,23 +34,21 @@ OPTIONS = (
 )
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torchcaps", "train", *map(str, arguments), "--no-figures"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def start(*arguments: object) -> processes.Forked:
+    return processes.start("-m", "torchcaps", "train", *arguments, "--no-figures")
 
 
-def finish(process: subprocess.Popen[str]) -> None:
-    _, said = process.communicate(timeout=300)
+def finish(process: processes.Forked) -> None:
+    said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said
 
 
-def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_for(happened: Callable[[], bool], process: processes.Forked) -> None:
     while process.poll() is None and not happened():
         time.sleep(0.002)
 
 
-def is_held_by(out: Path, process: subprocess.Popen[str]) -> bool:
+def is_held_by(out: Path, process: processes.Forked) -> bool:
     """Whether a process has locked a run folder; from then on it writes there."""
     try:
         return bool(json.loads((out / HOLDER).read_text())["process"] == process.pid)
@@ -78,7 +76,7 @@ def test_runs_that_are_killed_again_and_again_end_as_others(tmp_path: Path) -> N
             process.send_signal(signal.SIGKILL)
             process.wait()
             kills += process.returncode == -signal.SIGKILL
-            assert process.returncode in (0, -signal.SIGKILL), f"sitting {sitting}: {process.communicate()[1]}"
+            assert process.returncode in (0, -signal.SIGKILL), f"sitting {sitting}: {process.communicate(9)[0]}"
         finish(start("--resume", out) if (out / "config.json").exists() else start(*OPTIONS, "--out", out))
         assert is_same(out, wanted)
     print(f"{number} runs, killed {kills} times in all, are the same as the one that nobody stopped")

@@ -356,8 +356,8 @@ def evaluate(
     """Evaluate a network on a set of images. Nothing is random.
 
     Returns an :class:`Evaluation`; a :class:`TargetEvaluation` for the tasks ``labels`` and ``regression``; or a
-    :class:`PixelEvaluation` for the task ``pixels``, whose images may be larger than the network's input: then the
-    scores are those of :func:`torchcaps.ops.sliding.sliding_windows`.
+    :class:`PixelEvaluation` for the task ``pixels``, whose images may be larger than the network's input: then
+    :func:`torchcaps.ops.sliding.sliding_windows` computes the scores.
 
     For the loss, the decoder is masked by the labels only if the network's source does so at inference too
     (``decoder_mask="label"``), otherwise by the highest score. Scores do not depend on the mask.

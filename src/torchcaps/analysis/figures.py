@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Points.
+# Font sizes, points.
 TITLE, TEXT, SMALL, TINY = 11.0, 9.0, 8.0, 6.5
-# Inches: width and height of a tile, gap between tiles, margin around a sheet, one line of TEXT.
+# Lengths, inches: side of a tile, gap between tiles, margin around all tiles, height of a line of size TEXT.
 TILE, GAP, MARGIN, LINE = 0.72, 0.07, 0.2, 0.17
 
 MUTED, EDGE = "0.45", "0.35"
@@ -36,7 +36,8 @@ FORMATS = ("png", "pdf", "svg")
 DPI = 160
 BAND = 10  # images in a row
 MAX_IMAGES, MAX_PIXELS = 5_000, 65_535
-"""Images in a figure (more take hundreds of megabytes), and pixels along a side (viewers do not open larger files)."""
+"""Largest number of images in a figure, because more take hundreds of megabytes; and largest side of a file, pixels,
+because viewers do not open larger ones."""
 
 _CHARACTER = 0.58  # mean width of a character of the default font, in font sizes
 
@@ -98,7 +99,7 @@ def save_figures(figures: Mapping[str, Figure], path: str | Path) -> list[Path]:
 
 
 def new_figure(width: float, height: float, title: str | None = None) -> Figure:
-    """Return an empty figure of a size in inches, or wide enough for its title, with automatic layout of axes."""
+    """Return an empty figure with automatic layout. Sizes are in inches; a long title makes the figure wider."""
     from matplotlib.figure import Figure
 
     lines = [visible(line) for line in (title or "").split("\n")]
@@ -109,7 +110,7 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
 
 
 def find_axes(ax: Axes | None, width: float, height: float, title: str = "") -> tuple[Figure, Axes]:
-    """Return the axes of the caller, or of a new figure of a size in inches, with a title; and their figure."""
+    """Return axes and their figure. Axes of the caller are used; without them, those of a new figure are made."""
     if ax is None:
         figure = new_figure(width, height, title)
         return figure, figure.subplots()
@@ -230,7 +231,10 @@ def in_bands(rows: Mapping[str, Sequence[Cell]]) -> list[list[Cell]]:
 
 
 def canvas(width: float, height: float, title: str = "", subtitle: str = "") -> tuple[Figure, Axes]:
-    """Return a figure, wide enough for its title, and axes over all of it in inches from the upper left corner."""
+    """Return a figure that is wide enough for its title, and axes over all of it.
+
+    Coordinates are inches from the upper left corner.
+    """
     from matplotlib.figure import Figure
 
     width = max(width, max(text_width([title], TITLE), text_width([subtitle], SMALL)) + 2 * MARGIN)

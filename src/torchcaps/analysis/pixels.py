@@ -218,7 +218,7 @@ def coloured(mask: UInt8[np.ndarray, "H W"]) -> Float[np.ndarray, "3 H W"]:
 
 
 def _difference(mask: UInt8[np.ndarray, "H W"], answer: UInt8[np.ndarray, "H W"]) -> Float[np.ndarray, "3 H W"]:
-    """Return a picture, pixels 0..1: wrong pixels red, ignored ones grey, the others dark."""
+    """Return a picture, pixels 0..1: wrong pixels red, ignored ones grey, correct ones dark."""
     from matplotlib.colors import to_rgb
 
     counted = mask != IGNORED
@@ -233,7 +233,7 @@ def hausdorff95(
     """Return the 95th percentile of the Hausdorff distance of two masks of one class.
 
     It is the larger of two directed distances: the 95th percentile of the distances from the edge pixels of one mask to
-    the nearest edge pixel of the other. Edge pixels are those that an erosion removes.
+    the nearest edge pixel of the other. An erosion removes exactly the edge pixels.
 
     Args:
         answer: True where the answer has the class.

@@ -1,4 +1,4 @@
-"""Read masks from image files: numbers of classes, or colours that stand for classes."""
+"""Read masks from image files: numbers of classes, or a colour for each class."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchcaps.files import read_text
 from torchcaps.ranges import IGNORED
 
 MAX_COLOURS = 64
-"""Largest number of values of a mask; photos have more."""
+"""Largest number of different values in a mask. A file with more is taken for a photo."""
 COLOUR = 1 << 24
 """Added to the code 65,536·R + 256·G + B of a colour, so that it differs from numbers of classes."""
 
@@ -26,7 +26,7 @@ def read_mask(path: Path, name: str) -> UInt[np.ndarray, "H W"]:
     """Read the value of each pixel: the number of its class, or the code of its colour, :data:`COLOUR` and above.
 
     Raises:
-        InputError: The file cannot be read, or it has as many values as a photo; errors begin with ``name``.
+        InputError: The file cannot be read, or it has more than ``MAX_COLOURS`` values; errors begin with ``name``.
     """
     with one_sentence(f"{name} cannot be read as a mask"):
         try:
@@ -146,7 +146,7 @@ def _numbers(values: Sequence[int], colours: Mapping[int, int]) -> Mapping[int, 
 
 
 def _colour_of(value: Any) -> Any:
-    """Return the code of a colour, or of the grey of this brightness, such as in a mask in colour that is all black."""
+    """Return the code of a colour. A brightness up to 255 is a grey: a mask in colour may be all grey or all black."""
     return value if np.ndim(value) == 0 and value >= COLOUR else COLOUR + value * 0x010101
 
 
@@ -155,7 +155,7 @@ def _is_class(number: int | None, count: int) -> bool:
 
 
 def _wrong_value(name: str, value: int, names: Sequence[str] | None) -> str:
-    """Return the error about a value of a mask that is no class."""
+    """Return the error for a value of a mask that belongs to no class."""
     if value >= COLOUR:
         colour = f"#{value - COLOUR:06x}"
         return f"{name} has the colour {colour}, which has no line in classes.txt; add a line such as vein {colour}"

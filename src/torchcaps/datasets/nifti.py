@@ -27,7 +27,7 @@ MAX_SIDE = 2048
 
 @dataclass(frozen=True, eq=False)
 class Volume:
-    """A volume with its axes turned to those of the body: from bottom to top, from back to front, from left to right.
+    """A volume with its axes in the directions of the body: from bottom to top, from back to front, from left to right.
 
     Args:
         values: Numbers of the voxels.

@@ -20,7 +20,7 @@ from torchcaps.ranges import IGNORED
 from torchcaps.tasks import Task, find_task
 
 CLASS_SHARE = 0.5
-"""Share of the patches that are taken around a pixel of a class; the others lie anywhere."""
+"""Share of the patches that are taken around a pixel of a class; all other patches lie anywhere."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -110,7 +110,7 @@ def export_onnx(
     for each in (*model.graph.input, *model.graph.output):
         each.type.tensor_type.shape.dim[0].dim_param = "batch"
     onnx.helper.set_model_props(model, description.to_metadata())
-    return _write(path, model.SerializeToString(), run_onnx, network, images)
+    return _write(path, model.SerializeToString(), open_onnx, network, images)
 
 
 @checked
@@ -131,7 +131,7 @@ def export_program(
     contents = io.BytesIO()
     with quiet():
         torch.export.save(program, contents, extra_files={DESCRIPTION: json.dumps(description.to_dict())})
-    return _write(path, contents.getvalue(), run_program, network, images)
+    return _write(path, contents.getvalue(), open_program, network, images)
 
 
 class _Outputs(nn.Module):
@@ -210,53 +210,54 @@ def to_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[s
     return model
 
 
-def run_onnx(path: Path, pixels: Tensor) -> Outputs:
-    """Return the outputs of an ONNX file."""
-    output = OnnxModel(path)(pixels.numpy())
-    return (output.scores,) if output.reconstruction is None else (output.scores, output.reconstruction)
+def open_onnx(path: Path) -> Callable[[Tensor], Outputs]:
+    """Open an ONNX file, and return the function from pixels to its outputs."""
+    model = OnnxModel(path)
+
+    def run(pixels: Tensor) -> Outputs:
+        output = model(pixels.numpy())
+        return (output.scores,) if output.reconstruction is None else (output.scores, output.reconstruction)
+
+    return run
 
 
-def run_program(path: Path, pixels: Tensor) -> Outputs:
-    """Return the outputs of a torch.export program."""
+def open_program(path: Path) -> Callable[[Tensor], Outputs]:
+    """Load a torch.export program, and return the function from pixels to its outputs."""
     with quiet():
         module = torch.export.load(path).module()
-    with torch.inference_mode():
-        return tuple(output.numpy() for output in module(pixels))
+
+    def run(pixels: Tensor) -> Outputs:
+        with torch.inference_mode():
+            return tuple(output.numpy() for output in module(pixels))
+
+    return run
 
 
 def _write(
     path: Path,
     contents: bytes,
-    run: Callable[[Path, Tensor], Outputs],
+    open_file: Callable[[Path], Callable[[Tensor], Outputs]],
     network: Network,
     images: Shaped[Tensor, "N C *S"] | None,
 ) -> Agreement:
     """Write a file and keep it if its outputs differ from the network's by at most ``TOLERANCE``.
 
-    The comparison uses one image, then all images. The network decodes the capsules with the file's highest scores,
-    because rounding decides between equal scores. Where sizes are free, the first halves are compared too.
+    The comparison uses one image, then all images. Where sizes are free, the first halves are compared too.
     """
     pixels = as_pixels(network, random_images(network.in_shape) if images is None else images)
-    cases, differences, task = [pixels[:1], pixels], [], task_of(network)
+    cases = [pixels[:1], pixels]
     if free := free_axes(network):
         least = smallest_side(network)
         halves = [slice(max(-(-size // 2), least) if axis in free else size) for axis, size in enumerate(pixels.shape)]
         cases.append(pixels[tuple(halves)])
     with atomic_path(path) as temporary:
         temporary.write_bytes(contents)
-        for batch in cases:
-            try:
-                got = run(temporary, batch.float().cpu())
-            except InputError as error:  # its message begins with the name of the temporary file
-                raise InputError(f"{path} was not written: {str(error).partition(': ')[2]}") from error
-            with inference(network):
-                scores = torch.from_numpy(got[0])
-                chosen = top_classes(scores, network.objects) if network.objects > 1 else None
-                chosen = task.decoded_capsules(scores, None) if chosen is None else chosen
-                output = network(in_full_length(network, batch), None if chosen is None else chosen.to(pixels.device))
-            expected = [output.scores] if output.reconstruction is None else [output.scores, output.reconstruction]
-            differences.append([difference(a, b.float().cpu().numpy()) for a, b in zip(got, expected, strict=True)])
-        largest = np.max(differences, axis=0).tolist()  # NaN stays NaN
+        try:
+            answers = _answers(open_file(temporary), cases)
+        except InputError as error:  # its message begins with the name of the temporary file
+            raise InputError(f"{path} was not written: {str(error).partition(': ')[2]}") from error
+        found = [_differences(network, batch, got) for batch, got in zip(cases, answers, strict=True)]
+        largest = np.max(found, axis=0).tolist()  # NaN stays NaN
         for name, each in zip((LENGTHS, RECONSTRUCTION), largest, strict=False):
             if not each <= TOLERANCE:
                 raise InputError(
@@ -264,6 +265,25 @@ def _write(
                     f"{TOLERANCE:.0e} is allowed"
                 )
     return Agreement(len(pixels), largest[0], largest[1] if len(largest) > 1 else None)
+
+
+def _answers(run: Callable[[Tensor], Outputs], cases: Sequence[Tensor]) -> list[Outputs]:
+    """Return the outputs of a file for each batch; afterwards the file is closed."""
+    return [run(batch.float().cpu()) for batch in cases]
+
+
+def _differences(network: Network, batch: Shaped[Tensor, "N C *S"], got: Outputs) -> list[float]:
+    """Return the largest difference of each output of a file from the network's.
+
+    The network decodes the capsules with the file's highest scores, because rounding decides between equal scores.
+    """
+    with inference(network):
+        scores = torch.from_numpy(got[0])
+        chosen = top_classes(scores, network.objects) if network.objects > 1 else None
+        chosen = task_of(network).decoded_capsules(scores, None) if chosen is None else chosen
+        output = network(in_full_length(network, batch), None if chosen is None else chosen.to(batch.device))
+    expected = [output.scores] if output.reconstruction is None else [output.scores, output.reconstruction]
+    return [difference(a, b.float().cpu().numpy()) for a, b in zip(got, expected, strict=True)]
 
 
 def difference(got: np.ndarray, expected: np.ndarray) -> float:

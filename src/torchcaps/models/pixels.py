@@ -41,7 +41,7 @@ class PixelCapsules(PixelNetwork):
     """Capsule network for the pixels of lines, planes and volumes of any size.
 
     The backbone's maps are capsules of one type. Each layer with a stride sees a smaller map. Each ``deconv`` layer
-    brings back the size, and its types are joined with those of the map that the layer with this stride started from.
+    brings back the size; its types are joined with the types of the map before the layer with this stride.
     The last layer has a type for each class. If it lies on a smaller map, ``up_channels`` are convolutions that go back
     to the size of the image from the capsules' components, and they return the logits.
 
@@ -49,8 +49,8 @@ class PixelCapsules(PixelNetwork):
         length_eps: Number added under the root of the class capsules' lengths, which are the scores; see squash_eps.
         backbone: Network that turns images into feature maps.
         layers: Capsule layers on maps, one after another; the last one gets a type for each class.
-        background_type: Give the background a capsule type even if there are only two classes. Otherwise a single type
-            stands for class 1, and a pixel whose capsule is shorter than 0.5 is background.
+        background_type: Give the background a capsule type even if there are only two classes. Otherwise the only
+            type is class 1, and a pixel whose capsule is shorter than 0.5 is background.
         up_channels: Channels of the convolutions behind the capsule layers, for each stride but the last a transposed
             one and one of size 3, then a transposed one; none: the capsule layers return to the size of the image.
         decoder: Network that draws the foreground, class 1 and above: from the capsule of a pixel's class, or with

@@ -35,7 +35,7 @@ class UNet(PixelNetwork):
         channels: Channels of each level, from the size of the image on; each further level halves the maps.
         kernel: Kernel of the convolutions, pixels.
         parameters_of: Preset whose number of parameters the network gets, within 3 %; ``channels`` then only give the
-            proportions of the levels. none: ``channels`` as they are.
+            proportions of the levels. none: ``channels`` unchanged.
         classification_loss: Loss of the scores of the pixels.
 
     Raises:

@@ -98,7 +98,7 @@ class ColumnVotes(Votes):
 
 
 class VotesOfTypes(NamedTuple):
-    """The votes of a map's types for the outputs of a window, all of them or those of a slab."""
+    """The votes of a map's types for the outputs of a window, for all outputs or for those in a slab."""
 
     maps: Float[Tensor, "B T K *S"]
     """Capsules of each type, with the padding of the window, in full precision."""
@@ -111,7 +111,7 @@ class VotesOfTypes(NamedTuple):
     groups: int
     """T if each type has a kernel, else 1."""
     window: Window
-    """How the kernel moves."""
+    """Kernel size, stride and padding."""
     out_sizes: tuple[int, ...]
     """Sizes of the output map."""
     size: LayerSize

@@ -95,7 +95,7 @@ class CapsuleLayer(nn.Module, ABC):
         return self._routed(votes, activations, return_coupling), dtype
 
     def _routed(self, votes: Votes, activations: Activations, return_coupling: bool = False) -> Routed:
-        """Call the routing, and check what it returns."""
+        """Call the routing, and check its result."""
         activations = None if activations is None else votes.present(activations)
         routed = self.routing(votes, activations, return_coupling=return_coupling)
         name = type(self.routing).__name__

@@ -27,7 +27,7 @@ from torchcaps.parts import build
 from torchcaps.tracing import has_hooks, is_eager
 
 Voters = Literal["places", "types"]
-"""What votes for an output position: each capsule of its window, or each input type with one vote for the window."""
+"""Voters of an output position: each capsule of its window, or each input type with one vote for the window."""
 SIZES = {1: "length", 2: "height and width", 3: "depth, height and width"}
 """The sizes of a map, in words."""
 

@@ -184,7 +184,7 @@ class DeconvCapsules(MapLayer):
 def join_types(*maps: Capsules) -> Capsules:
     """Join maps of one size along their types, as a network with skip connections does.
 
-    If only some of the maps have activations, the lengths of the poses stand in for those of the others.
+    If only some of the maps have activations, all other maps use the lengths of their poses.
 
     Args:
         *maps: Capsules on maps of the same size, with as many components.

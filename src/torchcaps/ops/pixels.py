@@ -1,7 +1,7 @@
 """Classes of pixels: losses of their scores, and the overlap of two masks.
 
 Masks hold the class of each pixel; :data:`torchcaps.ranges.IGNORED` marks pixels that no loss and no metric counts. S
-stands for the axes of an image: (L,), (H, W) or (D, H, W).
+are the axes of an image: (L,), (H, W) or (D, H, W).
 
 Two classes may have a single score: of class 1. Class 0, the background, then has 1 − length, or a logit of 0.
 """

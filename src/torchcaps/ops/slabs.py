@@ -42,7 +42,7 @@ def slab_bytes(votes: int, device: torch.device) -> int:
 
 
 class Plan(NamedTuple):
-    """How dynamic routing on a map is computed."""
+    """Sizes, slabs and options of dynamic routing on a map."""
 
     window: Window
     groups: int

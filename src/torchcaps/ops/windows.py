@@ -110,7 +110,7 @@ class Window(NamedTuple):
         return F.pad(maps, [number for pair in zeros for number in pair]) if any(map(any, zeros)) else maps
 
     def piece(self, size: int, start: int, stop: int) -> Piece:
-        """Return what the outputs from ``start`` to ``stop`` see on a padded axis of ``size`` positions."""
+        """Return the piece of a padded axis of ``size`` positions that outputs ``start`` to ``stop`` see."""
         k, s = self.kernel, self.stride
         if not self.up:
             return Piece(start, stop, start * s, (stop - start - 1) * s + k, 0)

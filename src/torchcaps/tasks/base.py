@@ -273,7 +273,7 @@ class Task(ABC):
         return shape
 
     def infer(self, network: Any, images: Tensor, *targets: Any) -> Any:
-        """Return the output of a network for evaluation; ``targets`` are those whose capsules are decoded."""
+        """Return the output of a network for evaluation; ``targets`` choose the capsules to decode."""
         return network(images, *targets)
 
     def buffers(self, num_outputs: int) -> dict[str, Tensor]:

@@ -45,8 +45,8 @@ def check_routing(
       routing runs under bfloat16 autocast.
     - ``untouched inputs`` *: inputs are not changed in place.
     - ``batch independence`` *: the capsules of an image do not depend on the other images of the batch.
-    - ``rows`` *: in training, rows routed in two halves give what they give together. A layer on a large map passes its
-      positions in parts, unless the class has ``by_row = False``.
+    - ``rows`` *: in training, rows routed in two halves give the same as all together. A layer on a large map passes
+      its positions in parts, unless the class has ``by_row = False``.
     - ``input order``: reordering the input capsules changes nothing but the order of the coupling.
     - ``output order``: reordering the output capsules reorders the result in the same way.
     - ``rotation``: rotating the votes in pose space rotates the capsules. Routing by dot products, distances and

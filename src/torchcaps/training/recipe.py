@@ -165,7 +165,7 @@ class Recipe(Settings):
     """Crop images to squares of this side, pixels. Crops are random in training and central in evaluation."""
     patch: Pixels | None = None
     """Train on patches of this side, pixels, for images with masks, which may then differ in size. Half of the patches
-    lie around a pixel of a class, the others anywhere. Evaluation takes whole images. The default is whole images."""
+    lie around a pixel of a class, the rest anywhere. Evaluation takes whole images. The default is whole images."""
     flip: bool = False
     """Mirror images at random. Training images are mirrored left to right with probability 1/2."""
     brightness: Share = 0.0

@@ -25,7 +25,7 @@ from torchcaps.errors import InputError
 def load_nifti(request: DataRequest) -> Splits:
     """Read volumes and masks of the same names from images/ and masks/, or from those in train/, test/ and val/.
 
-    Axes are turned to those of the body. Voxels become 256 steps between the 0.5th and the 99.5th percentile of each
+    Axes follow the directions of the body. Voxels become 256 steps between the 0.5th and the 99.5th percentile of each
     volume, or between the numbers of ``scale``. ``classes.txt`` names the classes.
 
     Raises:

@@ -214,7 +214,7 @@ class _Part(NamedTuple):
     results: tuple[Tensor, ...]
 
     def without_votes(self) -> _Part:
-        """Let go of the votes, and of what they were made with."""
+        """Release the votes and the tensors that they were computed from."""
         self.block.release()
         return self._replace(maker=None)
 
