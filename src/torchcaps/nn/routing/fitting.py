@@ -37,8 +37,7 @@ from torchcaps.tracing import (
 Gaussians = tuple[Float[Tensor, "B J D"], Float[Tensor, "B J"], Float[Tensor, "#B #J #I"]]
 """Poses, logits of the activations, and the logarithm of the coupling of the last fit."""
 MAX_BLOCK_MIB = 8
-"""MiB of votes for each core in a block. 6 to 12 MiB take the same time; 4 MiB take 1.1 times as long, as smaller blocks
-need more calls."""
+"""MiB of votes for each core in a block. 6 to 12 MiB take the same time, 4 MiB take 1.1 times as long."""
 MAX_PLAIN_MIB = 1 / 16
 """MiB of votes up to which PyTorch's operations are fastest, because the ledger needs more calls."""
 MAX_KEPT_MIB = 1
