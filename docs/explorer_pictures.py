@@ -93,22 +93,43 @@ STROKES = (  # a 4, and what makes a 9 of it; in shares of the side of the drawi
     ((0.68, 0.18), (0.66, 0.45), (0.62, 0.65), (0.58, 0.85)),
     ((0.34, 0.2), (0.45, 0.16), (0.57, 0.15), (0.68, 0.18)),
 )
-PAUSE = 1200  # milliseconds for which a finished figure is shown
+PAUSE = 1500  # milliseconds for which a finished figure is shown
+HERO = (960, 420)  # pixels
+HERO_STYLE = """
+header, .beside, .routing, .components, .help, .tools, .more, .hint, .check, .bars legend, .bar:not([data-class]),
+.bar input { display: none !important }
+body { padding: 10px; overflow: hidden }
+.explorer { max-width: none; grid-template-columns: repeat(3, 1fr); grid-template-areas: "image capsules pose" }
+.explorer section { height: 398px; margin: 0; font-size: 20px }
+.explorer h2 { font-size: 20px }
+.explorer .pose { display: block }
+.explorer .verdict { font-size: 13px; line-height: 30px; white-space: nowrap }
+.explorer .bar { grid-template-columns: 1em 1fr 2.6em; min-height: 27px; font-size: 18px }
+.explorer .track { height: 14px }
+.explorer :is(.sheet, .whole) { max-width: 270px; margin: 14px auto }
+"""  # three panels of the page: the drawing, the lengths, the redrawn digit
 
 
 def moving(browser: Browser, address: str, path: Path) -> None:
-    """A 4 is drawn and becomes a 9; then one component of its capsule is moved."""
-    page = opened(browser, address, 1280, 800)
-    box = page.get_by_label("Drawing area").bounding_box()
-    assert box is not None
+    """A 4 becomes a 9; then the 4 is drawn anew, so that the first picture is a finished figure."""
+    page = opened(browser, address, *HERO, bypass_csp=True)
+    page.add_style_tag(content=HERO_STYLE)
+    page.locator("#pose-heading").evaluate("heading => heading.textContent = 'Redrawn'")
+    page.locator("#capsules-heading").evaluate("heading => heading.textContent = 'Lengths of capsules'")
+    page.locator("#image-heading").evaluate("heading => heading.textContent = 'Drawn'")
     frames: list[tuple[bytes, int]] = []
 
     def shoot(milliseconds: int) -> None:
         page.locator('.explorer[aria-busy="false"]').wait_for()
-        frames.append((page.screenshot(clip={"x": 36, "y": 44, "width": 1208, "height": 740}), milliseconds))
+        frames.append((page.screenshot(), milliseconds))
 
-    page.get_by_role("button", name="Clear").click()
-    shoot(300)
+    def clear() -> None:
+        page.evaluate("import('./actions.js').then(({ ACTIONS }) => ACTIONS.clear())")
+        shoot(300)
+
+    clear()
+    box = page.get_by_label("Drawing area").bounding_box()
+    assert box is not None
     for number, stroke in enumerate(STROKES):
         places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in stroke]
         page.mouse.move(*places[0])
@@ -120,13 +141,12 @@ def moving(browser: Browser, address: str, path: Path) -> None:
         page.mouse.up()
         settle(page)
         shoot(PAUSE if number else 200)
-    for key in ["ArrowRight"] * 9 + ["ArrowLeft"] * 9:
-        for _ in range(6):
-            page.get_by_role("slider", name="Component 5", exact=True).press(key)
-        shoot(90)
-    shoot(PAUSE)
-    first, *others = [Image.open(io.BytesIO(data)).convert("RGB").resize((805, 493)) for data, _ in frames]
+        if number == 1:
+            finished = len(frames) - 1
+    pictures = [Image.open(io.BytesIO(data)).convert("RGB") for data, _ in frames]
     lengths = [length for _, length in frames]
+    first, *others = pictures[finished:] + pictures[:finished]
+    lengths = lengths[finished:] + lengths[:finished]
     first.save(path, save_all=True, append_images=others, duration=lengths, loop=0, quality=70, method=6)
 
 

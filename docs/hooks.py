@@ -59,6 +59,11 @@ def on_post_build(config: MkDocsConfig) -> None:
     write_page(open_explorer(load_run(SHIPPED["compact"])), Path(config.site_dir) / "try")
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """Leave out the theme's question to GitHub for stars and releases: a page fetches nothing from elsewhere."""
+    return output.replace('data-md-component="source"', "")
+
+
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Turn links between files of the repository into links between pages of the site."""
     here = page.file.src_uri

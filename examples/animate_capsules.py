@@ -1,6 +1,6 @@
 """Animate what capsules encode: decoded digits while one component of each capsule changes.
 
-    python examples/animate_capsules.py --out docs/images/capsules.gif --data mnist    # as in docs/index.md
+    python examples/animate_capsules.py --out docs/images/capsules.gif --data mnist    # as in docs/capsules.md
     python examples/animate_capsules.py --network runs/compact-kmnist-1 --data kmnist --out kmnist.gif
 
 For each digit, the script changes the three components that change the decoded image most, one after the other, by

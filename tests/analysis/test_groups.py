@@ -58,4 +58,4 @@ def test_every_task_has_an_answer_for_a_group(task: Any, classes: Any, given: li
 def test_the_mean_is_compared_with_the_bounds_of_the_network() -> None:
     unsure = answers([0, 2, 1], Calibration(score=0.5)).prediction.caveats
     assert unsure[1] == ()
-    assert unsure[0] == ("its score 0.45 is below 0.50",)
+    assert unsure[0] == ("length 0.45 is below 0.50",)

@@ -13,7 +13,7 @@ from torchcaps.datasets.preparation import NOTHING
 
 def test_a_file_has_its_class_its_scores_and_why_it_is_unsure(words) -> None:
     prepared = Prepared(np.zeros((1, 28, 28), np.uint8), ("dark ink turned light",), (90, 180, 450, 540))
-    scores, drawn, unsure = np.float32([[0.1, 0.3]]), np.zeros((1, 1, 28, 28)), "its score 0.30 is below 0.50"
+    scores, drawn, unsure = np.float32([[0.1, 0.3]]), np.zeros((1, 1, 28, 28)), "length 0.30 is below 0.50"
     said = Prediction(np.array([1]), scores, drawn, [(unsure,)])
     photo = Photo(np.full((3, 900, 1800), 200, np.uint8), prepared)
     answers = PhotoAnswers([Path("a $file$.jpg")], [prepared], said, ("cat", "dog\x1b"), [photo])

@@ -9,7 +9,7 @@ import torch
 
 from own_parts import Active, Cosine, Silent
 from torchcaps import analysis, routing_rounds
-from torchcaps.analysis.trace import RoutingTrace, normalised_entropy
+from torchcaps.analysis.trace import RoutingTrace, compare_to_uniform, normalised_entropy
 from torchcaps.errors import InputError
 from torchcaps.models import build_network
 from torchcaps.nn import ConvCapsules, DynamicRouting, SelfAttentionRouting
@@ -103,6 +103,20 @@ def hand_made(in_space=True, classes=3) -> RoutingTrace:
     numbers |= {"longest": np.float32([0, 1]), "images": np.zeros((1, 1, 8, 10)), "scores": lengths}
     about = {"grid": (2, 3, 4), "in_space": in_space, "layer": 1, "softmax_over": "outputs", "leaky": False}
     return RoutingTrace(coupling=coupling, **numbers, **about)
+
+
+@pytest.mark.parametrize(
+    ("coupling", "words"),
+    [
+        (0.1004, "0.100, uniform"),
+        (0.11, "0.110, 10 % above uniform"),
+        (0.08, "0.080, 20 % below uniform"),
+        (0.1999, "0.200, 2.0 times uniform"),
+        (0.32, "0.320, 3.2 times uniform"),
+    ],
+)
+def test_a_coupling_is_compared_with_uniform(coupling, words):
+    assert compare_to_uniform(coupling, 0.1) == words
 
 
 def drawn(trace, class_names=None):

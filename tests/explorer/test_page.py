@@ -79,14 +79,19 @@ def test_it_opens_with_a_tour_that_is_remembered_and_then_with_a_digit_that_move
     assert page.locator(".slider.sweeping").count() == 0
     assert page.get_by_role("button", name="Undo").is_disabled()
     outlined = []
-    for _ in range(4):
+    for _ in range(5):
         outlined.append(page.locator(".toured").get_attribute("class").split()[0])
-        panel, tour = (page.locator(name).bounding_box() for name in (".toured", ".tour"))
-        upper, lower = sorted((panel, tour), key=lambda box: box["y"])
-        assert upper["y"] + upper["height"] <= lower["y"], "the panel is covered"
+        tour = page.locator(".tour").bounding_box()
+        for name in (".toured", ".verdict"):
+            box = page.locator(name).bounding_box()
+            assert box["y"] + box["height"] <= tour["y"], f"{name} is covered"
         page.get_by_role("button", name="Next").click()
-    assert outlined == ["capsules", "components", "decoded", "routing"]
+    assert outlined == ["image", "capsules", "components", "decoded", "routing"]
     assert page.locator(".tour li").count() == 3
+    answer = page.get_by_text("trained on single digits. There")
+    assert answer.is_hidden()
+    page.locator(".tour summary").click()
+    assert answer.is_visible()
     page.get_by_role("button", name="Done").click()
     page.locator(".slider.sweeping").wait_for()
     for panel in (".whole", ".slider >> nth=-1", "#cell"):  # in sight at once
@@ -98,6 +103,22 @@ def test_it_opens_with_a_tour_that_is_remembered_and_then_with_a_digit_that_move
     assert "changed by the sliders" not in page.locator(".source").inner_text()
     page.get_by_role("button", name="Tour").click()
     assert page.locator(".tour").is_visible()
+
+
+def test_on_a_phone_the_tour_begins_at_the_picture_and_covers_no_answer(
+    open_page: Callable[..., Page], address: str
+) -> None:
+    page = open_page(address, 390, 844, fresh=True)
+    page.locator(".tour").wait_for()
+    for where in ("drawing", "bars", "components", "whole", "maps"):
+        tour, seen = (page.locator(name).bounding_box() for name in (".tour", f".{where}"))
+        assert 0 <= seen["y"] < tour["y"], f"{where} is out of sight"
+        verdict = page.locator(".verdict").bounding_box()
+        assert verdict["y"] + verdict["height"] <= tour["y"]
+        page.get_by_role("button", name="Next").click()
+    tour, drawing = (page.locator(name).bounding_box() for name in (".tour", ".drawing"))
+    assert -1 < tour["y"] < tour["y"] + tour["height"] <= drawing["y"], "the tasks stand above the drawing"
+    assert drawing["y"] + drawing["height"] <= 844
 
 
 def test_a_stroke_is_judged_undone_and_downloaded(open_page: Callable[..., Page], address: str, tmp_path: Path) -> None:
@@ -118,6 +139,7 @@ def test_a_stroke_is_judged_undone_and_downloaded(open_page: Callable[..., Page]
     settle(page)
     assert picture(page) != before
     assert page.locator("#components-heading").inner_text() == "Components of capsule 4"
+    page.get_by_text("More controls").click()
     page.get_by_label("Keep the chosen capsule").check()
     pick(page, 9)
     assert page.locator("#components-heading").inner_text() == "Components of capsule 4", "it is pinned"
@@ -277,6 +299,7 @@ def test_files_are_read_and_broken_ones_refused(
     settle(page)
     assert pixels(page, ".drawing")[:, :8].max() == 0
     assert page.locator(".original img").evaluate("image => image.naturalWidth") == 400
+    page.get_by_text("More controls").click()
     page.get_by_label("Prepare photos").uncheck()
     upload.set_input_files(photo)
     page.locator(".original").wait_for(state="hidden")
@@ -416,8 +439,9 @@ def test_a_digit_is_drawn_by_keyboard_and_everything_is_named(open_page: Callabl
         page.keyboard.press("Tab")
         order.append(page.evaluate(f"({name})(document.activeElement)"))
     page.keyboard.press("Space")  # of a control that is not the drawing area
-    assert order[:8] == ["Undo", "Clear", "Invert", "width", "upload", "prepare", "test", "Random"]
+    assert order[:6] == ["Undo", "Clear", "upload", "test", "Random", "More controls"]
     assert "component-15" in order
+    page.get_by_text("More controls").click()
     controls = named_controls(page)
     assert not [role for role, name in controls if not name.strip()]
     names = {name.strip() for _, name in controls}

@@ -166,7 +166,7 @@ def test_caveats_and_objects_are_those_of_predict() -> None:
     explorer.calibration = Calibration(score=2.0, error=1e9, images=5)
     view = explorer.look(pixels_for(explorer))
     assert view.present == np.argsort(-view.scores)[:2].tolist()
-    assert any(caveat.startswith("its score") for caveat in view.caveats)
+    assert any(caveat.startswith("length ") for caveat in view.caveats)
     assert view.routing["inSpace"] is False, "capsules in raster order have no place"
 
 

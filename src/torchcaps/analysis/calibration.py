@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -19,6 +19,8 @@ CALIBRATED_SHARE = 0.99
 FINITE = Range(-1e38, 1e38)
 MIN_RUNNER_UP_RATIO = 0.9
 """An answer is unsure if the score of the runner-up is at least this share of the score of the predicted class."""
+ScoreName = Literal["length", "activation", "probability", "value"]
+"""Kind of the scores of a network."""
 Decoded = Float[np.ndarray, "N C H W"] | Float[np.ndarray, "N P C H W"]
 """Decoded images, pixels 0..1; with several objects in an image, one for each object."""
 
@@ -43,30 +45,25 @@ class Calibration:
             if name != "error" or self.error is not None:
                 allowed.check(f'"{name}" of a calibration', getattr(self, name))
 
-    def caveats(self, score: float, error: float | None, runner_up: float | None = None) -> tuple[str, ...]:
+    def caveats(
+        self, score: float, error: float | None, runner_up: float | None = None, score_name: str = "length"
+    ) -> tuple[str, ...]:
         """Return the reasons why an answer is unsure, in words; empty if it is sure.
 
         Args:
             score: Score of the predicted class; with several objects, the lowest score among the predicted classes.
             error: Squared error of the reconstruction; None for a network without a decoder.
             runner_up: Highest score among the other classes; None if there is no other class.
+            score_name: Kind of the scores.
         """
-        measured = measured_words(self)
         reasons = []
         if score < self.score:
-            low = f"low ({measured} it is above {self.score:.2f})" if measured else f"below {self.score:.2f}"
-            reasons.append(f"its score {score:.2f} is {low}")
+            reasons.append(f"{score_name} {score:.2f} is below {self.score:.2f}")
         if runner_up is not None and runner_up >= MIN_RUNNER_UP_RATIO * score:
-            reasons.append(f"the runner-up has nearly the same score ({runner_up:.2f} beside {score:.2f})")
+            reasons.append(f"the runner-up has {score_name} {runner_up:.2f}")
         if error is not None and self.error is not None and error > self.error:
-            more = f"but {measured} it is below {self.error:.1f}" if measured else f"more than {self.error:.1f}"
-            reasons.append(f"its reconstruction differs too much from it (squared error {error:.1f}, {more})")
+            reasons.append(f"the redrawn image is off by {error:.1f} (limit {self.error:.1f})")
         return tuple(reasons)
-
-
-def measured_words(calibration: Calibration) -> str:
-    """Return ``for 99 % of the validation images``, or nothing without a calibration."""
-    return f"for {100 * CALIBRATED_SHARE:.0f} % of the validation images" if calibration.images else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +85,7 @@ class Prediction(Scored):
     scores: Float[np.ndarray, "N J"]
     reconstruction: Decoded | None
     caveats: Sequence[tuple[str, ...]]
-    score_name: Literal["length", "activation", "probability", "value"] = "length"
+    score_name: ScoreName = "length"
 
     @classmethod
     def of(
@@ -98,7 +95,7 @@ class Prediction(Scored):
         scores: Float[np.ndarray, "N J"],
         reconstruction: Decoded | None,
         calibration: Calibration | None,
-        **more: Any,
+        score_name: ScoreName = "length",
     ) -> Self:
         """Return the prediction for images of pixels 0..1, with caveats by the calibration of the network."""
         thresholds = Calibration() if calibration is None else calibration
@@ -108,8 +105,8 @@ class Prediction(Scored):
         others = scores.astype(np.float64)
         np.put_along_axis(others, chosen, -np.inf, 1)
         runners_up = (None if math.isinf(score) else score for score in others.max(1).tolist())
-        caveats = [thresholds.caveats(*each) for each in zip(lowest, errors, runners_up, strict=True)]
-        return cls(classes, scores, reconstruction, caveats, **more)
+        caveats = [thresholds.caveats(*each, score_name) for each in zip(lowest, errors, runners_up, strict=True)]
+        return cls(classes, scores, reconstruction, caveats, score_name)
 
 
 def squared_errors(images: Float[np.ndarray, "N C H W"], reconstructions: Decoded) -> Float[np.ndarray, "N"]:

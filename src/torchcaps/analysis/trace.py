@@ -153,7 +153,7 @@ def compare_to_uniform(coupling: float, uniform: float) -> str:
     ratio = coupling / uniform
     if abs(ratio - 1) < 0.005:
         return f"{coupling:.3f}, uniform"
-    if ratio >= 2:
+    if ratio >= 1.995:
         return f"{coupling:.3f}, {ratio:.1f} times uniform"
     return f"{coupling:.3f}, {100 * abs(ratio - 1):.0f} % {'above' if ratio > 1 else 'below'} uniform"
 

@@ -154,7 +154,7 @@ class Explorer:
         capsules = None if output.capsules is None else output.capsules[0].float().cpu().numpy()
         drawn = None if output.reconstruction is None else output.reconstruction.float().cpu().numpy()
         seen = pixels[None].astype(np.float32) / 255
-        said = Prediction.of(seen, np.array([present]), scores[None].numpy(), drawn, self.calibration)
+        said = Prediction.of(seen, np.array([present]), scores[None].numpy(), drawn, self.calibration, self.score_name)
         decoded = None if drawn is None or self.no_pose else drawn.reshape(-1, *model.in_shape)
         return View(scores.numpy(), present, said.caveats[0], capsules, routing, decoded)
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from torchcaps.analysis.calibration import MIN_RUNNER_UP_RATIO, measured_words
+from torchcaps.analysis.calibration import MIN_RUNNER_UP_RATIO
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.explorer.questions import describe, encode
@@ -122,7 +122,6 @@ def describe_network(explorer: Explorer) -> dict[str, Any]:
         "decoder": [f"decoder.{name}" for name, each in model.decoder.named_modules() if isinstance(each, nn.Linear)],
         "lengthEps": config["length_eps"],
         "calibration": vars(calibration),
-        "usual": measured_words(calibration),
         "near": MIN_RUNNER_UP_RATIO,
         "pixels": pixels,
         "labels": [explorer.pick(index)[1] for index in range(len(pixels))],

@@ -147,13 +147,13 @@ const toByte = (value) => Math.round(255 * Math.min(Math.max(value, 0), 1));
 
 // As calibration.Calibration.caveats.
 function caveats(scores, best, pixels, drawn) {
-  const { calibration: { score: least, error: most }, usual } = props.browser, score = scores[best], reasons = [];
+  const { score: least, error: most } = props.browser.calibration, name = props.networks[0].score;
+  const score = scores[best], reasons = [];
   const next = Math.max(...scores.filter((_, j) => j !== best)), two = (x) => x.toFixed(2);
   const off = pixels.reduce((sum, byte, n) => sum + (byte / 255 - drawn[n]) ** 2, 0);
-  if (score < least) reasons.push(`its score ${two(score)} is ${usual ? `low (${usual} it is above ${two(least)})` : `below ${two(least)}`}`);
-  if (next >= props.browser.near * score) reasons.push(`the runner-up has nearly the same score (${two(next)} beside ${two(score)})`);
-  if (most !== null && off > most)
-    reasons.push(`its reconstruction differs too much from it (squared error ${off.toFixed(1)}, ${usual ? `but ${usual} it is below` : "more than"} ${most.toFixed(1)})`);
+  if (score < least) reasons.push(`${name} ${two(score)} is below ${two(least)}`);
+  if (next >= props.browser.near * score) reasons.push(`the runner-up has ${name} ${two(next)}`);
+  if (most !== null && off > most) reasons.push(`the redrawn image is off by ${off.toFixed(1)} (limit ${most.toFixed(1)})`);
   return reasons;
 }
 

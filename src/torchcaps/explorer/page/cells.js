@@ -66,7 +66,7 @@ export function drawVotes(t) {
   votes.drawn = t;
   const { uniform, reach, classes } = state.view.routing, [agreement, coupling] = [votes.agreement[t], votes.coupling[t]];
   const cell = (a, c) => {
-    const made = make("td", Math.abs(a) < 0.005 ? "0" : signed(a).replace("0.", "."));
+    const made = make("td", signed(a) === "0.00" ? "0" : signed(a).replace("0.", "."));
     made.classList.toggle("above", c > uniform);
     made.style.setProperty("--share", `${70 * Math.sqrt(Math.min(Math.abs(c - uniform) / reach, 1))}%`);
     made.title = `agreement ${signed(a)}, coupling ${c.toFixed(3)}`;

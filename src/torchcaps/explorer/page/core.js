@@ -110,7 +110,11 @@ export function figure(bytes, j, colour) {
 // Colour of the n-th object; colours repeat.
 export const colour = (n) => about.colours[n % about.colours.length];
 export const short = (share) => share.toFixed(2).replace(/^0/, "");
-export const signed = (number) => (number < 0 ? "−" : "+") + Math.abs(number).toFixed(2);
+// A number with its sign and two decimals; a number that is rounded to zero has no sign.
+export const signed = (number) => {
+  const digits = Math.abs(number).toFixed(2);
+  return (digits === "0.00" ? "" : number < 0 ? "−" : "+") + digits;
+};
 
 // Describes the scores of a network: lengths or activations of capsules, or probabilities.
 export const scoreWords = ({ score, components, objects }) =>

@@ -97,7 +97,7 @@ export function play() {
 // Returns the largest coupling in the maps of an iteration in words, as analysis.trace.compare_to_uniform.
 function largestWords({ largest, uniform }, t) {
   const ratio = largest[t] / uniform, away = Math.abs(ratio - 1), side = ratio > 1 ? "above" : "below";
-  const words = away < 0.005 ? "uniform" : ratio >= 2 ? `${ratio.toFixed(1)} times uniform` : `${Math.round(100 * away)} % ${side} uniform`;
+  const words = away < 0.005 ? "uniform" : ratio >= 1.995 ? `${ratio.toFixed(1)} times uniform` : `${Math.round(100 * away)} % ${side} uniform`;
   return `Largest here ${largest[t].toFixed(3)}, ${words}.`;
 }
 
