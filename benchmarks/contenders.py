@@ -52,7 +52,7 @@ class Sizes(NamedTuple):
 
 QUICK = Sizes(
     batch=2,
-    rounds=2,
+    rounds=1,
     network={"in_shape": (1, 18, 18), "conv_channels": 8, "primary_types": 4, "decoder_hidden": (8,)},
     layer=(36, 8, 10, 16),
     large=(64, 8, 20, 16),

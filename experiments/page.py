@@ -92,7 +92,10 @@ class Page:
         return interval(*self.gap(row, other))
 
     def pixel_table(self) -> str:
-        """Format the Dice scores of the networks for pixels, percent, and differences from the U-Net."""
+        """Format the Dice scores of the networks for pixels, percent, and differences from the U-Net.
+
+        Tests without runs of dynamic routing are left out.
+        """
         head = ["test images", *PIXEL_COLUMNS.values()]
         head += [f"{PIXEL_COLUMNS[name]} − U-Net" for name in PIXEL_DIFFERENCES]
         lines = [head, ["---"] * len(head)]
@@ -101,9 +104,13 @@ class Page:
             value = partial(dice, measure=measure)
             cells = [percent(list(map(value, each))).removesuffix(" %") if each else NOTHING for each in runs.values()]
             cells += [interval(*difference(runs[name], runs["unet"], value)) for name in PIXEL_DIFFERENCES]
-            if any(runs.values()):
+            if runs["dynamic"]:
                 lines.append([title, *cells])
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def dice(self, name: str) -> str:
+        """Format the Dice score of a row of the table ``pixels``, percent."""
+        return f"{statistics.mean(map(dice, self.rows[f'pixels/{name}'])):.0f}"
 
     def steps(self, row: str) -> int:
         """Return the number of training steps of a row."""

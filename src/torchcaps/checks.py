@@ -28,6 +28,8 @@ from torchcaps.tracing import LAYOUTS, can_look
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """Dtypes of computations."""
+MAP_AXES = "ZHW"
+"""Letters of the axes of lines, planes and volumes in messages, from the last one on."""
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 """Dtypes of labels."""
 _KINDS = {
@@ -309,7 +311,7 @@ def _fits(axes: tuple[Axis, ...], shape: Sequence[int], sizes: Sizes, owner: Any
 
 def _wrong_shape(name: str, axes: Sequence[Axis], shape: Sequence[int], sizes: Sizes, owner: Any) -> str:
     known = [axis.size(owner) or sizes.get(axis.word) for axis in axes]
-    words = [axis.word if size is None else str(size) for axis, size in zip(axes, known, strict=True)]
+    words = [_letters(axis, owner) if size is None else str(size) for axis, size in zip(axes, known, strict=True)]
     reasons = [
         f"{axis.word} is {size}"
         for axis, size, got in zip(axes, known, shape, strict=False)
@@ -317,6 +319,12 @@ def _wrong_shape(name: str, axes: Sequence[Axis], shape: Sequence[int], sizes: S
     ]
     why = f": {', '.join(reasons)}" if reasons else ""
     return f"{name} must have shape ({', '.join(words)}{',' * (len(words) == 1)}), got {tuple(shape)}{why}"
+
+
+def _letters(axis: Axis, owner: Any) -> str:
+    """Return the letters of an axis; those of all axes of a map if the method's object has a number of them, dims."""
+    dims = getattr(owner, "dims", None)
+    return ", ".join(MAP_AXES[-dims:]) if axis.is_rest and isinstance(dims, int) else axis.word
 
 
 def _kind(value: object) -> str:

@@ -199,6 +199,34 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: save(folder / "masks/3.png", np.stack([PHOTO, PHOTO.T.reshape(24, 20), PHOTO], -1)),
         "colours, as a photo does",
     ),
+    "large values": (
+        lambda folder: save(folder / "masks/3.png", np.array([0, 128, 255] * 160, np.uint8).reshape(24, 20)),
+        "masks/3.png has the values 0, 128, 255, but a mask holds the number of a class in each pixel (255: ignored); "
+        "number the classes 0, 1, 2 and so on, or name them in classes.txt with these greys",
+    ),
+    "one in colour": (
+        lambda folder: save(folder / "masks/3.png", np.full((24, 20, 3), (255, 0, 0), np.uint8)),
+        "masks/3.png is in colour, but DIR/masks/0.png has the number 1; save all masks in one way",
+    ),
+    "all ignored": (
+        lambda folder: [save(each, np.full((24, 20), 255, np.uint8)) for each in (folder / "masks").iterdir()],
+        "all pixels of the training masks are 255, which is ignored; a mask holds the number of a class",
+    ),
+    "other letters": (
+        lambda folder: [
+            (folder / f"{part}/{old}").rename(folder / f"{part}/{new}")
+            for part, old, new in (("images", "3.png", "leaf.png"), ("masks", "3.png", "Leaf.png"))
+        ],
+        "images/leaf.png has no mask; rename DIR/masks/Leaf.png to leaf.png",
+    ),
+    "an addition to the name": (
+        lambda folder: (folder / "masks/3.png").rename(folder / "masks/3_mask.png"),
+        "images/3.png has no mask; rename DIR/masks/3_mask.png to 3.png",
+    ),
+    "a folder in other letters": (
+        lambda folder: (folder / "masks").rename(folder / "Masks"),
+        "DIR/Masks must be named masks/, in small letters, for images with masks",
+    ),
     "absent class": (
         lambda folder: (folder / "classes.txt").write_text("ground\nleaf\nvein\nhole\n"),
         "no training mask has the class 3 (hole); add images with it",
@@ -225,6 +253,27 @@ def test_a_fault_is_one_sentence_with_what_to_do(tmp_path: Path, name: str) -> N
         load(tmp_path)
     assert words.replace("DIR", str(tmp_path)) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "LA", "RGB", "RGBA", "I;16", "I"])
+def test_a_mask_of_numbers_may_be_saved_in_any_mode(tmp_path: Path, mode: str) -> None:
+    write_folder(tmp_path, 8)
+    wanted = np.asarray(Image.open(tmp_path / "masks/3.png"))
+    dtype = {"I;16": np.uint16, "I": np.int32}.get(mode, np.uint8)
+    image = Image.fromarray(wanted.astype(dtype))
+    (tmp_path / "masks/3.png").unlink()
+    (image if dtype != np.uint8 else image.convert(mode)).save(tmp_path / "masks/3.tif")
+    found = load(tmp_path)
+    labels = [mask.numpy() for part in (found.train, found.validation, found.test) for mask in part.labels]
+    assert sum(mask.shape == wanted.shape and bool((mask == wanted).all()) for mask in labels) == 1
+
+
+def test_names_may_have_dots(tmp_path: Path) -> None:
+    write_folder(tmp_path, 8)
+    for part in ("images", "masks"):
+        for file in sorted((tmp_path / part).iterdir()):
+            file.rename(file.with_name(f"scan.{file.name}"))
+    assert sum(map(len, (load(tmp_path).train, load(tmp_path).validation, load(tmp_path).test))) == 8
 
 
 def test_damaged_files_can_be_left_out(tmp_path: Path) -> None:

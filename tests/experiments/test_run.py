@@ -194,7 +194,8 @@ def test_a_run_whose_command_is_ended_writes_its_checkpoint_and_goes_on() -> Non
 def test_the_workers_of_a_cluster_make_the_runs() -> None:
     distributed = pytest.importorskip("distributed")
     Path("rows.py").write_text(ROWS.replace('"epochs": 30', '"epochs": 2'))
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+    workers = {"n_workers": 2, "threads_per_worker": 1, "processes": False}  # threads; runs are processes of their own
+    with distributed.LocalCluster(**workers, protocol="tcp", dashboard_address=None) as cluster:
         words = ("--row", "long", "--cluster", cluster.scheduler_address, "--accelerator", "cpu")
         code, out = finish("rows.py", *words)
     assert code == 0, out

@@ -43,7 +43,7 @@ def draw(dtype: torch.dtype = torch.float64) -> Leaves:
 def test_the_fused_path_and_its_derivatives_are_those_of_the_loop_for_every_option() -> None:
     for function in (dynamic_routing, route):
         given = {"votes", "poses", "weight", "backend", "prior", "mask", "rounds"}  # masks: test_masks.py
-        given |= {"agreement", "squash"}  # the loop serves these: test_maps.py
+        given |= {"agreement", "squash"}  # the loop serves these: the test below, and test_maps.py for slabs
         assert set(inspect.signature(function).parameters) - given == {*OPTIONS, "eps"}, "add the option to OPTIONS"
     for size, order, mib, options in draw_cases():
         case = f"{size} {order} {mib} {options}"
@@ -63,6 +63,28 @@ def test_the_fused_path_and_its_derivatives_are_those_of_the_loop_for_every_opti
             assert_same(with_gradients(found, used), wanted, 1e-10, case)
         assert_same(second_derivatives(of_function, used), wanted_twice, 1e-10, case)
         assert all(used[name].equal(held[name]) for name in used), "arguments are not written to"
+
+
+@pytest.mark.parametrize("agreement", ["product", "cosine"])
+@pytest.mark.parametrize("squashed", ["each", "last"])
+def test_agreement_and_squash_follow_the_equations(agreement: Any, squashed: Any) -> None:
+    """Of built votes and of votes that are not built, which the fused path must not take."""
+    leaves = draw_leaves(FEW)
+    poses, weight, bias = leaves.values()
+    votes = compute_votes(poses, weight)
+    logits = votes.new_zeros(votes.shape[:3])
+    for iteration in (1, 2, 3):
+        sums = (logits.softmax(2).unsqueeze(3) * votes).sum(1) + bias
+        capsules = squash(sums, eps=1e-3) if squashed == "each" or iteration == 3 else sums
+        products = (votes * capsules.unsqueeze(1)).sum(3)
+        lengths = votes.norm(dim=3) * capsules.norm(dim=2).unsqueeze(1)
+        logits = logits + (products / lengths if agreement == "cosine" else products)
+    wanted = with_gradients({"poses": capsules}, leaves)
+    routing = DynamicRouting(3, agreement=agreement, squash=squashed, squash_eps=1e-3)
+    routing.bias = bias  # type: ignore[assignment]  # a parameter
+    for given in (BuiltVotes(votes), DenseVotes(poses, weight)):
+        found = with_gradients({"poses": routing(given).poses}, leaves)
+        assert_same(found, wanted, 1e-10, type(given).__name__)
 
 
 def test_second_derivatives_of_layers_that_share_their_weight() -> None:

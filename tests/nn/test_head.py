@@ -33,7 +33,7 @@ def test_what_does_not_fit_is_said() -> None:
     for shape, said in (
         ((6,), "maps (B, C, H, W), tokens (B, N, C) or vectors (B, C), got (6,)"),
         ((2, 197, 6), "the number of tokens must be a square, without class tokens, got 197"),
-        ((2, 5), "features must have shape (B, 6, *S)"),
+        ((2, 5), "features must have shape (B, 6, H, W)"),
     ):
         assert_raises(InputError, head, torch.rand(shape), say=said)
 

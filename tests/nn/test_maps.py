@@ -255,7 +255,9 @@ ROUTINGS: dict[str, Any] = {name: name for name in PARTS["routing"]} | {
     "b2i with queries": {"name": "b2i", "start_from": "queries"},
     "dynamic, over inputs": {"name": "dynamic", "softmax_over": "inputs", "leaky": True},
     "dynamic, leaky": {"name": "dynamic", "leaky": True, "learn_prior": True},
-    "dynamic, cosine": {"name": "dynamic", "agreement": "cosine", "squash": "last"},
+    "dynamic, cosine and last": {"name": "dynamic", "agreement": "cosine", "squash": "last"},
+    "dynamic, cosine": {"name": "dynamic", "agreement": "cosine"},
+    "dynamic, last": {"name": "dynamic", "squash": "last"},
     "grouped em": {"name": "grouped", "num_groups": 4, "group_routing": "em"},
 }
 

@@ -93,7 +93,7 @@ def test_contents_of_json_files(name: str, trained: Path, tmp_path: Path) -> Non
     whole = json.loads((folder / name).read_text(encoding="utf-8"))
     outcomes = []
     for place, at in enumerate(places(whole)):
-        for value in in_turns((*WRONG, KeyError), place, 4):
+        for value in in_turns((*WRONG, KeyError), place, 2):
             (folder / name).write_text(json.dumps(changed(whole, at, value)), encoding="utf-8")
             if name == "summary.json":
                 outcomes.append(refused(lambda: read_summary(folder / name), (name,), f"{at} = {value}"))
@@ -123,7 +123,7 @@ def test_contents_of_a_checkpoint(trained: Path, tmp_path: Path) -> None:
     """Each place is tried with whole runs; other values of the progress only if it takes them."""
     whole, folder = torch.load(trained / "last.ckpt", weights_only=True), tmp_path / "run"
     for place, at in enumerate(places(whole)):
-        others = in_turns(("x", None, KeyError, TENSOR), place, 2)
+        others = in_turns(("x", None, KeyError, TENSOR), place, 1)
         values = {"progress": (*WRONG, KeyError, TENSOR), "settings": ("x",), "data": ("x",)}
         for number, value in enumerate(values.get(at[0], others)):
             contents, where = changed(whole, at, value), f"{at} = {value}"

@@ -17,7 +17,7 @@ from torchcaps.analysis.inference import inference, to_pixels
 from torchcaps.analysis.pixels import SIDE, coloured, legend_of, middle_slice, palette
 from torchcaps.analysis.results import Result, Table, percent
 from torchcaps.checks import checked
-from torchcaps.datasets.images import read_pixels, with_channels
+from torchcaps.datasets.images import read_pixels, stem_of, with_channels
 from torchcaps.datasets.nifti import Volume, is_volume, read_volume, to_uint8
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path
@@ -112,7 +112,7 @@ class MaskAnswers(Result):
         """
         found: dict[str, Path] = {}
         for file, volume in zip(self.files, self.volumes, strict=True):
-            name = file.name.partition(".")[0] + (".png" if volume is None else ".nii.gz")
+            name = stem_of(file) + (".png" if volume is None else ".nii.gz")
             if name in found:
                 raise InputError(f"the masks of {found[name]} and {file} would both be {name}; predict them separately")
             found[name] = file

@@ -89,6 +89,9 @@ class PixelEvaluation(Result):
         """1 − accuracy."""
         return 1 - self.accuracy
 
+    def __str__(self) -> str:
+        return f"mean Dice score {100 * self.accuracy:.2f} % of {self.num_images:,} images, mean loss {self.loss:.4g}"
+
     @cached_property
     def dice(self) -> Float[np.ndarray, "N J"]:
         """Dice score 2·TP / (2·TP + FP + FN) of each class of each image; NaN if neither mask has the class."""

@@ -73,6 +73,12 @@ def subfolders(folder: Path) -> list[Path]:
     return sorted(child for child in folder.iterdir() if child.is_dir() and not is_hidden(child))
 
 
+def stem_of(file: Path) -> str:
+    """Return the name of a file without its suffix: ``scan.1`` of scan.1.png and of scan.1.nii.gz."""
+    name = file.name.removesuffix(".gz")
+    return name.rpartition(".")[0] or name
+
+
 def image_files_in(folder: Path, *, deep: bool = False) -> list[Path]:
     """Return the image files in a folder, sorted, without hidden ones; if ``deep``, also from sub-folders.
 

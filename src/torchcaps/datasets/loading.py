@@ -139,8 +139,8 @@ def _set_test_aside(spec: str, images: ImageSet, fewest: int, classes: int) -> t
     size = max(round(_TEST_SHARE * len(images)), fewest)
     if len(images) - size < fewest:
         raise InputError(
-            f"{spec} has {len(images)} images of {classes} classes, too few to split off a test set; give more, or a "
-            "separate test set"
+            f"{spec} has {len(images)} image{'s' * (len(images) != 1)} of {classes} classes, too few to split off a "
+            "test set; give more, or a separate test set"
         )
     left, held = stratified_split(images.task.strata(images.labels), size, seed=FIXED_SEED)
     return images.select(left), images.select(held)
@@ -150,7 +150,9 @@ def _validation_size(spec: str, images: int, fewest: int, requested: int | None,
     """Return the number of validation images."""
     limit = images - fewest
     if limit < 1:
-        raise InputError(f"{spec}: {images} training images leave none for validation; give more")
+        raise InputError(
+            f"{spec}: {images} training image{'s leave' if images != 1 else ' leaves'} none for validation; give more"
+        )
     if requested is None:
         return min(default or max(round(_VALIDATION_SHARE * images), fewest), limit)
     if not 1 <= requested <= limit:

@@ -18,6 +18,8 @@ from torchcaps.ranges import IGNORED
 
 MAX_COLOURS = 64
 """Largest number of different values in a mask. A file with more is taken for a photo."""
+MAX_FEW_VALUES = 5
+"""Most values of a mask that are named in an error."""
 COLOUR = 1 << 24
 """Added to the code 65,536·R + 256·G + B of a colour, so that it differs from numbers of classes."""
 
@@ -37,7 +39,8 @@ def read_mask(path: Path, name: str) -> UInt[np.ndarray, "H W"]:
             check_size(image, name)
             image.load()
             is_coloured = image.mode in ("RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV")
-            values = np.asarray(image.convert("RGB") if is_coloured else image)
+            plain = {"LA": "L", "PA": "P"}.get(image.mode, "RGB" if is_coloured else image.mode)  # without transparency
+            values = np.asarray(image if plain == image.mode else image.convert(plain))
     if is_coloured and (values == values[..., :1]).all():  # numbers that were saved in colour
         is_coloured, values = False, values[..., 0]
     if is_coloured:
@@ -112,6 +115,8 @@ def number_masks(
             name: np.where(mask < COLOUR, _colour_of(mask.astype(np.uint32)), mask) for name, mask in masks.items()
         }
         held = {name: sorted(map(_colour_of, each)) for name, each in held.items()}
+        if not colours:
+            _check_greys(held)
     else:
         colours = {}
     values = set().union(*held.values())
@@ -123,7 +128,7 @@ def number_masks(
             raise InputError(_wrong_value(name, wrong[0], names))
         grey = [value for value in each if value < COLOUR and value != IGNORED]
         if names is None and grey and grey[-1] > 2 * max(len(values), 4) and table[grey[-1]] == grey[-1]:
-            raise InputError(f"{name} holds {len(each)} values up to {each[-1]}, as a photo does; {RIGHT}")
+            raise InputError(_large_values(name, each))
     numbered = {}
     for name, mask in masks.items():
         keys, positions = np.unique(mask, return_inverse=True)
@@ -152,6 +157,29 @@ def _colour_of(value: Any) -> Any:
 
 def _is_class(number: int | None, count: int) -> bool:
     return number == IGNORED or (number is not None and number < count)
+
+
+def _check_greys(held: Mapping[str, Sequence[int]]) -> None:
+    """Raise InputError if some masks are in colour, and others have numbers of classes, which would become greys."""
+    greys = {COLOUR + value * 0x010101 for value in range(1, IGNORED)}
+    coloured = {name for name, codes in held.items() if not set(codes) <= greys | {COLOUR, COLOUR + 0xFFFFFF}}
+    known = set().union(*(held[name] for name in coloured))
+    for name in sorted(held.keys() - coloured):
+        if wrong := sorted(greys.intersection(held[name]) - known):
+            raise InputError(
+                f"{min(coloured)} is in colour, but {name} has the number {(wrong[0] - COLOUR) & 255}; save all masks "
+                "in one way, or name each colour in classes.txt"
+            )
+
+
+def _large_values(name: str, values: Sequence[int]) -> str:
+    """Return the error about a mask whose values are too large to be numbers of classes."""
+    if len(values) > MAX_FEW_VALUES:
+        return f"{name} holds {len(values)} values up to {values[-1]}, as a photo does; {RIGHT}"
+    return (
+        f"{name} has the values {', '.join(map(str, values))}, but {RIGHT}; number the classes 0, 1, 2 and so on, or "
+        f"name them in classes.txt with these greys, on lines such as vein #{values[-1] * 0x010101:06x}"
+    )
 
 
 def _wrong_value(name: str, value: int, names: Sequence[str] | None) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from torchcaps.errors import InputError, reason_of
 from torchcaps.machine import check_memory
-from torchcaps.models.images import TooSmall
+from torchcaps.models.images import TooSmall, knowing_shapes, recording_shapes
 from torchcaps.parts import Spec, build
 from torchcaps.tracing import unset_fake_temporarily
 
@@ -27,14 +27,16 @@ def build_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Netw
     Raises:
         InputError: As for :func:`plan_network`; or the parameters do not fit into memory, and none is allocated.
     """
-    planned = plan_network(spec, in_shape, num_classes)
+    with recording_shapes() as shapes:
+        planned = plan_network(spec, in_shape, num_classes)
     device = torch.get_default_device().type
     if device == "meta":
         return planned
     if device == "cpu":
         sizes = (parameter.numel() * parameter.element_size() for parameter in planned.parameters())
         check_memory(sum(sizes), "the network's parameters")
-    network: Network = build("network", spec, in_shape=in_shape, num_classes=num_classes)
+    with knowing_shapes(shapes):
+        network: Network = build("network", spec, in_shape=in_shape, num_classes=num_classes)
     return network
 
 

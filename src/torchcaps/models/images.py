@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torchcaps.machine import MIB
 from torchcaps.nn import Capsules
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.ops.precision import check_one_dtype, in_full_precision
+from torchcaps.tracing import is_eager
 
 MAX_CHUNK_MAP_MIB = 3.0
 """Size of the largest map of a chunk, so that it stays in the caches. 1.3 to 4 MiB are equally fast with AVX2 and with
@@ -29,8 +32,38 @@ class TooSmall(InputError):  # noqa: N818  the name is the fault of a map; calle
     """A map that is smaller than the windows of the next layer."""
 
 
+_RECORDED: ContextVar[list[tuple[Any, tuple[Any, int]]] | None] = ContextVar("recorded", default=None)
+"""Results of :func:`infer_shapes` while a network is planned."""
+_KNOWN: ContextVar[Iterator[tuple[Any, tuple[Any, int]]] | None] = ContextVar("known", default=None)
+"""The same while the planned network is built, which asks for the same shapes in the same order."""
+
+
+@contextmanager
+def recording_shapes() -> Iterator[list[Any]]:
+    """Record the results of :func:`infer_shapes`, which computes all of them."""
+    recorded: list[Any] = []
+    tokens = _RECORDED.set(recorded), _KNOWN.set(None)
+    try:
+        yield recorded
+    finally:
+        _RECORDED.reset(tokens[0])
+        _KNOWN.reset(tokens[1])
+
+
+@contextmanager
+def knowing_shapes(recorded: list[Any]) -> Iterator[None]:
+    """Let :func:`infer_shapes` return recorded results for as long as the same modules ask in the same order."""
+    token = _KNOWN.set(iter(recorded))
+    try:
+        yield
+    finally:
+        _KNOWN.reset(token)
+
+
 def infer_shapes(module: nn.Module, inputs: Any) -> tuple[Any, int]:
     """Run a module on the meta device, without numbers; its parameters and statistics do not change.
+
+    A module that :func:`recording_shapes` has seen with such inputs is not run again within :func:`knowing_shapes`.
 
     Returns:
         Output of the module for a batch, and the largest number of values in a tensor of one image on the way.
@@ -38,6 +71,20 @@ def infer_shapes(module: nn.Module, inputs: Any) -> tuple[Any, int]:
     Raises:
         TooSmall: The module refuses the shape.
     """
+    asked = type(module), (inputs if isinstance(inputs, Tensor) else inputs.poses).shape
+    known = _KNOWN.get()
+    if known is not None and is_eager():
+        before, found = next(known, (None, None))
+        if before == asked and found is not None:
+            return found
+        _KNOWN.set(None)  # another module than was recorded: nothing is known from here on
+    result = _run_without_numbers(module, inputs)
+    if (recorded := _RECORDED.get()) is not None:
+        recorded.append((asked, result))
+    return result
+
+
+def _run_without_numbers(module: nn.Module, inputs: Any) -> tuple[Any, int]:
     sizes: list[int] = []
 
     def note_size(_module: nn.Module, _inputs: object, output: object) -> None:

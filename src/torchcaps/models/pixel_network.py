@@ -22,8 +22,8 @@ from torchcaps.tasks import TaskName
 from torchcaps.tracing import is_graph_capture
 
 BYTES_PER_NUMBER, FIXED_BYTES = 6.0, 64 * MIB
-"""Memory of a training step: for each number of a map, and besides. Measured: peaks are 0.8 to 1.1 times the estimate,
-for segcaps at 128² to 512², ucaps3d at 32³ and unet-twin at 256²."""
+"""Memory of a training step: for each number of a map, and besides. Measured: peaks are 0.7 to 1.1 times the estimate,
+for segcaps at 128² to 512², ucaps3d at 32³ to 64³ and unet-twin at 256²."""
 PixelLoss = Annotated[Spec, Choice("loss")]
 Masks = UInt8[Tensor, "B *S"]
 """Class of each pixel; 255: not counted."""

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.checks import checked
+from torchcaps.checks import MAP_AXES, checked
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import Capsules
 from torchcaps.nn.convolutions import BATCH_NORMS, CONVOLUTIONS, ConvInit, Convolution, draw_layers, normalise
@@ -150,7 +150,7 @@ class PrimaryCapsules(nn.Module):
             InputError: Features of other axes, or padded features that are smaller than the kernel.
         """
         if features.ndim != 2 + self.dims:
-            axes = "B, C, " + ", ".join("ZHW"[-self.dims :])
+            axes = "B, C, " + ", ".join(MAP_AXES[-self.dims :])
             raise InputError(f"PrimaryCapsules: features must have shape ({axes}), got {tuple(features.shape)}")
         maps = normalise(self.norm, in_full_precision(self._convolve(features)))
         if self.primary_activation == "relu" and not self._relu_inside:

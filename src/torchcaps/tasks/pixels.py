@@ -85,6 +85,11 @@ class Pixels(Task):
             raise InputError(f"{where} is {highest}, but the {num_outputs} classes go from 0 to {num_outputs - 1}")
 
     def check_training(self, targets: Tensor, names: Sequence[str], where: str) -> None:
+        if not self._counts(targets, len(names)).any():
+            raise InputError(
+                f"{where}: all pixels of the training masks are {IGNORED}, which is ignored; a mask holds the number "
+                "of a class in each pixel"
+            )
         for number, (images, _) in enumerate(self.statistics(targets, len(names))):
             if not images:
                 name = f" ({names[number]})" if names[number] != str(number) else ""

@@ -12,7 +12,7 @@ from jaxtyping import UInt8
 
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, resize_images, resize_masks
-from torchcaps.datasets.images import image_files_in, read_pixels, subfolders, with_channels
+from torchcaps.datasets.images import image_files_in, read_pixels, stem_of, subfolders, with_channels
 from torchcaps.datasets.masks import number_masks, read_classes, read_mask
 from torchcaps.datasets.pixel_set import PixelSet
 from torchcaps.datasets.registry import DataRequest
@@ -25,8 +25,18 @@ MAX_NAMED = 3
 
 
 def has_masks(folder: Path) -> bool:
-    """Return True if a folder has images/ and masks/."""
-    return {IMAGES, MASKS} <= {each.name for each in subfolders(folder)}
+    """Return True if a folder has images/ and masks/.
+
+    Raises:
+        InputError: It has them in other letters, such as Images/, which would be taken for classes.
+    """
+    names = {each.name: each.name.lower() for each in subfolders(folder)}
+    if not {IMAGES, MASKS} <= set(names.values()):
+        return False
+    for name, lower in names.items():
+        if lower in (IMAGES, MASKS) and name not in (IMAGES, MASKS) and lower not in names:
+            raise InputError(f"{folder / name} must be named {lower}/, in small letters, for images with masks")
+    return True
 
 
 def load_pixel_folder(root: Path, parts: Mapping[str, Path], request: DataRequest) -> Splits:
@@ -94,7 +104,7 @@ def pairs_of(folder: Path, files_in: Callable[[Path], list[Path]], end: str = ""
     for name in (IMAGES, MASKS):
         found[name] = {}
         for file in files_in(folder / name):
-            stem = file.name.partition(".")[0]
+            stem = stem_of(file)
             if stem in found[name]:
                 raise InputError(f"{file} and {found[name][stem]} have one name; keep one of them")
             found[name][stem] = file
@@ -103,12 +113,20 @@ def pairs_of(folder: Path, files_in: Callable[[Path], list[Path]], end: str = ""
         raise InputError(f"{folder / IMAGES} has no images")
     for stem in sorted(images.keys() - masks.keys())[:1]:
         wanted = folder / MASKS / f"{stem}{end or '.png'}"
-        raise InputError(f"{images[stem]} has no mask; put {wanted} there, or move the image away")
+        similar = [masks[each] for each in sorted(masks.keys() - images.keys()) if _is_similar(each, stem)]
+        advice = f"rename {similar[0]} to {wanted.name}" if similar else f"put {wanted} there, or move the image away"
+        raise InputError(f"{images[stem]} has no mask; {advice}")
     for stem in sorted(masks.keys() - images.keys())[:1]:
         raise InputError(f"{masks[stem]} has no image in {folder / IMAGES}; put it there, or move the mask away")
     stems = sorted(images)
     order = generator(FIXED_SEED).permutation(len(stems))
     return [Pair(images[stems[i]], masks[stems[i]]) for i in order]
+
+
+def _is_similar(mask: str, image: str) -> bool:
+    """Return True if the name of a mask is that of an image in other letters, or with an addition such as ``_mask``."""
+    mask, image = mask.casefold(), image.casefold()
+    return mask == image or mask.startswith((f"{image}_", f"{image}-")) or mask.endswith((f"_{image}", f"-{image}"))
 
 
 def to_set(
