@@ -72,8 +72,8 @@ class Probing(Comparison):
         for (name, probes), where in zip(self.networks.items(), self.images.values(), strict=True):
             rows: list[list[str | Styled]] = []
             for each in probes:
-                rows.append([each.numbers, str(each.width), *(f"{value:.3f}" for value in each.r2.values())])
-                shuffled = ("  shuffled", "", *(f"{value:.3f}" for value in each.shuffled.values()))
+                rows.append([each.numbers, str(each.width), *(f"{value:z.3f}" for value in each.r2.values())])
+                shuffled = ("  shuffled", "", *(f"{value:z.3f}" for value in each.shuffled.values()))
                 rows.append([Styled(cell, "dim") for cell in shuffled])
             found.append(Table(rows, ("R²", "numbers", *probes[0].r2), f"{name}: fitted and evaluated on {where}"))
         return found

@@ -7,7 +7,7 @@ In a layer on a map the output capsules of several positions can compete: :class
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -61,6 +61,15 @@ class MapCompetition:
         _, above, total = self._powers(logits, leaky=False)
         return (above - total.log()[:, self.children].unsqueeze(3)).flatten(0, 1)
 
+    def log_softmax_once(self, logits: Float[Tensor, "BL J I"]) -> Float[Tensor, "BL J I"]:
+        """Return :meth:`log_softmax` with a gradient that keeps only the result and has no second derivative."""
+        return _LogSoftmax.apply(logits, self)
+
+    def of_windows(self, totals: Float[Tensor, "B N"]) -> Float[Tensor, "BL 1 I"]:
+        """Return a number of each capsule of the map, for the input capsules of all windows."""
+        windows = totals.index_select(1, self.children.flatten())
+        return windows.view(-1, 1, self.children.shape[1])
+
     def _powers(self, logits: Float[Tensor, "BL I J"], leaky: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Return the exponentials (B, L, I, J), their exponents, and the sums of the exponentials (B, N).
 
@@ -76,3 +85,20 @@ class MapCompetition:
         powers = above.exp()
         total = self.sum(powers.sum(3).flatten(0, 1))
         return powers, above, total + (-largest).exp() if leaky else total
+
+
+class _LogSoftmax(torch.autograd.Function):
+    """The logarithm of the softmax c over all competitors of an input capsule: g_logits = g - c Σ g."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, competition: MapCompetition) -> Tensor:
+        ctx.competition = competition
+        result = competition.log_softmax(logits.mT).mT
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (result,), competition = ctx.saved_tensors, ctx.competition
+        total = competition.of_windows(competition.sum(gradient.sum(1)))
+        return gradient.addcmul(result.exp(), total, value=-1), None

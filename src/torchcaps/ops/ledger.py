@@ -93,7 +93,7 @@ class Ledger(Sums):
     other alive, and Python's garbage collector cannot see a cycle through the graph.
 
     Args:
-        votes: Votes V, contiguous. :meth:`release` drops them after the forward pass; :meth:`hold` restores them.
+        votes: Votes V, contiguous. :meth:`release` drops them after each pass; :meth:`hold` restores them.
         buffers: Work buffers of the size of the votes.
     """
 
@@ -108,7 +108,8 @@ class Ledger(Sums):
         self._centre: Tensor | None = None
 
     def release(self) -> None:
-        """Drop the votes and the buffers."""
+        """Drop the votes, the buffers and the ledger."""
+        self._noted.clear()
         del self.votes, self._flat, self._buffers, self._centre
 
     def share_out(

@@ -26,7 +26,7 @@ def set_working_memory(mib: Annotated[float, Range(0, 1e12, above=True)]) -> Non
       that compete with each other stay together. So a block is at least one input capsule with all its outputs
       (``softmax_over="outputs"``) or one output with all its inputs, and up to 16 images.
     - EM, variational Bayes and Heinsen's matrix routing compute the votes of as many images at a time as fit, on a CPU
-      at most 4 MiB of votes for each core. Rows that compete with each other stay together.
+      at most 8 MiB of votes for each core. Rows that compete with each other stay together.
     - Layers on a map whose types vote compute the votes of as many lines at a time as fit into a quarter, on a CPU at
       most 2 MiB of votes, or 4 MiB in layers with 128 MiB of votes and more.
     - The transform of a convolution takes as many images at a time as fit. If too few fit, PyTorch's convolution runs.
