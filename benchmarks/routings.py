@@ -13,7 +13,7 @@ from measuring import Work, isolated, peak_mib, ratio, times_in_turns
 from naive import naive_routing
 from torch import Tensor
 
-from torchcaps import route, squash
+from torchcaps import create_model, route, squash
 from torchcaps.nn import Capsules, DenseCapsules, DenseVotes
 
 Routing = Callable[[Tensor, Tensor, bool], Tensor]
@@ -113,7 +113,7 @@ COSTS: dict[str, dict[str, Any]] = {
 
 
 def costs(sizes: Sizes) -> Iterator[Row]:
-    """A layer with each routing, forward and backward, over the same layer with uniform coupling."""
+    """A layer, and a network, with each routing, forward and backward, over the same with uniform coupling."""
     uniform: dict[str, Any] = {"routing": {"name": "dynamic", "num_iterations": 1}}
     for where, layer, batch in (
         ("MNIST's layer", sizes.layer, sizes.batch // 2),
@@ -123,6 +123,26 @@ def costs(sizes: Sizes) -> Iterator[Row]:
         times = times_in_turns(works, sizes.rounds, sizes.seconds / 4)
         for name in COSTS:
             yield Row(f"{where}, {name} ÷ uniform coupling", ratio(times[name], times["uniform"]))
+    works = {name: network_step(options, sizes.batch) for name, options in ({"uniform": uniform} | COSTS).items()}
+    times = times_in_turns(works, sizes.rounds, sizes.seconds / 4)
+    for name in COSTS:
+        both = {each: times[each] for each in (name, "uniform")}
+        yield Row(f"step of compact, {name} ÷ uniform coupling", ratio(times[name], times["uniform"]), both)
+
+
+def network_step(options: dict[str, Any], batch: int) -> Work:
+    """A training step of ``compact`` with Adam."""
+    torch.manual_seed(0)
+    network = create_model("compact", **options)
+    optimizer = torch.optim.Adam(network.parameters(), fused=True)
+    images, labels = torch.rand(batch, *network.in_shape), torch.arange(batch) % network.num_classes
+
+    def work() -> None:
+        network.loss(network(images, network.decoder_targets(labels)), images, labels).total.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return work
 
 
 def layer_step(options: dict[str, Any], batch: int, layer: Layer) -> Work:
