@@ -81,7 +81,9 @@ def load_folder(request: DataRequest) -> Splits:
 
 
 class ImageFiles(TorchDataset[tuple[Tensor, int]]):
-    """Images of such a folder, read when they are needed, for :func:`torchcaps.fit` on more images than fit in memory.
+    """Images in one sub-folder for each class, read when they are needed: for more images than fit in memory.
+
+    Give it to :func:`torchcaps.fit`.
 
     Args:
         path: Folder of the images.
