@@ -69,7 +69,7 @@ def network_of(routing: dict[str, Any] | None, axes: int) -> dict[str, Any]:
 
 SEARCHED = (3e-3, 1e-2, 3e-2)
 #: The learning rate of each network with the largest Dice score on validation images.
-LEARNING_RATES = {"unet": 3e-2, "dynamic": 3e-3, "uniform": 3e-2, "em": 1e-2}
+LEARNING_RATES = {"unet": 3e-2, "dynamic": 3e-3, "uniform": 3e-2, "em": 3e-3}
 ANGLES = (45, 180)
 #: How many times as many epochs the U-Net has in about the seconds that dynamic routing takes.
 AS_LONG = 7
