@@ -115,19 +115,17 @@ COSTS: dict[str, dict[str, Any]] = {
 def costs(sizes: Sizes) -> Iterator[Row]:
     """A layer, and a network, with each routing, forward and backward, over the same with uniform coupling."""
     uniform: dict[str, Any] = {"routing": {"name": "dynamic", "num_iterations": 1}}
-    for where, layer, batch in (
-        ("MNIST's layer", sizes.layer, sizes.batch // 2),
-        ("64×16 to 10×16", (64, 16, 10, 16), 128),
-    ):
-        works = {name: layer_step(options, batch, layer) for name, options in ({"uniform": uniform} | COSTS).items()}
+    steps: dict[str, Callable[[dict[str, Any]], Work]] = {
+        "MNIST's layer": partial(layer_step, batch=sizes.batch // 2, layer=sizes.layer),
+        "64×16 to 10×16": partial(layer_step, batch=128, layer=(64, 16, 10, 16)),
+        "step of compact": partial(network_step, batch=sizes.batch),
+    }
+    for where, new_step in steps.items():
+        works = {name: new_step(options) for name, options in ({"uniform": uniform} | COSTS).items()}
         times = times_in_turns(works, sizes.rounds, sizes.seconds / 4)
         for name in COSTS:
-            yield Row(f"{where}, {name} ÷ uniform coupling", ratio(times[name], times["uniform"]))
-    works = {name: network_step(options, sizes.batch) for name, options in ({"uniform": uniform} | COSTS).items()}
-    times = times_in_turns(works, sizes.rounds, sizes.seconds / 4)
-    for name in COSTS:
-        both = {each: times[each] for each in (name, "uniform")}
-        yield Row(f"step of compact, {name} ÷ uniform coupling", ratio(times[name], times["uniform"]), both)
+            both = {each: times[each] for each in (name, "uniform")}
+            yield Row(f"{where}, {name} ÷ uniform coupling", ratio(times[name], times["uniform"]), both)
 
 
 def network_step(options: dict[str, Any], batch: int) -> Work:

@@ -32,7 +32,7 @@ BRAIN = str(Path(VIEWPOINTS).with_name("brain_tissue.py"))
 #: each class.
 LAYERS = ((4, 2), (8, 1), (8, 2), (8, 1), (4, -2), (4, 1), (2, -2))
 LAST = {"layer_types": 1, "layer_kernel": 1}
-#: Kernels of capsule layers, and of those that go up, by the number of axes.
+#: Kernel of the convolutions, and of the transposed convolutions, by the number of axes.
 KERNELS = {2: (5, 4), 3: (3, 2)}
 #: Channels of the U-Net, by the number of axes.
 CHANNELS = {2: (11, 22, 47), 3: (7, 13, 27)}
