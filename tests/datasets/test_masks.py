@@ -1,5 +1,6 @@
 """Images with masks from folders and arrays; patches of them; and one sentence for each fault."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -361,6 +362,21 @@ def test_images_and_labels_among_other_classes_stay_classes(tmp_path: Path) -> N
         file.rename(file.with_name(f"label{file.name}"))
     data = load_dataset(f"folder:{tmp_path}")
     assert (data.task.name, data.class_names) == ("classes", ("images", "labels", "tables"))
+
+
+@pytest.mark.parametrize("part", ["", "train", "test"])
+@pytest.mark.parametrize("names", [("images",), ("masks",), ("cats", "dogs"), ("pictures", "outlines")])
+def test_a_part_without_masks_is_named(tmp_path: Path, names: tuple[str, ...], part: str) -> None:
+    for each in {part, "train"} if part else {""}:
+        write_folder(tmp_path / each, 8)
+    for old, new in zip(("images", "masks"), names, strict=False):
+        (tmp_path / part / old).rename(tmp_path / part / f"{new}-")
+    for name in ("images", "masks"):
+        shutil.rmtree(tmp_path / part / name, ignore_errors=True)
+    for name in names:
+        (tmp_path / part / f"{name}-").rename(tmp_path / part / name)
+    words = f"{tmp_path / part} must have images/ and masks/, with an image file of the same name in each"
+    assert_raises(InputError, load, tmp_path, say=words)
 
 
 @pytest.mark.parametrize("names", [("images", "masks"), ("images", "labels")])

@@ -56,7 +56,7 @@ def load_folder(request: DataRequest) -> Splits:
     if not root.is_dir():
         raise InputError(f"there is no folder {root} to read images from")
     parts = parts_of(root)
-    if any(map(has_masks, parts.values())):
+    if request.task == "pixels" or any(map(has_masks, parts.values())):
         return load_pixel_folder(root, parts, request)
     files = _files(root)
     class_names = _class_names(files)

@@ -56,6 +56,8 @@ class FileKind(NamedTuple):
     """Reads a pair of files."""
     suffix: str
     """Usual suffix of masks."""
+    words: str
+    """A file of this kind in an error."""
 
 
 def has_masks(folder: Path, files_in: Callable[[Path], list[Path]] = image_files_in) -> bool:
@@ -108,11 +110,15 @@ def load_pixel_folder(
         kind: Kind of the files; None: image files.
 
     Raises:
-        InputError: An image has no mask, a mask has no image or another size, it holds no numbers of classes, or images
-            differ in size and neither ``patch`` nor ``image_size`` is given.
+        InputError: A part has no masks, an image has no mask, a mask has no image or another size, it holds no numbers
+            of classes, or images differ in size and neither ``patch`` nor ``image_size`` is given.
     """
+    kind = kind or IMAGE_FILES
+    for folder in parts.values():
+        if not has_masks(folder, kind.files_in):
+            raise InputError(f"{folder} must have images/ and masks/, with {kind.words} of the same name in each")
     names, colours = read_classes(root / CLASSES)
-    found, damaged = _read_parts(parts, kind or IMAGE_FILES, skip=request.skip_damaged)
+    found, damaged = _read_parts(parts, kind, skip=request.skip_damaged)
     for part, labelled in found.items():
         if not labelled:
             raise InputError(f"{root}: none of the {part} images and masks can be used")
@@ -213,7 +219,7 @@ def _read_image_files(pair: Pair) -> Labelled:
     return Labelled(read_pixels(pair.image), read_mask(pair.mask, str(pair.mask)))
 
 
-IMAGE_FILES = FileKind(image_files_in, _read_image_files, ".png")
+IMAGE_FILES = FileKind(image_files_in, _read_image_files, ".png", "an image file")
 
 
 def to_set(
