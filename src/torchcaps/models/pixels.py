@@ -25,6 +25,7 @@ from torchcaps.ops.squash import safe_norm
 from torchcaps.parts import Choice, Spec, build, complete, register
 from torchcaps.ranges import IGNORED, Epsilon, Factor, Width
 from torchcaps.tasks import TaskName
+from torchcaps.words import counted
 
 SMALL_LAYERS: tuple[Mapping[str, Any], ...] = (
     {"name": "conv", "voters": "types", "layer_types": 4, "layer_stride": 2, "layer_padding": "same"},
@@ -160,7 +161,10 @@ class PixelCapsules(PixelNetwork):
     def _build_up(self, skips: Sequence[Capsules]) -> int:
         """Build the convolutions behind the capsules, and return the channels of the maps before the logits."""
         if len(self.up_channels) != (wanted := 2 * len(skips) - 1):
-            raise InputError(f"up_channels must be {wanted} numbers for {len(skips)} strides, got {self.up_channels}")
+            raise InputError(
+                f"up_channels must be {counted(wanted, 'number')} for {counted(len(skips), 'stride')}, got "
+                f"{self.up_channels}"
+            )
         strides = [stride for stride in map(_stride_down, self.layers) if stride > 1][: len(skips)]
         convolution, widths, before = CONVOLUTIONS[self.dims], iter(self.up_channels), _channels(self.flow[-1])
         self.up, self.join = nn.ModuleList(), nn.ModuleList()
