@@ -1,4 +1,4 @@
-"""What a CUDA GPU must show: exact routing, the time and memory of routing and of a training step, and an epoch.
+"""What a CUDA GPU must show: exact routing, the time and memory of routings, maps and training steps, and an epoch.
 
     python benchmarks/gpu.py --out gpu.jsonl          # everything, at batch 128; appends lines of JSON
     python benchmarks/gpu.py --no-compile             # without torch.compile, whose compiling takes minutes
@@ -6,10 +6,16 @@
 
 Correctness comes first, and a failure stops the run with exit status 1: routing without votes may be twice as far from
 float64 as the plain formulation in float32, two runs must give the same bits, and the losses of compiled steps must be
-the plain ones up to rounding. Then the contenders of a comparison run in turns: routing alone, also in the small blocks
-that suit a CPU; forward, loss, backward
-and Adam of sabour2017, plain, compiled, and as published code writes it. Peak memory is what one call allocates beside
-what was there before. The epoch is `torchcaps.fit` on 55,000 random images. Without CUDA the exit status is 2.
+the plain ones up to rounding. EM and variational Bayes must have the results and gradients of their plain formulation.
+Then the contenders of a comparison run in turns:
+
+- dynamic routing alone, also in the small blocks that suit a CPU;
+- forward, loss, backward and Adam of sabour2017, plain, compiled, and as published code writes it;
+- forward and backward of hinton2018-paper, vb2020 and their routings of MNIST's layer, beside the plain formulation;
+- capsules on large maps, slab by slab beside all votes at once.
+
+Peak memory is what one call allocates beside what was there before. The epoch is `torchcaps.fit` on 55,000 random
+images. Without CUDA the exit status is 2.
 """
 
 from __future__ import annotations
@@ -23,11 +29,14 @@ import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import mixtures
+import pixels
 import torch
-from contenders import Contender, WrongResultError, expect, new_batch
+from contenders import Contender, Layer, WrongResultError, expect, new_batch
 from measuring import Work, environment, times_in_turns
+from naive_mixtures import naive_network
 from routings import CASES, ROUTINGS, check_routing, new_layer, run_routing
 from torch import Tensor
 
@@ -42,10 +51,30 @@ IN_A_ROW = 20
 """Steps in one measurement, so that the host's share is in it as in training."""
 COMPILED_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
 """A compiled network adds in another order."""
+TINY_MATRICES = {"primary_types": 2, "layer_types": 2, "stack_channels": (8,)}
+"""Matrix capsules of a dry run."""
 TINY = {"in_shape": (1, 18, 18), "conv_channels": 4, "primary_types": 1, "decoder_hidden": (8,)}
 
 
-def check(device: str, batch: int, layer: tuple[int, int, int, int]) -> None:
+class Measured(NamedTuple):
+    """The milliseconds of a contender, round by round."""
+
+    what: str
+    contender: str
+    batch: int
+    work: Work
+    times: list[float]
+
+    def line(self) -> dict[str, Any]:
+        """The numbers to print and record."""
+        low, high = min(self.times), max(self.times)
+        numbers = {"milliseconds": statistics.median(self.times), "lowest": low, "highest": high}
+        return {"what": self.what, "contender": self.contender, "batch": self.batch, **numbers} | {
+            "peak_mib": peak_mib(self.work)
+        }
+
+
+def check(device: str, batch: int, layer: Layer) -> None:
     """Compare routing with the reference in float64, and two runs of it with each other."""
     for some, number in ((ODD, 5), (layer, batch)):
         check_routing(number, some, device)
@@ -56,16 +85,14 @@ def check(device: str, batch: int, layer: tuple[int, int, int, int]) -> None:
                 raise WrongResultError(f"routing, {case}: two runs differ")
 
 
-def time_routing(
-    device: str, batch: int, layer: tuple[int, int, int, int], rounds: int
-) -> Iterator[tuple[str, str, Work, list[float]]]:
+def time_routing(device: str, batch: int, layer: Layer, rounds: int) -> Iterator[Measured]:
     """Each formulation of routing in each case."""
     tensors = new_layer(batch, *layer, device=device)
     for case in CASES:
         works: dict[str, Work] = {name: partial(run_routing, each, case, *tensors) for name, each in ROUTINGS.items()}
         works["16 MiB"] = partial(_in_small_blocks, works["torchcaps"])
         for name, times in times_in_turns(works, rounds).items():
-            yield f"routing, {case}", name, works[name], times
+            yield Measured(f"routing, {case}", name, batch, works[name], times)
 
 
 def _in_small_blocks(work: Work) -> None:
@@ -80,7 +107,7 @@ def _in_small_blocks(work: Work) -> None:
 
 def time_steps(
     device: str, network: Mapping[str, Any], batch: int, rounds: int, *, compiled: bool
-) -> Iterator[tuple[str, str, Work, list[float]]]:
+) -> Iterator[Measured]:
     """A training step in both precisions."""
     for precision in ("fp32", "bf16"):
         make = partial(Contender, network=network, bf16=precision == "bf16", device=device)
@@ -94,12 +121,44 @@ def time_steps(
         works = {name: partial(_repeat, each, data) for name, each in contenders.items()}
         for name, times in times_in_turns(works, rounds).items():
             step = partial(contenders[name].step, *data)
-            yield f"training step, {precision}", name, step, [each / IN_A_ROW for each in times]
+            yield Measured(f"training step, {precision}", name, batch, step, [each / IN_A_ROW for each in times])
 
 
 def _repeat(contender: Contender, data: tuple[Tensor, Tensor]) -> None:
     for _ in range(IN_A_ROW):
         contender.step(*data)
+
+
+def time_mixtures(
+    device: str, options: Mapping[str, Any], batch: int, layer: Layer, rounds: int, *, compiled: bool
+) -> Iterator[Measured]:
+    """EM and variational Bayes, in networks and in MNIST's layer, forward and backward."""
+    for routing, over in mixtures.CASES:
+        what = f"{mixtures.MIXTURES[routing]}, {over}" if over else f"MNIST's layer, {routing}"
+        ours, given = mixtures.new_mixture(routing, batch, layer, over, device, **options)
+        modules = {"torchcaps": ours, "naive": naive_network(ours)}
+        mixtures.check_mixture(what, ours, modules["naive"], given)
+        if compiled and over:
+            torch._dynamo.reset()
+            modules["naive, compiled"] = naive_network(ours)
+            modules["naive, compiled"].compile(backend="eager" if device == "cpu" else "inductor")
+        works = {name: partial(mixtures.run_mixture, module, given, True) for name, module in modules.items()}
+        for name, times in times_in_turns(works, rounds).items():
+            yield Measured(f"{what}, forward + backward", name, batch, works[name], times)
+
+
+def time_maps(device: str, rounds: int, *, quick: bool) -> Iterator[Measured]:
+    """Training steps of capsules on large maps, with one image."""
+    for case in pixels.cases():
+        work = pixels.work_of(case, True, quick, device)
+        works = {way: partial(_computed, way, work) for way in pixels.WAYS}
+        for way, times in times_in_turns(works, rounds).items():
+            yield Measured(f"{case}, training step", way, 1, works[way], times)
+
+
+def _computed(way: str, work: Work) -> None:
+    with pixels.computed(way):
+        work()
 
 
 def time_epoch(device: str, network: Mapping[str, Any], batch: int, images: int) -> float:
@@ -157,31 +216,38 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.dry_run:
         facts["gpu"] = torch.cuda.get_device_name()
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
-    lines = []
+    matrices: dict[str, Any] = TINY_MATRICES if options.dry_run else {}
+    few = max(rounds // 3, 1)  # a step of the plain formulation takes long
     try:
         check(device, batch, layer)
-        for what, name, work, times in itertools.chain(
+        for measured in itertools.chain(
             time_routing(device, batch, layer, rounds),
             time_steps(device, network, batch, rounds, compiled=options.compile),
+            time_mixtures(device, matrices, max(batch // 4, 2), layer, few, compiled=options.compile),
+            time_maps(device, few, quick=options.dry_run),
         ):
-            times = sorted(times)
-            numbers = {"milliseconds": statistics.median(times), "lowest": times[0], "highest": times[-1]}
-            lines.append({"what": what, "contender": name, "batch": batch, **numbers, "peak_mib": peak_mib(work)})
+            line = measured.line()
             print(
-                f"{what:<40}{name:<12}{numbers['milliseconds']:>10.3f} ms {lines[-1]['peak_mib']:>9.1f} MiB", flush=True
+                f"{measured.what:<64}{measured.contender:<16}{line['milliseconds']:>10.3f} ms "
+                f"{line['peak_mib']:>9.1f} MiB",
+                flush=True,
             )
+            write(line | facts, options.out)
     except WrongResultError as error:
         print(f"wrong results: {error}", file=sys.stderr)
         return 1
     seconds = time_epoch(device, network, batch, images)
-    lines.append({"what": f"epoch of {images:,} images, bf16", "batch": batch, "seconds": seconds})
-    print(
-        f"{lines[-1]['what']:<52}{seconds:>10.3f} s; 300,000 steps: {300_000 * batch / images * seconds / 60:.1f} min"
-    )
-    if options.out is not None:
-        with options.out.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(line | facts) + "\n" for line in lines)
+    what = f"epoch of {images:,} images, bf16"
+    print(f"{what:<80}{seconds:>10.3f} s; 300,000 steps: {300_000 * batch / images * seconds / 60:.1f} min")
+    write({"what": what, "batch": batch, "seconds": seconds} | facts, options.out)
     return 0
+
+
+def write(line: Mapping[str, Any], out: Path | None) -> None:
+    """Append a line of JSON to a file."""
+    if out is not None:
+        with out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

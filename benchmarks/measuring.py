@@ -9,13 +9,12 @@ import platform
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.benchmark import Timer
+from torch.utils.benchmark import Timer, timer
 
 import torchcaps
 
@@ -25,8 +24,9 @@ AS_AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENA
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 Work = Callable[[], object]
-CLOCK: Callable[[], float] = time.perf_counter
-"""Seconds, by which contenders are timed: ``time.process_time`` leaves out what other programs take."""
+CLOCK: Callable[[], float] = timer
+"""Seconds, by which contenders are timed, after a GPU has done its work: ``time.process_time`` leaves out what other
+programs take."""
 
 
 class Ratio(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from contenders import Layer, Row, Sizes, expect
@@ -19,18 +20,25 @@ CASES = (("em", "types"), ("em", "types-and-positions"), ("vb", "types-and-posit
 """Routings, and what the capsules of the networks' maps compete over; empty for MNIST's layer."""
 
 
-def new_mixture(routing: str, batch: int, layer: Layer, over: str = "") -> tuple[nn.Module, Work]:
-    """A network of matrix capsules, or MNIST's dense layer if ``over`` is empty, with its arguments in a list."""
+def new_mixture(
+    routing: str, batch: int, layer: Layer, over: str = "", device: str = "cpu", **options: Any
+) -> tuple[nn.Module, Work]:
+    """A network of matrix capsules, or MNIST's dense layer if ``over`` is empty, and a function that returns its input.
+
+    ``options`` are changes to the network.
+    """
     torch.manual_seed(0)
     if not over:
         I, K, J, D = layer
-        capsules = Capsules(torch.randn(batch, I, K, requires_grad=True), torch.rand(batch, I))
-        return DenseCapsules(I, K, J, D, routing=routing), lambda: capsules
-    network = create_model(MIXTURES[routing], (1, 28, 28), 10)
+        capsules = Capsules(
+            torch.randn(batch, I, K, device=device, requires_grad=True), torch.rand(batch, I, device=device)
+        )
+        return DenseCapsules(I, K, J, D, routing=routing).to(device), lambda: capsules
+    network = create_model(MIXTURES[routing], (1, 28, 28), 10, **options).to(device)
     for module in network.modules():
         if isinstance(module, ConvCapsules):
             module.compete_over = over  # type: ignore[assignment]
-    images = torch.rand(batch, 1, 28, 28)
+    images = torch.rand(batch, 1, 28, 28, device=device)
     return network, lambda: images
 
 

@@ -56,7 +56,7 @@ def computed(way: str) -> Iterator[None]:
         yield
 
 
-def work_of(name: str, training: bool, quick: bool) -> Work:
+def work_of(name: str, training: bool, quick: bool, device: str = "cpu") -> Work:
     """A call, or a training step without an optimizer."""
     torch.manual_seed(0)
     module: nn.Module
@@ -65,8 +65,8 @@ def work_of(name: str, training: bool, quick: bool) -> Work:
         sizes = (8,) * len(sizes) if quick else sizes
         module = ConvCapsules(types, dim, out_types, out_dim, dims=len(sizes), voters="types", layer_kernel=kernel,
                               layer_padding="same", transform="shared",
-                              routing=DynamicRouting(3, capsule_bias=True))  # fmt: skip
-        images = torch.randn(1, types * math.prod(sizes), dim).requires_grad_(training)
+                              routing=DynamicRouting(3, capsule_bias=True)).to(device)  # fmt: skip
+        images = torch.randn(1, types * math.prod(sizes), dim, device=device).requires_grad_(training)
 
         def result() -> Tensor:
             return module(Capsules(images, None, (types, *sizes))).poses
@@ -74,8 +74,8 @@ def work_of(name: str, training: bool, quick: bool) -> Work:
     else:
         preset, side = NETWORKS[name]
         side = 16 if quick else side
-        module = create_model(preset, (1, side, side), 2)
-        images = torch.rand(1, 1, side, side)
+        module = create_model(preset, (1, side, side), 2).to(device)
+        images = torch.rand(1, 1, side, side, device=device)
 
         def result() -> Tensor:
             return module(images).scores

@@ -15,10 +15,10 @@ SOURCE = Path(torchcaps.__file__).parent
 
 # What each part of the package may import, besides itself. Right may import left:
 # the files of BASE <- ops <- nn <- models <- analysis <- training <- cli; datasets stands beside ops.
-BASE = {"_lazy", "_version", "checks", "errors", "files", "machine", "parts", "ranges", "tasks", "tracing"}
+BASE = {"_lazy", "_version", "checks", "errors", "files", "machine", "parts", "ranges", "tasks", "tracing", "words"}
 INNER = BASE | {"plugins", "ops", "nn", "models", "datasets", "analysis", "training", "image_spec"}
 MAY_IMPORT: dict[str, Set[str]] = {
-    **dict.fromkeys(("errors", "_version"), frozenset()),
+    **dict.fromkeys(("errors", "_version", "words"), frozenset()),
     **dict.fromkeys(("_lazy", "files", "ranges", "machine", "plugins"), frozenset({"errors"})),
     "tracing": frozenset(),
     "checks": {"errors", "ranges", "tracing"},
@@ -40,7 +40,7 @@ CARD = ("models", "torchcaps.export.card")
 # What a part may import from outside; the standard library always.
 EVERYWHERE = {"torch", "jaxtyping", "lazy_loader"}
 PACKAGES: dict[str, Set[str]] = {
-    **dict.fromkeys(("errors", "_version", "ranges", "machine", "plugins"), frozenset()),
+    **dict.fromkeys(("errors", "_version", "words", "ranges", "machine", "plugins"), frozenset()),
     "_lazy": {"lazy_loader"},
     "files": {"filelock"},
     **dict.fromkeys(("checks", "parts", "tracing"), frozenset({"torch"})),

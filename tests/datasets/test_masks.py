@@ -1,5 +1,6 @@
 """Images with masks from folders and arrays; patches of them; and one sentence for each fault."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from PIL import Image
 from pixel_support import disc_set, discs, write_folder
 from support import assert_raises
 from torchcaps.datasets import BatchLoader, Dataset, ImageSet, PixelSet, load_dataset
+from torchcaps.datasets.sources.pixel_folder import IMAGE_NAMES, MASK_NAMES
 from torchcaps.errors import InputError
 from torchcaps.ranges import IGNORED
 
@@ -225,7 +227,8 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a folder in other letters": (
         lambda folder: (folder / "masks").rename(folder / "Masks"),
-        "DIR/Masks must be named masks/, in small letters, for images with masks",
+        "DIR has images/ and Masks/, as images and their masks are often called; for masks, rename Masks/ to masks/, "
+        "and for two classes, give them other names",
     ),
     "absent class": (
         lambda folder: (folder / "classes.txt").write_text("ground\nleaf\nvein\nhole\n"),
@@ -276,16 +279,118 @@ def test_names_may_have_dots(tmp_path: Path) -> None:
     assert sum(map(len, (load(tmp_path).train, load(tmp_path).validation, load(tmp_path).test))) == 8
 
 
-def test_damaged_files_can_be_left_out(tmp_path: Path) -> None:
+OF_ONE_IMAGE = {
+    name: FAULTS[name][0]
+    for name in ("size", "no mask", "no image", "photo", "colour photo", "damaged mask", "other letters")
+} | {
+    "damaged image": lambda folder: (folder / "images/3.png").write_bytes(b"no"),
+    "two masks": lambda folder: save(folder / "masks/3.tif", PHOTO),
+    "two images": lambda folder: save(folder / "images/3.bmp", PHOTO),
+}
+
+
+@pytest.mark.parametrize("name", OF_ONE_IMAGE)
+def test_a_fault_of_one_image_can_be_left_out(tmp_path: Path, name: str) -> None:
     write_folder(tmp_path, 8)
-    (tmp_path / "masks/3.png").write_bytes(b"no")
-    (tmp_path / "images/5.png").write_bytes(b"no")
+    OF_ONE_IMAGE[name](tmp_path)
+    with pytest.raises(InputError) as caught:
+        load(tmp_path)
     data = load(tmp_path, skip_damaged=True)
-    assert sum(map(len, (data.train, data.validation, data.test))) == 6
-    assert len(data.skipped) == 2
-    for file in (tmp_path / "masks").iterdir():
+    assert sum(map(len, (data.train, data.validation, data.test))) == 7
+    (reason,) = data.skipped
+    assert str(caught.value) == f"{reason} (--skip-damaged leaves it out)"
+
+
+def test_several_faults_are_one_error(tmp_path: Path) -> None:
+    write_folder(tmp_path / "train", 8)
+    write_folder(tmp_path / "test", 3)
+    for part, names in (("train", ("images/5.png", "masks/3.png")), ("test", ("masks/0.png",))):
+        for name in names:
+            (tmp_path / part / name).write_bytes(b"no")
+    (tmp_path / "train/masks/4.png").unlink()
+    with pytest.raises(InputError) as caught:
+        load(tmp_path)
+    first, *reasons = str(caught.value).split("\n  ")
+    assert first == ("4 of 11 images cannot be used; repair or remove them, or leave them out by --skip-damaged:")
+    data = load(tmp_path, skip_damaged=True)
+    assert list(data.skipped) == reasons
+    assert len(data.test) == 2
+    assert len(data.train) + len(data.validation) == 5
+    for file in (tmp_path / "test/masks").iterdir():
         file.write_bytes(b"no")
-    assert_raises(InputError, load, tmp_path, skip_damaged=True, say="none of the train images and masks can be read")
+    assert_raises(InputError, load, tmp_path, skip_damaged=True, say="none of the test images and masks can be used")
+
+
+def renamed(folder: Path, images: str, masks: str) -> None:
+    for old, new in (("images", images), ("masks", masks)):
+        (folder / old).rename(folder / new)
+
+
+@pytest.mark.parametrize("task", ["pixels", "classes", None])
+@pytest.mark.parametrize("part", ["", "train"])
+@pytest.mark.parametrize(
+    ("images", "masks"),
+    [
+        *(("images", masks) for masks in sorted(MASK_NAMES - {"masks"})),
+        *((images, "masks") for images in sorted(IMAGE_NAMES - {"images"})),
+        ("Images", "Labels"),
+        ("JPEGImages", "SegmentationClass"),
+    ],
+)
+def test_other_names_of_folders_are_not_taken_for_classes(
+    tmp_path: Path, images: str, masks: str, part: str, task: Any
+) -> None:
+    renamed(write_folder(tmp_path / part, 8), images, masks)
+    rename = [f"{old}/ to {new}/" for old, new in ((images, "images"), (masks, "masks")) if old != new]
+    with pytest.raises(InputError) as caught:
+        load_dataset(f"folder:{tmp_path}", task=task)
+    assert f"for masks, rename {' and '.join(rename)}, and for two classes, give them other names" in str(caught.value)
+    save_class(tmp_path / part / "overlays")  # a third folder changes nothing, as the names of the files agree
+    assert_raises(InputError, load_dataset, f"folder:{tmp_path}", task=task, say=f"rename {rename[0]}")
+
+
+def save_class(folder: Path) -> None:
+    folder.mkdir()
+    for number in range(8):
+        save(folder / f"page{number}.png", PHOTO)
+
+
+def test_images_and_labels_among_other_classes_stay_classes(tmp_path: Path) -> None:
+    renamed(write_folder(tmp_path, 8), "images", "labels")
+    save_class(tmp_path / "tables")
+    for file in (tmp_path / "labels").iterdir():
+        file.rename(file.with_name(f"label{file.name}"))
+    data = load_dataset(f"folder:{tmp_path}")
+    assert (data.task.name, data.class_names) == ("classes", ("images", "labels", "tables"))
+
+
+@pytest.mark.parametrize("part", ["", "train", "test"])
+@pytest.mark.parametrize("names", [("images",), ("masks",), ("cats", "dogs"), ("pictures", "outlines")])
+def test_a_part_without_masks_is_named(tmp_path: Path, names: tuple[str, ...], part: str) -> None:
+    for each in {part, "train"} if part else {""}:
+        write_folder(tmp_path / each, 8)
+    for old, new in zip(("images", "masks"), names, strict=False):
+        (tmp_path / part / old).rename(tmp_path / part / f"{new}-")
+    for name in ("images", "masks"):
+        shutil.rmtree(tmp_path / part / name, ignore_errors=True)
+    for name in names:
+        (tmp_path / part / f"{name}-").rename(tmp_path / part / name)
+    words = f"{tmp_path / part} must have images/ and masks/, with an image file of the same name in each"
+    assert_raises(InputError, load, tmp_path, say=words)
+
+
+@pytest.mark.parametrize("names", [("images", "masks"), ("images", "labels")])
+def test_parts_below_images_are_moved(tmp_path: Path, names: tuple[str, str]) -> None:
+    for part in ("train", "val"):
+        write_folder(tmp_path / part, 8)
+        for old, new in zip(("images", "masks"), names, strict=True):
+            (tmp_path / new).mkdir(exist_ok=True)
+            (tmp_path / part / old).rename(tmp_path / new / part)
+        (tmp_path / part).rmdir()
+    words = (
+        "DIR/images has no images but train/; put train/ above images/ and masks/, so that there are DIR/train/images"
+    )
+    assert_raises(InputError, load, tmp_path, say=words.replace("DIR", str(tmp_path)))
 
 
 def test_the_task_must_be_named_and_patches_need_masks(tmp_path: Path) -> None:

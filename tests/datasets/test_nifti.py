@@ -66,6 +66,27 @@ def test_a_folder_of_volumes_is_a_data_set(tmp_path: Path) -> None:
     assert load_dataset(f"nifti:{tmp_path}", patch=4).in_shape == (1, 4, 4, 4)
 
 
+def test_volumes_that_cannot_be_used_are_left_out(tmp_path: Path) -> None:
+    write_set(tmp_path)
+    (tmp_path / "images/1.nii.gz").write_bytes(b"no")
+    (tmp_path / "masks/2.nii").unlink()
+    save(tmp_path / "masks/3.nii", np.zeros((2, 2, 2), np.uint8))
+    save(tmp_path / "masks/4.nii", np.full((24, 6, 20), 0.5))
+    with pytest.raises(InputError) as caught:
+        load_dataset(f"nifti:{tmp_path}")
+    first, *reasons = str(caught.value).split("\n  ")
+    assert first.startswith("4 of 8 images cannot be used")
+    data = load_dataset(f"nifti:{tmp_path}", skip_damaged=True)
+    assert list(data.skipped) == reasons
+    assert sum(map(len, (data.train, data.validation, data.test))) == 4
+
+
+def test_another_name_of_the_masks_is_refused(tmp_path: Path) -> None:
+    write_set(tmp_path)
+    (tmp_path / "masks").rename(tmp_path / "labels")
+    assert_raises(InputError, load_dataset, f"nifti:{tmp_path}", say="for masks, rename labels/ to masks/")
+
+
 def test_numbers_become_bytes() -> None:
     assert to_uint8(np.array([-5, 0, 50, 100, 200]), (0, 100)).tolist() == [0, 0, 128, 255, 255]
     assert to_uint8(np.full(4, 7.0), None).tolist() == [0] * 4

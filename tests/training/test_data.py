@@ -97,7 +97,7 @@ def test_damaged_images_are_left_out_of_the_whole_run(tmp_path: Path) -> None:
     said = StopAt(1)
     with pytest.raises(Interrupted):
         run(dataclasses.replace(config, skip_damaged=True), tmp_path / "run", said)
-    (line,) = [line for line in said.said if line.startswith("Skipped 2 damaged images:")]
+    (line,) = [line for line in said.said if line.startswith("Left out 2 images:")]
     assert all(str(file) in line for file in bad)
     bad[1].unlink()
     summary = go_on(tmp_path / "run")

@@ -37,7 +37,7 @@ def datasets(
     *,
     data_dir: DataDir = None,
     image_size: Annotated[Pixels | None, "Resize images to this height and width, in pixels."] = None,
-    skip_damaged: Annotated[bool, "Skip unreadable image files of a folder."] = False,
+    skip_damaged: Annotated[bool, "Leave out images that cannot be used, instead of an error."] = False,
     scale: Annotated[
         tuple[float, float] | None, "Pixel values that become 0 and 1, for pixels of more than 8 bits, such as 0,4095."
     ] = None,

@@ -86,8 +86,9 @@ def load_dataset(
         seed: Random seed of the choice of validation images, 0 to 2³² - 1.
         limit_train: Largest number of training images, from 1; the first ones are taken.
         limit_test: Largest number of test images, from 1; the first ones are taken.
-        skip_damaged: Leave out unreadable image files of a ``folder:`` or ``csv:`` instead of raising an error; the
-            data set's ``skipped`` lists them with the reasons.
+        skip_damaged: Leave out images of a ``folder:``, ``csv:`` or ``nifti:`` that cannot be used, instead of raising
+            an error: unreadable files, and images without a mask or with a damaged one. The data set's ``skipped``
+            lists them with the reasons.
         scale: Pixel values (low, high) that become 0 and 1, for your own files whose pixels are neither 8-bit nor
             floats of 0..1, such as (0, 4095) of a 12-bit camera; other values are clipped.
         task: Task of the labels: ``"classes"``, ``"labels"``, ``"regression"`` or ``"pixels"``; None: the form of the
@@ -103,7 +104,8 @@ def load_dataset(
     if data_dir is not None and info.find is None:
         raise InputError(f'the data set "{info.name}" has no files in a data folder; leave data_dir (--data-dir) out')
     if skip_damaged and not info.can_skip_damaged:
-        raise InputError(f"{spec} has no image files to leave out; skip_damaged (--skip-damaged) is for folder:PATH")
+        fitting = ", ".join(each.spec for each in _DATASETS.values() if each.can_skip_damaged)
+        raise InputError(f"{spec} has no image files to leave out; skip_damaged (--skip-damaged) is for {fitting}")
     if scale is not None:
         check_scale(scale)
         if not info.takes_scale:

@@ -66,7 +66,7 @@ class TrainConfig(Settings):
     image_size: Pixels | None = None
     """Resize images to this height and width, pixels."""
     skip_damaged: bool = False
-    """Skip image files that cannot be read, and list them."""
+    """Leave out images that cannot be used, and list them."""
     scale: tuple[float, float] | None = None
     """Pixel values that become 0 and 1. Set LOW,HIGH for your own files with more than 8 bits, such as 0,4095 for 12
     bits. The default is the range of the files' data type."""

@@ -18,6 +18,7 @@ from torchcaps import analysis
 from torchcaps.analysis.evaluation import AnyEvaluation
 from torchcaps.checks import checked
 from torchcaps.datasets import Dataset
+from torchcaps.datasets.damaged import listed
 from torchcaps.errors import InputError
 from torchcaps.files import check_path, real, remove_temporaries, write_json
 from torchcaps.image_spec import ImageSpec
@@ -47,12 +48,11 @@ from torchcaps.training.rates import LearningRates, find_learning_rate
 from torchcaps.training.recipe import Recipe
 from torchcaps.training.state import VALIDATION_COLUMNS, column_of
 from torchcaps.training.stops import Interrupted
+from torchcaps.words import counted
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-MAX_DAMAGED_LISTED = 20
-"""Largest number of damaged images in the list of skipped images."""
 RUNS = Path("runs")
 RECONSTRUCTED_IMAGES, ROUTED_IMAGES = 20, 100
 """Number of test images in the figure of reconstructions, and for the statistics of routing."""
@@ -306,8 +306,7 @@ def _first_lines(
     yield from small_data.fitting_message(config, requested.recipe, data.train.draws, data.num_classes, task)
     yield from small_data.imbalance_message(config, data.train.labels, data.class_names, task)
     if data.skipped:
-        listed = [*data.skipped[:MAX_DAMAGED_LISTED], *["…"] * (len(data.skipped) > MAX_DAMAGED_LISTED)]
-        yield "\n  ".join([f"Skipped {len(data.skipped)} damaged images:", *listed])
+        yield listed(f"Left out {counted(len(data.skipped), 'image')}:", data.skipped)
 
 
 def _finish(trainer: Trainer, start: Start, out: Path, figures: bool) -> dict[str, Any]:

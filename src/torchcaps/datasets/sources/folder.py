@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from torchcaps.checks import checked
+from torchcaps.datasets.damaged import refuse_damaged
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, resize_images
 from torchcaps.datasets.images import SUFFIXES, image_files_in, read_image, read_pixels, subfolders, with_channels
@@ -23,7 +24,6 @@ from torchcaps.errors import InputError
 from torchcaps.files import user_path
 
 PARTS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
-_MAX_NAMED = 20  # damaged files in an error
 
 Files = dict[str, dict[str, list[Path]]]
 """Image files by part and class name."""
@@ -56,7 +56,7 @@ def load_folder(request: DataRequest) -> Splits:
     if not root.is_dir():
         raise InputError(f"there is no folder {root} to read images from")
     parts = parts_of(root)
-    if any(map(has_masks, parts.values())):
+    if request.task == "pixels" or any(map(has_masks, parts.values())):
         return load_pixel_folder(root, parts, request)
     files = _files(root)
     class_names = _class_names(files)
@@ -185,11 +185,5 @@ def read_files(
                 f"{file} is {own} pixels (height × width), but {first} is {other}; bring all images to one size with "
                 "--image-size"
             )
-    if damaged and not skip:
-        lines = [
-            f"{len(damaged)} of {len(listed)} images cannot be used; repair or remove them, or leave them out by train "
-            "--skip-damaged:",
-            *damaged[:_MAX_NAMED],
-        ]
-        raise InputError("\n  ".join(lines + ["…"] * (len(damaged) > _MAX_NAMED)))
+    refuse_damaged(damaged, len(listed), skip=skip)
     return images, damaged

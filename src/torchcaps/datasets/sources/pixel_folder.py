@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import UInt, UInt8
 
+from torchcaps.datasets.damaged import refuse_damaged
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, resize_images, resize_masks
 from torchcaps.datasets.images import image_files_in, read_pixels, stem_of, subfolders, with_channels
@@ -20,71 +21,23 @@ from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.errors import InputError
 
 IMAGES, MASKS, CLASSES = "images", "masks", "classes.txt"
+RIGHT = [IMAGES, MASKS]
+IMAGE_NAMES = {IMAGES, "image", "img", "imgs", "photos", "jpegimages"}
+"""Names, in small letters, that a folder of images often has in data sets with masks."""
+MASK_NAMES = {MASKS, "mask", "labels", "label", "annotations", "annotation", "segmentations", "segmentation"}
+MASK_NAMES |= {"segmentationclass", "segmentation_masks", "groundtruth", "ground_truth", "gt", "targets"}
+"""Names, in small letters, that a folder of masks often has."""
 MAX_NAMED = 3
 """Files that an error names."""
 
 
-def has_masks(folder: Path) -> bool:
-    """Return True if a folder has images/ and masks/.
+class Labelled(NamedTuple):
+    """An image and the values of its mask."""
 
-    Raises:
-        InputError: It has them in other letters, such as Images/, which would be taken for classes.
-    """
-    names = {each.name: each.name.lower() for each in subfolders(folder)}
-    if not {IMAGES, MASKS} <= set(names.values()):
-        return False
-    for name, lower in names.items():
-        if lower in (IMAGES, MASKS) and name not in (IMAGES, MASKS) and lower not in names:
-            raise InputError(f"{folder / name} must be named {lower}/, in small letters, for images with masks")
-    return True
-
-
-def load_pixel_folder(root: Path, parts: Mapping[str, Path], request: DataRequest) -> Splits:
-    """Read the images and masks of each part.
-
-    A mask has the name and size of its image, except for the suffix. ``classes.txt`` beside images/, or beside train/,
-    names the classes. Images are in a fixed random order.
-
-    Args:
-        root: Folder of the data set.
-        parts: Folder of images/ and masks/ of each part.
-        request: Options; with ``patch``, training takes patches of this side.
-
-    Raises:
-        InputError: An image has no mask, a mask has no image or another size, it holds no numbers of classes, or images
-            differ in size and neither ``patch`` nor ``image_size`` is given.
-    """
-    pairs = {part: pairs_of(folder, image_files_in) for part, folder in parts.items()}
-    names, colours = read_classes(root / CLASSES)
-    images, masks, damaged = dict[str, np.ndarray](), dict[str, np.ndarray](), list[str]()
-    for pair in (pair for found in pairs.values() for pair in found):
-        try:
-            image, mask = read_pixels(pair.image), read_mask(pair.mask, str(pair.mask))
-        except InputError as error:
-            if not request.skip_damaged:
-                raise
-            damaged.append(str(error))
-            continue
-        if image.shape[1:] != mask.shape:
-            sizes = ["×".join(map(str, size)) for size in (mask.shape, image.shape[1:])]
-            raise InputError(
-                f"{pair.mask} is {sizes[0]}, but {pair.image} {sizes[1]} (height × width); a mask has the size of its "
-                "image"
-            )
-        images[str(pair.mask)], masks[str(pair.mask)] = image, mask
-    sets = {}
-    if masks:
-        numbered, class_names = number_masks(masks, names, colours)
-        channels = max(map(len, images.values()))
-    for part, found in pairs.items():
-        keys = [str(pair.mask) for pair in found if str(pair.mask) in masks]
-        if not keys:
-            raise InputError(f"{root}: none of the {part} images and masks can be read")
-        pixels = [torch.from_numpy(with_channels(images[key], channels)) for key in keys]
-        labels = [torch.from_numpy(numbered[key]) for key in keys]
-        sets[part] = to_set(pixels, labels, request, str(root))
-    parts_left = (sets["train"], sets.get("test"), class_names, sets.get("validation"))
-    return Splits(*parts_left, skipped=tuple(damaged), task="pixels")
+    image: UInt8[np.ndarray, "C *S"]
+    mask: UInt[np.ndarray, "*S"]
+    spacing: tuple[float, ...] | None = None
+    """Distances of neighbouring pixels along the axes; None: 1."""
 
 
 class Pair(NamedTuple):
@@ -94,39 +47,179 @@ class Pair(NamedTuple):
     mask: Path
 
 
-def pairs_of(folder: Path, files_in: Callable[[Path], list[Path]], end: str = "") -> list[Pair]:
-    """Return the images of a folder and their masks, in a fixed random order; ``end`` is the suffix of a missing mask.
+class FileKind(NamedTuple):
+    """Kind of files that hold images and masks."""
+
+    files_in: Callable[[Path], list[Path]]
+    """Returns the files of this kind in a folder."""
+    read: Callable[[Pair], Labelled]
+    """Reads a pair of files."""
+    suffix: str
+    """Usual suffix of masks."""
+    words: str
+    """A file of this kind in an error."""
+
+
+def has_masks(folder: Path, files_in: Callable[[Path], list[Path]] = image_files_in) -> bool:
+    """Return True if a folder has images/ and masks/.
 
     Raises:
-        InputError: There is no image, two files have one name, or an image or a mask is alone.
+        InputError: The folder has them under other usual names, such as Images/ and labels/, which would be taken for
+            classes.
     """
-    found: dict[str, dict[str, Path]] = {}
-    for name in (IMAGES, MASKS):
-        found[name] = {}
-        for file in files_in(folder / name):
-            stem = stem_of(file)
-            if stem in found[name]:
-                raise InputError(f"{file} and {found[name][stem]} have one name; keep one of them")
-            found[name][stem] = file
-    images, masks = found[IMAGES], found[MASKS]
+    names = {each.name: each for each in subfolders(folder)}
+    alike = [[name for name in names if name.lower() in known] for known in (IMAGE_NAMES, MASK_NAMES)]
+    if not all(alike):
+        return False
+    # the right name first, then the right name in other letters
+    found = [
+        min(each, key=lambda name: (name != right, name.lower() != right))
+        for each, right in zip(alike, RIGHT, strict=True)
+    ]
+    images, masks = ({stem_of(file) for file in files_in(names[name])} for name in found)
+    inner = sorted(set.intersection(*({each.name for each in subfolders(names[name])} for name in found)))
+    if inner and not images and not masks:
+        raise InputError(
+            f"{folder / found[0]} has no images but {inner[0]}/; put {inner[0]}/ above images/ and masks/, so that "
+            f"there are {folder / inner[0] / IMAGES} and {folder / inner[0] / MASKS}"
+        )
+    if found == RIGHT:
+        return True
+    if not masks or (len(names) > 2 and not images <= masks):  # no masks, or classes
+        return False
+    renamed = [f"{name}/ to {new}/" for name, new in zip(found, RIGHT, strict=True) if name != new]
+    raise InputError(
+        f"{folder} has {found[0]}/ and {found[1]}/, as images and their masks are often called; for masks, rename "
+        f"{' and '.join(renamed)}, and for two classes, give them other names"
+    )
+
+
+def load_pixel_folder(
+    root: Path, parts: Mapping[str, Path], request: DataRequest, kind: FileKind | None = None
+) -> Splits:
+    """Read the images and masks of each part.
+
+    A mask has the name and size of its image, except for the suffix. ``classes.txt`` beside images/, or beside train/,
+    names the classes. Images are in a fixed random order. One error names all images and masks that cannot be used;
+    ``skip_damaged`` leaves them out.
+
+    Args:
+        root: Folder of the data set.
+        parts: Folder of images/ and masks/ of each part.
+        request: Options; with ``patch``, training takes patches of this side.
+        kind: Kind of the files; None: image files.
+
+    Raises:
+        InputError: A part has no masks, an image has no mask, a mask has no image or another size, it holds no numbers
+            of classes, or images differ in size and neither ``patch`` nor ``image_size`` is given.
+    """
+    kind = kind or IMAGE_FILES
+    for folder in parts.values():
+        if not has_masks(folder, kind.files_in):
+            raise InputError(f"{folder} must have images/ and masks/, with {kind.words} of the same name in each")
+    names, colours = read_classes(root / CLASSES)
+    found, damaged = _read_parts(parts, kind, skip=request.skip_damaged)
+    for part, labelled in found.items():
+        if not labelled:
+            raise InputError(f"{root}: none of the {part} images and masks can be used")
+    masks = {str(pair.mask): each.mask for labelled in found.values() for pair, each in labelled.items()}
+    numbered, class_names = number_masks(masks, names, colours)
+    channels = max(len(each.image) for labelled in found.values() for each in labelled.values())
+    sets = {}
+    for part, labelled in found.items():
+        pixels = [torch.from_numpy(with_channels(each.image, channels)) for each in labelled.values()]
+        labels = [torch.from_numpy(numbered[str(pair.mask)]) for pair in labelled]
+        spacing = [each.spacing for each in labelled.values() if each.spacing is not None]
+        sets[part] = to_set(pixels, labels, request, str(root), spacing or None)
+    parts_left = (sets["train"], sets.get("test"), class_names, sets.get("validation"))
+    return Splits(*parts_left, skipped=tuple(damaged), task="pixels")
+
+
+def _read_parts(
+    parts: Mapping[str, Path], kind: FileKind, *, skip: bool
+) -> tuple[dict[str, dict[Pair, Labelled]], list[str]]:
+    """Read the pairs of each part in a fixed random order.
+
+    Returns:
+        The pairs that can be used, and a sentence for each that cannot (only with ``skip``).
+    """
+    found: dict[str, dict[Pair, Labelled]] = {}
+    damaged, total = list[str](), 0
+    for part, folder in parts.items():
+        pairs, faults = _pairs_of(folder, kind)
+        damaged, total, found[part] = damaged + faults, total + len(pairs) + len(faults), {}
+        for pair in pairs:
+            try:
+                found[part][pair] = _read_pair(pair, kind)
+            except InputError as error:
+                damaged.append(str(error))
+    refuse_damaged(damaged, total, skip=skip)
+    return found, damaged
+
+
+def _read_pair(pair: Pair, kind: FileKind) -> Labelled:
+    """Read an image and its mask, which must have one size."""
+    labelled = kind.read(pair)
+    if labelled.image.shape[1:] != labelled.mask.shape:
+        sizes = ["×".join(map(str, size)) for size in (labelled.mask.shape, labelled.image.shape[1:])]
+        axes = " (height × width)" * (labelled.mask.ndim == 2)
+        raise InputError(
+            f"{pair.mask} is {sizes[0]}, but {pair.image} {sizes[1]}{axes}; a mask has the size of its image"
+        )
+    return labelled
+
+
+def _pairs_of(folder: Path, kind: FileKind) -> tuple[list[Pair], list[str]]:
+    """Return the images of a folder with their masks, in a fixed random order, and a sentence for each other file.
+
+    Raises:
+        InputError: There is no image.
+    """
+    images, masks = (_by_stem(kind.files_in(folder / name)) for name in (IMAGES, MASKS))
     if not images:
         raise InputError(f"{folder / IMAGES} has no images")
-    for stem in sorted(images.keys() - masks.keys())[:1]:
-        wanted = folder / MASKS / f"{stem}{end or '.png'}"
-        similar = [masks[each] for each in sorted(masks.keys() - images.keys()) if _is_similar(each, stem)]
-        advice = f"rename {similar[0]} to {wanted.name}" if similar else f"put {wanted} there, or move the image away"
-        raise InputError(f"{images[stem]} has no mask; {advice}")
-    for stem in sorted(masks.keys() - images.keys())[:1]:
-        raise InputError(f"{masks[stem]} has no image in {folder / IMAGES}; put it there, or move the mask away")
-    stems = sorted(images)
+    faults = [
+        f"{files[0]} and {files[1]} have one name; keep one of them"
+        for found in (images, masks)
+        for files in found.values()
+        if len(files) > 1
+    ]
+    alone = sorted(masks.keys() - images.keys())
+    for stem in sorted(images.keys() - masks.keys()):
+        wanted = folder / MASKS / f"{stem}{kind.suffix}"
+        similar = next((each for each in alone if _is_similar(each, stem)), None)
+        advice = f"put {wanted} there, or move the image away"
+        if similar is not None:
+            alone.remove(similar)
+            advice = f"rename {masks[similar][0]} to {wanted.name}"
+        faults.append(f"{images[stem][0]} has no mask; {advice}")
+    faults += [
+        f"{masks[stem][0]} has no image in {folder / IMAGES}; put it there, or move the mask away" for stem in alone
+    ]
+    stems = sorted(stem for stem in images.keys() & masks.keys() if len(images[stem]) == len(masks[stem]) == 1)
     order = generator(FIXED_SEED).permutation(len(stems))
-    return [Pair(images[stems[i]], masks[stems[i]]) for i in order]
+    return [Pair(images[stems[i]][0], masks[stems[i]][0]) for i in order], faults
+
+
+def _by_stem(files: Sequence[Path]) -> dict[str, list[Path]]:
+    """Return the files of each name without suffix."""
+    found: dict[str, list[Path]] = {}
+    for file in files:
+        found.setdefault(stem_of(file), []).append(file)
+    return found
 
 
 def _is_similar(mask: str, image: str) -> bool:
     """Return True if the name of a mask is that of an image in other letters, or with an addition such as ``_mask``."""
     mask, image = mask.casefold(), image.casefold()
     return mask == image or mask.startswith((f"{image}_", f"{image}-")) or mask.endswith((f"_{image}", f"-{image}"))
+
+
+def _read_image_files(pair: Pair) -> Labelled:
+    return Labelled(read_pixels(pair.image), read_mask(pair.mask, str(pair.mask)))
+
+
+IMAGE_FILES = FileKind(image_files_in, _read_image_files, ".png", "an image file")
 
 
 def to_set(

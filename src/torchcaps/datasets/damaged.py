@@ -1,0 +1,36 @@
+"""Images of a data set that cannot be used: named in one error, or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchcaps.errors import InputError
+
+MAX_NAMED = 20
+"""Largest number of images that an error or a message names."""
+
+
+def refuse_damaged(damaged: Sequence[str], total: int, *, skip: bool) -> None:
+    """Raise InputError if images cannot be used, unless they are left out.
+
+    Args:
+        damaged: A sentence for each image that cannot be used.
+        total: Number of all images.
+        skip: True: the images are left out.
+    """
+    if skip or not damaged:
+        return
+    if len(damaged) == 1:
+        raise InputError(f"{damaged[0]} (--skip-damaged leaves it out)")
+    raise InputError(
+        listed(
+            f"{len(damaged)} of {total} images cannot be used; repair or remove them, or leave them out by "
+            "--skip-damaged:",
+            damaged,
+        )
+    )
+
+
+def listed(first: str, damaged: Sequence[str]) -> str:
+    """Return a line, and below it the first sentences about images that cannot be used."""
+    return "\n  ".join([first, *damaged[:MAX_NAMED], *["…"] * (len(damaged) > MAX_NAMED)])
