@@ -269,7 +269,8 @@ class PixelCapsules(PixelNetwork):
         """Return the loss of the scores, the coarse loss and the reconstruction error, each with its weight.
 
         Args:
-            output: Output of the network for ``images``.
+            output: Output of the network for ``images``. Without capsules, as from windows over larger images, there
+                is no coarse loss.
             images: Pixels 0..1 (B, C, *S). Not used without a decoder.
             targets: Class of each pixel (B, *S); pixels of 255 do not count.
 
@@ -277,7 +278,7 @@ class PixelCapsules(PixelNetwork):
             InputError: Masks of another size than the images, or with a class that the network does not have.
         """
         classification = self._task.loss(output, targets, self)
-        if self.coarse_loss is not None:
+        if self.coarse_loss is not None and output.capsules is not None:
             classification = classification + self.coarse_weight * self._coarse_loss(output, targets)
         if output.reconstruction is None:
             return Losses(classification, classification)
