@@ -10,7 +10,7 @@ import torch
 
 from torchcaps.errors import InputError, reason_of
 from torchcaps.machine import check_memory
-from torchcaps.models.images import TooSmall, knowing_shapes, recording_shapes
+from torchcaps.models.images import TooSmall, shape_plan
 from torchcaps.parts import Spec, build
 from torchcaps.tracing import unset_fake_temporarily
 
@@ -27,15 +27,15 @@ def build_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Netw
     Raises:
         InputError: As for :func:`plan_network`; or the parameters do not fit into memory, and none is allocated.
     """
-    with recording_shapes() as shapes:
+    with shape_plan() as plan:
         planned = plan_network(spec, in_shape, num_classes)
-    device = torch.get_default_device().type
-    if device == "meta":
-        return planned
-    if device == "cpu":
-        sizes = (parameter.numel() * parameter.element_size() for parameter in planned.parameters())
-        check_memory(sum(sizes), "the network's parameters")
-    with knowing_shapes(shapes):
+        device = torch.get_default_device().type
+        if device == "meta":
+            return planned
+        if device == "cpu":
+            sizes = (parameter.numel() * parameter.element_size() for parameter in planned.parameters())
+            check_memory(sum(sizes), "the network's parameters")
+        plan.rewind()
         network: Network = build("network", spec, in_shape=in_shape, num_classes=num_classes)
     return network
 

@@ -32,38 +32,54 @@ class TooSmall(InputError):  # noqa: N818  the name is the fault of a map; calle
     """A map that is smaller than the windows of the next layer."""
 
 
-_RECORDED: ContextVar[list[tuple[Any, tuple[Any, int]]] | None] = ContextVar("recorded", default=None)
-"""Results of :func:`infer_shapes` while a network is planned."""
-_KNOWN: ContextVar[Iterator[tuple[Any, tuple[Any, int]]] | None] = ContextVar("known", default=None)
-"""The same while the planned network is built, which asks for the same shapes in the same order."""
+Inferred = tuple[Any, int]
+"""Output of a module for a batch, and the largest number of values in a tensor of one image on the way."""
+
+
+class ShapePlan:
+    """Results of :func:`infer_shapes` while a network is planned, for the network that is built after it.
+
+    Both ask for the same shapes in the same order. From the first difference on, shapes are inferred again.
+    """
+
+    def __init__(self) -> None:
+        self._inferred: list[tuple[Any, Inferred]] = []
+        self._known: Iterator[tuple[Any, Inferred]] = iter(())
+
+    def rewind(self) -> None:
+        """Return the recorded results from now on."""
+        self._known = iter(self._inferred.copy())
+
+    def infer(self, module: nn.Module, inputs: Any) -> Inferred:
+        """Return the recorded result of a module with such inputs, or infer and record it."""
+        asked = type(module), (inputs if isinstance(inputs, Tensor) else inputs.poses).shape
+        if is_eager():
+            before, found = next(self._known, (None, None))
+            if before == asked and found is not None:
+                return found
+            self._known = iter(())
+        result = _run_without_numbers(module, inputs)
+        self._inferred.append((asked, result))
+        return result
+
+
+_PLAN: ContextVar[ShapePlan | None] = ContextVar("plan", default=None)
 
 
 @contextmanager
-def recording_shapes() -> Iterator[list[Any]]:
-    """Record the results of :func:`infer_shapes`, which computes all of them."""
-    recorded: list[Any] = []
-    tokens = _RECORDED.set(recorded), _KNOWN.set(None)
+def shape_plan() -> Iterator[ShapePlan]:
+    """Let :func:`infer_shapes` record its results in a plan."""
+    token = _PLAN.set(plan := ShapePlan())
     try:
-        yield recorded
+        yield plan
     finally:
-        _RECORDED.reset(tokens[0])
-        _KNOWN.reset(tokens[1])
+        _PLAN.reset(token)
 
 
-@contextmanager
-def knowing_shapes(recorded: list[Any]) -> Iterator[None]:
-    """Let :func:`infer_shapes` return recorded results for as long as the same modules ask in the same order."""
-    token = _KNOWN.set(iter(recorded))
-    try:
-        yield
-    finally:
-        _KNOWN.reset(token)
-
-
-def infer_shapes(module: nn.Module, inputs: Any) -> tuple[Any, int]:
+def infer_shapes(module: nn.Module, inputs: Any) -> Inferred:
     """Run a module on the meta device, without numbers; its parameters and statistics do not change.
 
-    A module that :func:`recording_shapes` has seen with such inputs is not run again within :func:`knowing_shapes`.
+    Within :func:`shape_plan`, a module that was seen with such inputs before is not run again.
 
     Returns:
         Output of the module for a batch, and the largest number of values in a tensor of one image on the way.
@@ -71,20 +87,11 @@ def infer_shapes(module: nn.Module, inputs: Any) -> tuple[Any, int]:
     Raises:
         TooSmall: The module refuses the shape.
     """
-    asked = type(module), (inputs if isinstance(inputs, Tensor) else inputs.poses).shape
-    known = _KNOWN.get()
-    if known is not None and is_eager():
-        before, found = next(known, (None, None))
-        if before == asked and found is not None:
-            return found
-        _KNOWN.set(None)  # another module than was recorded: nothing is known from here on
-    result = _run_without_numbers(module, inputs)
-    if (recorded := _RECORDED.get()) is not None:
-        recorded.append((asked, result))
-    return result
+    plan = _PLAN.get()
+    return _run_without_numbers(module, inputs) if plan is None else plan.infer(module, inputs)
 
 
-def _run_without_numbers(module: nn.Module, inputs: Any) -> tuple[Any, int]:
+def _run_without_numbers(module: nn.Module, inputs: Any) -> Inferred:
     sizes: list[int] = []
 
     def note_size(_module: nn.Module, _inputs: object, output: object) -> None:

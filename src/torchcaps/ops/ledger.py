@@ -23,7 +23,7 @@ The expansion in V loses no precision, because it rounds like V itself. Squares 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float
@@ -37,6 +37,16 @@ Pairs = Float[Tensor, "B #J I"]
 MIN_EXPONENT = -69.0
 """Shares and gradients below exp(-69) = 1e-30 are far below the rounding of their sums. They are replaced, because a
 processor takes a hundred times as long for products with denormal numbers (below 1e-38)."""
+
+
+class Competition(Protocol):
+    """Softmax over output capsules of several rows that compete with each other."""
+
+    def log_softmax(self, logits: Float[Tensor, "B I J"]) -> Float[Tensor, "B I J"]:
+        """Return the logarithm of the softmax."""
+
+    def log_softmax_once(self, logits: Float[Tensor, "B J I"]) -> Float[Tensor, "B J I"]:
+        """Return the same without second derivatives; the input capsules are last."""
 
 
 class Sums:
@@ -54,6 +64,10 @@ class Sums:
     ) -> tuple[Pairs, Float[Tensor, "B #J"]]:
         """Return the shares and their sums: :func:`torchcaps.ops.mixtures.share_out`."""
         return share_out(log_coupling, activations)
+
+    def log_compete(self, logits: Float[Tensor, "B J I"], competition: Competition) -> Float[Tensor, "B J I"]:
+        """Return the logarithm of the softmax over the output capsules of all rows that compete."""
+        return competition.log_softmax(logits.mT).mT
 
     def moments(
         self,
@@ -116,6 +130,9 @@ class Ledger(Sums):
         self, log_coupling: Float[Tensor, "#B #J #I"], activations: Float[Tensor, "B 1 I"]
     ) -> tuple[Pairs, Float[Tensor, "B #J"]]:
         return _ShareOut.apply(log_coupling, activations)
+
+    def log_compete(self, logits: Float[Tensor, "B J I"], competition: Competition) -> Float[Tensor, "B J I"]:
+        return competition.log_softmax_once(logits)
 
     def moments(
         self,

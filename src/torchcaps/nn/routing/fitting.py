@@ -78,9 +78,7 @@ class MixtureInputs(NamedTuple):
         """Return the logarithm of the coupling: the softmax over the output capsules that compete."""
         if self.competition is None:
             return logits.log_softmax(1)
-        if isinstance(self.votes, Ledger):
-            return self.competition.log_softmax_once(logits)
-        return self.competition.log_softmax(logits.mT).mT
+        return self.votes.log_compete(logits, self.competition)
 
     def note(
         self,
