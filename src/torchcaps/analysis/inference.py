@@ -15,6 +15,7 @@ from torchcaps.errors import InputError, WrongType
 from torchcaps.models import CapsNet, Network
 from torchcaps.models.images import check_image_shape
 from torchcaps.ops.labels import top_classes
+from torchcaps.ops.pixels import pixel_classes
 from torchcaps.ranges import COUNT
 from torchcaps.tasks import task_of
 from torchcaps.words import counted
@@ -77,10 +78,12 @@ def in_batches(
     model: Network, images: Shaped[Tensor, "N C H W"], labels: Labels | None, batch_size: int = BATCH
 ) -> Iterator[tuple[Float[Tensor, "B C H W"], Labels | None]]:
     """Check all images and labels, then yield batches of pixels (see :func:`as_pixels`) and labels."""
-    check_images(images, model.in_shape)
+    task = task_of(model)
+    check_images(images, task.image_shape(model, images))
     if len(images) == 0:
         raise InputError("there must be at least one image, got none")
     COUNT.check("batch_size", batch_size)
+    batch_size = min(batch_size, task.evaluation_batch)
     if labels is not None:
         check_labels(model, labels, len(images))
     for start in range(0, len(images), batch_size):
@@ -102,8 +105,13 @@ def over_batches(
     return [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
 
 
-def classes_of(scores: Float[Tensor, "B J"], objects: int) -> Int[Tensor, "B"] | Int[Tensor, "B P"]:
-    """Return the class with the highest score, or for P objects the P classes with the highest scores, in order."""
+def classes_of(scores: Float[Tensor, "B J *S"], objects: int) -> Int[Tensor, "B *S"] | Int[Tensor, "B P"]:
+    """Return the class with the highest score, or for P objects the P classes with the highest scores, in order.
+
+    For scores of pixels it is the class of each pixel; a single score above 0.5 is class 1.
+    """
+    if scores.ndim > 2:
+        return pixel_classes(scores)
     return scores.argmax(-1) if objects == 1 else top_classes(scores, objects)
 
 

@@ -17,7 +17,6 @@ from torchcaps.checks import checked
 from torchcaps.datasets.images import read_image
 from torchcaps.datasets.pixels import Scale, prepare_images
 from torchcaps.models import ModelOutput, Network
-from torchcaps.ranges import image_shape
 from torchcaps.tasks import task_of
 
 
@@ -40,6 +39,9 @@ def predict(
 ) -> Prediction:
     """Classify images, and reconstruct each from one capsule if the network has a decoder.
 
+    For a network for pixels the classes are masks (N, *S). Its images may have any size; if they are larger than the
+    network's input, the scores are computed in windows, and there are no reconstructions.
+
     Args:
         model: The network.
         images: N images (at least 1) in any form that :func:`torchcaps.fit` takes in memory: a tensor, an array, a
@@ -52,11 +54,12 @@ def predict(
     Raises:
         InputError: The images do not fit the network.
     """
-    images = prepare_images(images, image_shape(model.in_shape), scale)
+    task = task_of(model)
+    images = prepare_images(images, model.in_shape, scale, any_size=model.per_pixel)
     outputs: list[ModelOutput] = []
 
     def look(pixels: Tensor, classes: Tensor | None) -> list[Tensor]:
-        output = model(pixels, classes)
+        output = task.infer(model, pixels, classes)
         outputs[:] = [output]
         decoded = [] if output.reconstruction is None else [output.reconstruction.float()]
         return [pixels.float(), output.scores.float(), *decoded]
@@ -64,7 +67,6 @@ def predict(
     pixels, scores, *decoded = over_batches(look, model, images, targets)
     classes = classes_of(scores, model.objects).numpy()
     drawn = decoded[0].numpy() if decoded else None
-    task = task_of(model)
     name = task.score_name(outputs[0])
     if not task.supports("calibrate"):  # its answers have no thresholds
         return Prediction(classes, scores.numpy(), drawn, [()] * len(classes), name)

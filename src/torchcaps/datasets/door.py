@@ -35,7 +35,7 @@ class Form:
     Args:
         task: Task that converts the labels; None: labels stay unchanged, for a user's own loss.
         num_outputs: Number of outputs of the network (J), if known.
-        in_shape: Input shape of the network (C, H, W). None: the axes of images and the values of floats stay
+        in_shape: Input shape of the network (C, *S). None: the axes of images and the values of floats stay
             unchanged, for a user's own module.
         scale: Range of the pixels; see :func:`~torchcaps.datasets.pixels.scale_pixels`.
         cropped: Images may be larger than ``in_shape``, because the recipe crops them.
@@ -44,7 +44,7 @@ class Form:
 
     task: Task | None = None
     num_outputs: int | None = None
-    in_shape: tuple[int, int, int] | None = None
+    in_shape: tuple[int, ...] | None = None
     scale: Scale = "auto"
     cropped: bool = False
     class_names: tuple[str, ...] | None = None

@@ -238,59 +238,69 @@ def channels_first(
 
 
 def fit_shape(
-    images: Shaped[Tensor, "N ..."], in_shape: tuple[int, int, int], where: str = "images", *, cropped: bool = False
-) -> Shaped[Tensor, "N C H W"]:
-    """Reorder images to the axes (N, C, H, W) of a network. The shape of the network decides which axis is which.
+    images: Shaped[Tensor, "N ..."],
+    in_shape: tuple[int, ...],
+    where: str = "images",
+    *,
+    cropped: bool = False,
+    any_size: bool = False,
+) -> Shaped[Tensor, "N C *S"]:
+    """Reorder images to the axes (N, C, *S) of a network. The shape of the network decides which axis is which.
 
-    Takes (N, C, H, W) and (N, H, W, C); (N, H, W) for one channel; (N, C, L) for height 1; and (N, L) for one channel
-    and height 1.
+    Takes (N, C, *S) and (N, *S, C), and (N, *S) for one channel; S is (H, W), (L,) of lines or (D, H, W) of volumes.
+    For height 1 it takes (N, C, L), and (N, L) for one channel.
 
     Args:
         images: The images.
-        in_shape: Input shape of the network (C, H, W).
+        in_shape: Input shape of the network (C, *S).
         where: Name of the images in errors.
-        cropped: Images may be higher and wider, because a crop follows.
+        cropped: Images may be larger, because a crop follows.
+        any_size: Images may have any size, and need not be larger.
 
     Raises:
         InputError: No order of the axes fits.
     """
-    channels, height, width = in_shape
-    shape = tuple(images.shape)
-    views = [images] if images.ndim == 4 else []
-    if images.ndim == 4:
-        views.append(images.movedim(3, 1))
-    if images.ndim == 3:
-        views = [images[:, None]] * (channels == 1) + [images[:, :, None]] * (height == 1)
-    if images.ndim == 2 and channels == height == 1:
+    channels, *sizes = in_shape
+    shape, axes, is_row = tuple(images.shape), len(sizes), len(sizes) == 2 and sizes[0] == 1
+    views = []
+    if images.ndim == axes + 2:
+        views = [images, images.movedim(-1, 1)]
+    elif images.ndim == axes + 1:
+        views = [images[:, None]] * (channels == 1) + [images[:, :, None]] * is_row
+    elif images.ndim == 2 and is_row and channels == 1:
         views = [images[:, None, None]]
     for view in views:
         own = tuple(view.shape[1:])
-        larger = cropped and own[0] == channels and own[1] >= height and own[2] >= width
-        if own == (channels, height, width) or larger:
+        larger = cropped and all(size >= least for size, least in zip(own[1:], sizes, strict=True))
+        if own == in_shape or (own[0] == channels and (larger or any_size)):
             return view.contiguous()
     advice = ""
     if len(shape) == 2 and shape[1] == math.prod(in_shape):
         advice = f"; reshape the rows, such as images.reshape(-1, {', '.join(map(str, in_shape))})"
+    names = {1: "length", 2: "height, width", 3: "depth, height, width"}[axes]
+    wanted = f"{channels}, {names}" if any_size else ", ".join(map(str, in_shape))
     raise InputError(
-        f"{where} must have the shape (N, {', '.join(map(str, in_shape))}), as the network was built for (channels, "
-        f"height, width), or channels last, got {shown(shape)}{advice}"
+        f"{where} must have the shape (N, {wanted}), as the network was built for (channels, {names}), or channels "
+        f"last, got {shown(shape)}{advice}"
     )
 
 
 def prepare_images(
     values: Any,
-    in_shape: tuple[int, int, int],
+    in_shape: tuple[int, ...],
     scale: Scale = "auto",
     where: str = "images",
     *,
     cropped: bool = False,
-) -> UInt8[Tensor, "N C H W"] | Float[Tensor, "N C H W"]:
+    any_size: bool = False,
+) -> UInt8[Tensor, "N C *S"] | Float[Tensor, "N C *S"]:
     """Convert images of any form to the pixels and axes that a network takes.
 
     A network of height 1 takes sequences: uint8 counts as pixels, other numbers keep their values, and NaN marks
     padding. Arguments and errors as in :func:`scale_pixels` and :func:`fit_shape`.
     """
     numbers = as_numbers(values, where, in_shape[0])
-    is_sequence = in_shape[1] == 1 and scale == "auto" and numbers.dtype != torch.uint8
+    is_row = len(in_shape) == 3 and in_shape[1] == 1
+    is_sequence = is_row and scale == "auto" and numbers.dtype != torch.uint8
     pixels = scale_pixels(numbers, "none" if is_sequence else scale, where)
-    return fit_shape(pixels, in_shape, where, cropped=cropped)
+    return fit_shape(pixels, in_shape, where, cropped=cropped, any_size=any_size)
