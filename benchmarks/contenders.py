@@ -123,6 +123,7 @@ class Contender:
         elif name == "convolutions":
             self.module = Convolutions(self.network)
         if name != "torchcaps":
+            self.module.to(device)
             self.network.to("meta")  # its weights were copied, and its loss needs none
         if bf16:
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it

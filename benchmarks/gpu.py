@@ -3,6 +3,7 @@
     python benchmarks/gpu.py --out gpu.jsonl          # everything, at batch 128; appends lines of JSON
     python benchmarks/gpu.py --no-compile             # without torch.compile, whose compiling takes minutes
     python benchmarks/gpu.py --dry-run                # every line of it on the CPU, tiny: the times mean nothing
+    python benchmarks/gpu.py --table gpu.jsonl        # measures nothing; prints the ratios of a file, as Markdown
 
 Correctness comes first, and a failure stops the run with exit status 1: routing without votes may be twice as far from
 float64 as the plain formulation in float32, two runs must give the same bits, and the losses of compiled steps must be
@@ -49,8 +50,10 @@ ODD = (63, 3, 7, 5)
 """I, K, J, D that no block size divides."""
 IN_A_ROW = 20
 """Steps in one measurement, so that the host's share is in it as in training."""
-COMPILED_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
-"""A compiled network adds in another order."""
+COMPILED_TOLERANCE = {"fp32": 5e-3, "bf16": 2e-2}
+"""A compiled network adds in another order; convolutions in float32 are TF32, as PyTorch has them by default."""
+MAPS = {"slabs": "torchcaps", "plain": "all votes at once"}
+"""Contenders of capsules on large maps."""
 TINY_MATRICES = {"primary_types": 2, "layer_types": 2, "stack_channels": (8,)}
 """Matrix capsules of a dry run."""
 TINY = {"in_shape": (1, 18, 18), "conv_channels": 4, "primary_types": 1, "decoder_hidden": (8,)}
@@ -111,13 +114,15 @@ def time_steps(
     """A training step in both precisions."""
     for precision in ("fp32", "bf16"):
         make = partial(Contender, network=network, bf16=precision == "bf16", device=device)
-        contenders = {"plain": make("torchcaps"), "naive": make("naive")}
-        data = new_batch(batch, contenders["plain"].network, device)
+        contenders = {"torchcaps": make("torchcaps"), "naive": make("naive")}
+        data = new_batch(batch, contenders["torchcaps"].network, device)
         if compiled:
             contenders["compiled"] = make("torchcaps")
             contenders["compiled"].module.compile(backend="eager" if device == "cpu" else "inductor")
             losses = {name: torch.stack([contenders[name].step(*data) for _ in range(8)]) for name in contenders}
-            expect(f"compiled steps, {precision}", losses["compiled"], losses["plain"], COMPILED_TOLERANCE[precision])
+            expect(
+                f"compiled steps, {precision}", losses["compiled"], losses["torchcaps"], COMPILED_TOLERANCE[precision]
+            )
         works = {name: partial(_repeat, each, data) for name, each in contenders.items()}
         for name, times in times_in_turns(works, rounds).items():
             step = partial(contenders[name].step, *data)
@@ -153,7 +158,7 @@ def time_maps(device: str, rounds: int, *, quick: bool) -> Iterator[Measured]:
         work = pixels.work_of(case, True, quick, device)
         works = {way: partial(_computed, way, work) for way in pixels.WAYS}
         for way, times in times_in_turns(works, rounds).items():
-            yield Measured(f"{case}, training step", way, 1, works[way], times)
+            yield Measured(f"{case}, training step", MAPS[way], 1, works[way], times)
 
 
 def _computed(way: str, work: Work) -> None:
@@ -203,7 +208,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave torch.compile out")
     parser.add_argument("--dry-run", action="store_true", help="run all of it on the CPU, tiny")
     parser.add_argument("--out", type=Path, metavar="FILE", help="append the times to this file, as lines of JSON")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print the ratios of this file")
     options = parser.parse_args(arguments)
+    if options.table is not None:
+        print(table([json.loads(line) for line in options.table.read_text(encoding="utf-8").splitlines()]))
+        return 0
     if not (options.dry_run or torch.cuda.is_available()):
         print("benchmarks/gpu.py needs a CUDA GPU, and torch sees none on this machine.", file=sys.stderr)
         return 2
@@ -241,6 +250,20 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{what:<80}{seconds:>10.3f} s; 300,000 steps: {300_000 * batch / images * seconds / 60:.1f} min")
     write({"what": what, "batch": batch, "seconds": seconds} | facts, options.out)
     return 0
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Return a Markdown table of the recorded times and memory of other contenders, over those of torchcaps."""
+    ours = {line["what"]: line for line in lines if line.get("contender") == "torchcaps"}
+    rows = ["| other ÷ torchcaps | time | memory | torchcaps |", "|---|---|---|---|"]
+    for line in lines:
+        own = ours.get(line["what"])
+        if own is None or line is own:
+            continue
+        time, memory = (line[name] / own[name] for name in ("milliseconds", "peak_mib"))
+        absolute = f"{own['milliseconds']:.3g} ms, {own['peak_mib']:,.0f} MiB"
+        rows.append(f"| {line['what']}: {line['contender']} | {time:.3g} | {memory:.3g} | {absolute} |")
+    return "\n".join(rows)
 
 
 def write(line: Mapping[str, Any], out: Path | None) -> None:

@@ -60,7 +60,12 @@ def run_routing(routing: Routing, case: str, poses: Tensor, weight: Tensor) -> t
 
 
 def check_routing(batch: int, layer: Layer, device: str = "cpu") -> None:
-    """Compare all routings with the reference in float64: float32 may be off twice as far as the plain formulation."""
+    """Compare all routings with the reference in float64.
+
+    float32 may be off twice as far as the plain formulation. On a GPU it may be off by 1e-5, because matrix products
+    add 9,216 products in a row there, where the plain formulation adds them in a tree.
+    """
+    least = torch.finfo(torch.float32).eps if device == "cpu" else 5e-6
     exact_layer = new_layer(batch, *layer, dtype=torch.float64, device=device)
     for case, name in itertools.product(CASES, ROUTINGS):
         exact = run_routing(ROUTINGS["reference"], case, *exact_layer)
@@ -68,7 +73,7 @@ def check_routing(batch: int, layer: Layer, device: str = "cpu") -> None:
         ours = run_routing(ROUTINGS[name], case, *new_layer(batch, *layer, device=device))
         for found, other, wanted in zip(ours, plain, exact, strict=True):
             error = ((other.double() - wanted).norm() / wanted.norm()).item()
-            allowed = 2 * max(error, torch.finfo(torch.float32).eps) if name == "torchcaps" else 1e-4
+            allowed = 2 * max(error, least) if name == "torchcaps" else 1e-4
             expect(f"routing, {name}, {case}, batch {batch}", found, wanted, allowed)
 
 

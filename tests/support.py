@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+WRONG_PLURAL = re.compile(
+    r"(?<![\w.,×/*^=+–:(\[-])1 (?:[a-z]+ )?(?!is\b|as\b|has\b|was\b|this\b|its\b|[a-z]*ss\b|axis\b)[a-z]+s\b"
+)
+"""A 1 with a noun in the plural, in a message."""
 
 SIZES: dict[str, Any] = {
     "in_channels": 3,

@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, Set[str]] = {
     **dict.fromkeys(("errors", "_version", "words"), frozenset()),
     **dict.fromkeys(("_lazy", "files", "ranges", "machine", "plugins"), frozenset({"errors"})),
     "tracing": frozenset(),
-    "checks": {"errors", "ranges", "tracing"},
+    "checks": {"errors", "ranges", "tracing", "words"},
     "parts": {"errors", "ranges", "checks"},
     "ops": BASE - {"tasks"},
     "tasks": BASE | {"ops"},

@@ -97,7 +97,7 @@ def test_other_sizes_and_the_users_module_stays_as_it_is() -> None:
     routing = wrong("PerOutput", Learned, compete=lambda self, logits: (logits / self.beta).softmax(2))(3)
     skip = ("sizes of one",)  # the parameter fixes J
     found = check_routing(routing, in_capsules=4, in_dim=2, out_capsules=3, out_dim=6, skip=skip)
-    assert found["used parameters"] == "1 parameters"
+    assert found["used parameters"] == "1 parameter"
     assert routing.beta.dtype == torch.float32
     assert routing.beta.grad is None
     assert torch.equal(routing.beta, torch.ones(3))
@@ -115,7 +115,7 @@ def test_parameters_made_for_the_sizes_are_checked_too() -> None:
 def test_activations_are_scores() -> None:
     found = check_routing(Certain())
     assert found["lengths"] == "activations of 1 at most"
-    assert found["used parameters"] == "1 parameters"
+    assert found["used parameters"] == "1 parameter"
     assert "activations lie in " in failure(check_routing, Certain(2.0))
 
 

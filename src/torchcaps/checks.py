@@ -25,6 +25,7 @@ from torch import Tensor
 from torchcaps.errors import InputError, WrongType, shown
 from torchcaps.ranges import MAX_ENTRIES, Range, is_number
 from torchcaps.tracing import LAYOUTS, can_look
+from torchcaps.words import counted
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """Dtypes of computations."""
@@ -157,7 +158,7 @@ def _check_tuple(length: int | None, of_item: Check, name: str, value: Any, size
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise WrongType(f"{name} must be a sequence, got {shown(value)}")
     if length is not None and len(value) != length:
-        raise InputError(f"{name} must have {length} entries, got {shown(value)}")
+        raise InputError(f"{name} must have {counted(length, 'entry', 'entries')}, got {shown(value)}")
     if len(value) > MAX_ENTRIES:
         raise InputError(f"{name} must have at most {MAX_ENTRIES} entries, got {len(value)}")
     for item in value:

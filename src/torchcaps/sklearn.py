@@ -32,6 +32,7 @@ from torchcaps.errors import InputError
 from torchcaps.models import Network, create_model
 from torchcaps.tasks import task_of
 from torchcaps.training import Diverged, Progress, Recipe, fit
+from torchcaps.words import counted
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -298,7 +299,9 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
                 )
             if array.shape[1] != known if -1 not in shape else array.shape[1] % known:
                 multiple = "a multiple of " if -1 in shape else ""
-                numbers = f"{multiple}{known} numbers an image, but X has {array.shape[1]} features"
+                numbers = (
+                    f"{multiple}{counted(known, 'number')} an image, but X has {counted(array.shape[1], 'feature')}"
+                )
                 raise InputError(f"image_shape {shape} has {numbers}")
             array = array.reshape(len(array), *shape)
         array = np.ascontiguousarray(array)

@@ -18,3 +18,18 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
             assert counted(2_000, "class", "classes") == "2,000 classes"
     """
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def each_of(number: int, noun: str, plural: str | None = None) -> str:
+    """Return "each of 4 images" for several and "1 image" for one; arguments as in :func:`counted`."""
+    return "each of " * (number != 1) + counted(number, noun, plural)
+
+
+def first_of(number: int, images: str) -> str:
+    """Return "first 4 test images of digits" for several and "first test image of digits" for one.
+
+    Args:
+        number: How many.
+        images: What they are, in the plural, such as ``"test images of digits"``.
+    """
+    return f"first {images.replace(' images', ' image', 1)}" if number == 1 else f"first {number:,} {images}"

@@ -45,7 +45,7 @@ def test_a_class_that_no_pixel_is_given_is_named() -> None:
     counts = confusions(torch.zeros_like(truth), truth, 3).numpy()
     found = PixelEvaluation(counts, np.zeros((1, 3)), 0.5, NAMES[:3])
     assert found.warning is not None
-    assert found.warning.startswith("no pixel of 1 test images was given to: disc, square; try --class-weights")
+    assert found.warning.startswith("no pixel of 1 test image was given to: disc, square; try --class-weights")
 
 
 def masks(size: tuple[int, ...], shift: int) -> np.ndarray:

@@ -108,13 +108,20 @@ def test_a_dry_run_of_the_gpus_benchmark(
     lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
     found = {(line["what"], line.get("contender")) for line in lines}
     for precision in ("fp32", "bf16"):
-        assert {(f"training step, {precision}", name) for name in ("plain", "compiled", "naive")} <= found
+        assert {(f"training step, {precision}", name) for name in ("torchcaps", "compiled", "naive")} <= found
     assert ("routing, forward + backward, full", "naive") in found
     assert lines[-1]["what"] == "epoch of 66 images, bf16"
     assert all(line.get("milliseconds", line.get("seconds")) > 0 and line["gpu"] == "none: a dry run" for line in lines)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main([]) == 2
     assert "needs a CUDA GPU" in capsys.readouterr().err
+
+
+def test_the_gpus_table_is_that_of_its_records(speed: ModuleType) -> None:
+    import gpu
+
+    lines = [json.loads(line) for line in RATIOS.with_name("gpu.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert gpu.table(lines) in (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli_support import Cli
+from support import WRONG_PLURAL
 from torchcaps.analysis.results import Styled, Table
 from torchcaps.cli.show import print_json, print_table, say
 from torchcaps.errors import InputError, visible
@@ -77,3 +78,24 @@ def test_warnings_are_plain_lines(
     monkeypatch.setattr("torchcaps.cli.predict.open_classifier", warn)
     result = cli("predict", run_folder, digit_file)
     assert result.err == f"Warning: Glyph {SHOWN} is missing\nError: it ends here\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "predict RUN ONE",
+        "predict RUN ONE --out answers.csv",
+        "predict RUN ONE --group one",
+        "predict RUN ONE --figure p.png",
+        "datasets digits --sample 1",
+        "reconstruct RUN --count 1",
+        "routing RUN",
+        "probe RUN",
+        "evaluate RUN",
+        "presets compact",
+    ],
+)
+def test_one_thing_is_in_the_singular(cli: Cli, run_folder: Path, digit_file: Path, line: str) -> None:
+    shutil.copy(digit_file, "one.png")
+    result = cli(*line.replace("RUN", str(run_folder)).replace("ONE", "one.png").split())
+    assert not WRONG_PLURAL.search(result.out + result.err), result.out + result.err

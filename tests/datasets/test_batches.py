@@ -103,7 +103,7 @@ def test_many_processes_see_together_what_one_sees(n: int, batch: int, world: in
 def test_options_epochs_and_sets_that_cannot_be() -> None:
     options: dict[str, Any]
     for options, named in (
-        ({"batch_size": 13}, "batch size is 13, but there are only 12 images"),
+        ({"batch_size": 13}, "batch size is 13, but an epoch has only 12 images"),
         ({"batch_size": 13, "shuffle": False, "drop_last": True}, "only 12 images"),
         ({"world_size": 3}, "3 processes cannot share evenly; choose a multiple of 3"),
         ({"world_size": 2, "rank": 2}, "rank must be from 0.*got 2"),

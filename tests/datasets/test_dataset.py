@@ -95,7 +95,7 @@ def test_a_dataset_and_its_parts_that_do_not_fit() -> None:
     fine = image_set(9), image_set(3), image_set(6)
     for parts, given_names, says in (
         ((*fine[:2], image_set(6, (1, 5, 5))), names, r"test images are \(1, 5, 5\).*training .*\(1, 6, 5"),
-        ((pairs, two_each(), image_set(9)), names, r"x: the test images are .* 1 objects each, but .* with 2$"),
+        ((pairs, two_each(), image_set(9)), names, r"x: the test images are .* 1 object each, but .* with 2$"),
         ((fine[0], image_set(8, classes=4), fine[2]), names, "x: a validation label is 3, .* 0 to 2"),
         ((pairs, two_each(8, 5), two_each()), names, "x: a validation label is 4"),
         (fine, ("a", "b", "b"), 'x: two classes are called "b"'),
@@ -210,7 +210,7 @@ def test_options_that_cannot_be() -> None:
         ),
         ({"limit_train": 90, "validation_size": 97}, "validation_size is 97, but 1 to 96 images can be used"),
         ({"validation": "first", "validation_size": 97}, "validation_size"),
-        ({"limit_train": 3}, '3 training images have none of the class "a"'),
+        ({"limit_train": 3}, 'the class "a" is in none of 3 training images'),
     ):
         assert_raises(InputError, load_dataset, "toy", say=named, **options)
 
@@ -218,10 +218,15 @@ def test_options_that_cannot_be() -> None:
 def test_sets_that_cannot_be(toy: Splits) -> None:
     late = torch.argsort(toy.train.labels == 0, stable=True)
     register("sorted", dataclasses.replace(toy, train=toy.train.select(late)))
-    said = 'sorted: 60 training images have none of the class "a"'
+    said = 'sorted: the class "a" is in none of 60 training images'
     assert_raises(InputError, load_dataset, "sorted", validation="last", validation_size=40, say=said)
     register("few", dataclasses.replace(toy, train=image_set(4, classes=4)))
-    assert_raises(InputError, load_dataset, "few", say="few: 4 training images leave none for validation; give more")
+    assert_raises(
+        InputError,
+        load_dataset,
+        "few",
+        say="few has only 4 training images, which leaves none for validation; give more",
+    )
     labels = toy.train.labels.clone()
     labels[0] = 10**13
     register("wrong", dataclasses.replace(toy, train=ImageSet(toy.train.images, labels)))

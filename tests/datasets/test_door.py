@@ -411,7 +411,7 @@ def test_a_collate_function_is_honoured() -> None:
     batches = seen_by(DataLoader(DATA, batch_size=16, collate_fn=collate))
     assert set(chain.from_iterable(batches)) == {77}
     fewer = DataLoader(DATA, batch_size=16, collate_fn=lambda items: torch.utils.data.default_collate(items[:3]))
-    assert_raises(InputError, seen_by, fewer, say="16 items of the data set make a batch of 3 images and 3 labels")
+    assert_raises(InputError, seen_by, fewer, say="a batch of 16 items has 3 images and 3 labels")
     dropped = DataLoader(DATA, batch_size=16, collate_fn=lambda items: torch.utils.data.default_collate(items[:3])[0])
     assert_raises(WrongType, seen_by, dropped, say="must be pairs (image, label) or dicts")
 

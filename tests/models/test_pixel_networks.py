@@ -295,7 +295,7 @@ def test_wrong_options_are_a_sentence() -> None:
          "as many components, got 9 and 16"),
         ("segcaps", {"backbone": "conv"}, "ConvBackbone must keep the size of the image"),
         ("segcaps", {"coarse_loss": "margin"}, "coarse_loss needs up_channels"),
-        ("segcaps", {"pixel_kernels": (5, 3)}, "pixel_kernels must be 1 numbers, one for each convolution, got 2"),
+        ("segcaps", {"pixel_kernels": (5, 3)}, "pixel_kernels must be 1 number, one for each convolution, got 2"),
         ("ucaps3d", {"up_channels": (4, 4)}, "up_channels must be 5 numbers for 3 strides, got (4, 4)"),
         ("unet-twin", {"channels": ()}, "channels must be at least one number"),
         ("unet-twin", {"parameters_of": "unet-twin"}, "a preset that is not a U-Net itself, got unet-twin"),

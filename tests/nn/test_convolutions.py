@@ -101,10 +101,10 @@ def test_values_that_do_not_fit() -> None:
     said = "stem_strides_across must be 2 numbers, one for each of stem_channels, got 1"
     assert_raises(InputError, build, "backbone", given, **SHAPE, say=said)
     for options, said in (
-        ({"stack_channels": ()}, "stack_channels must be at least one numbers, one for each convolution, got 0"),
+        ({"stack_channels": ()}, "stack_channels must be at least one number, one for each convolution, got 0"),
         ({"stack_channels": (3, 4)}, "stack_kernels must be 2 numbers, one for each convolution, got 1"),
-        ({"stack_strides": (2, 2)}, "stack_strides must be 1 numbers, one for each convolution, got 2"),
-        ({"stack_strides_across": (2, 2)}, "stack_strides_across must be 1 numbers, one for each convolution, got 2"),
+        ({"stack_strides": (2, 2)}, "stack_strides must be 1 number, one for each convolution, got 2"),
+        ({"stack_strides_across": (2, 2)}, "stack_strides_across must be 1 number, one for each convolution, got 2"),
     ):
         assert_raises(InputError, StackBackbone, 1, **options, say=said)
 

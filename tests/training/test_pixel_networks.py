@@ -1,5 +1,6 @@
 """Capsule networks for pixels in whole runs: they learn, resume exactly, and are checked for memory first."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ import torchcaps.training.run as training_run
 from pixel_support import discs
 from support import assert_raises
 from tiny_runs import StopAt, go_on, is_same, run
-from torchcaps import create_model, load_pretrained
+from torchcaps import create_model, fit, load_pretrained
+from torchcaps.analysis import evaluate
+from torchcaps.datasets import PixelSet
 from torchcaps.errors import InputError
+from torchcaps.models import get_preset, list_presets
 from torchcaps.models.pixel_network import FIXED_BYTES
-from torchcaps.training import Interrupted, Recipe, TrainConfig, load_run, make_config
+from torchcaps.training import Interrupted, Progress, Recipe, TrainConfig, load_run, make_config
 from torchcaps.training.run import check_training_memory
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -47,6 +51,23 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(preset: str, data: str,
     assert 0 <= summary["test"]["best"]["accuracy"] <= 1
     network = load_pretrained(tmp_path / "whole" / "best")
     assert network.in_shape == load_run(tmp_path / "whole").model.in_shape == (1, 16, 16)
+
+
+PIXEL_PRESETS = [name for name in list_presets() if dict(get_preset(name).network).get("task") == "pixels"]
+
+
+@pytest.mark.parametrize("preset", PIXEL_PRESETS)
+@pytest.mark.parametrize("side", [12, 16, 24], ids=["smaller", "as large", "larger"])
+def test_images_of_any_size_are_validated_with_each_published_network(preset: str, side: int) -> None:
+    """Images beyond the patch are seen in windows, without capsules and reconstructions."""
+    images, masks = discs(4, (side, side))
+    values = [tuple(torch.from_numpy(each) for each in part) for part in (images[:, None], masks)]
+    data = PixelSet(*values, patch=(16, 16))
+    network = create_model(preset, (1, 16, 16), 3)
+    recipe = Recipe(epochs=1, batch_size=4, learning_rate=1e-3)
+    (row,) = fit(network, data, recipe, validation=data.whole(), progress=Progress())
+    assert math.isfinite(row["validation_loss"])
+    assert evaluate(network, data.whole()).loss == pytest.approx(row["validation_loss"], rel=1e-4)
 
 
 def test_memory_is_checked_before_training(monkeypatch: pytest.MonkeyPatch) -> None:

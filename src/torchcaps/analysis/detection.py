@@ -27,6 +27,7 @@ from torchcaps.checks import check, checked
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import ModelOutput, Network
+from torchcaps.words import counted
 
 Measure = Literal["reconstruction", "score"]
 
@@ -116,7 +117,7 @@ class Detections(Result):
     def tables(self) -> list[Table]:
         measure = {"reconstruction": "distance to the reconstruction", "score": "1 minus the highest score"}
         clean, *others = self.found
-        limits = ["Limits", f"of {self.detector.num_images:,} validation images"]
+        limits = ["Limits", f"of {counted(self.detector.num_images, 'validation image')}"]
         alarms = ["False alarms", percent(clean.detected / clean.num_images)]
         rows = [
             [

@@ -40,6 +40,7 @@ from torchcaps.errors import InputError, visible
 from torchcaps.models import ModelOutput, Network
 from torchcaps.ops.labels import is_correct, match_labels
 from torchcaps.tasks import TaskName, task_of
+from torchcaps.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,7 +83,7 @@ class Evaluation(Scored):
         if not never or self.objects > 1:
             return None
         advice = "try --class-weights balanced, more steps, or more images of these classes"
-        return f"never predicted for {self.num_images:,} test images: {', '.join(never)}; {advice}"
+        return f"never predicted for {counted(self.num_images, 'test image')}: {', '.join(never)}; {advice}"
 
     @property
     def num_images(self) -> int:
@@ -195,7 +196,7 @@ class Evaluation(Scored):
     def tables(self) -> list[Table]:
         right, images, scores = self.num_correct, self.num_images, self.per_class
         rows = [
-            ["Accuracy", f"{percent(self.accuracy)}  ({right:,} of {images:,} images right)"],
+            ["Accuracy", f"{percent(self.accuracy)}  ({right:,} of {counted(images, 'image')} right)"],
             ["Balanced", f"{percent(self.balanced_accuracy)}  (mean recall)"],
             ["Error", f"{percent(self.error)}  ({images - right:,} wrong)"],
             ["Loss", f"{self.loss:.4f}"],
@@ -237,7 +238,7 @@ class Evaluation(Scored):
         cell = min(_NUMBERED_CELL if few else _PLAIN_CELL, _MAX_MATRIX / classes)
         size = 1.8 + classes * cell
         wrong = self.num_images - self.num_correct
-        title = f"{self.title}\n" * bool(self.title) + f"{wrong:,} of {self.num_images:,} images wrong"
+        title = f"{self.title}\n" * bool(self.title) + f"{wrong:,} of {counted(self.num_images, 'image')} wrong"
         figure, axes = find_axes(ax, size + 1.8, size, title)
         scales = (
             ("wrong", ~right & (confusion > 0), "Reds", float(np.where(right, 0, share).max())),
@@ -299,7 +300,8 @@ class Evaluation(Scored):
 
     def __str__(self) -> str:
         return (
-            f"{100 * self.accuracy:.2f} % of {self.num_images:,} images right ({self.num_images - self.num_correct} "
+            f"{100 * self.accuracy:.2f} % of {counted(self.num_images, 'image')} right "
+            f"({self.num_images - self.num_correct} "
             f"wrong, error {100 * self.error:.2f} %), mean loss {self.loss:.4g}"
         )
 

@@ -19,6 +19,7 @@ from torchcaps.analysis.results import Table
 from torchcaps.datasets.preparation import Prepared
 from torchcaps.errors import InputError, shown
 from torchcaps.tasks import task_of
+from torchcaps.words import counted, each_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,7 @@ class GroupAnswers(PhotoAnswers):
     @property
     def written(self) -> str:
         """Content of :meth:`to_csv`, in words."""
-        return f"a line for each of {len(self.files):,} groups of {sum(map(len, self.members)):,} images"
+        return f"a line for {each_of(len(self.files), 'group')} of {counted(sum(map(len, self.members)), 'image')}"
 
     def to_dict(self) -> list[dict[str, Any]]:
         found = []
@@ -58,7 +59,7 @@ class GroupAnswers(PhotoAnswers):
     def tables(self) -> list[Table]:
         found = []
         for table, members in zip(super().tables(), self.members, strict=True):
-            words = f"mean of {len(members)} images" if len(members) > 1 else "1 image"
+            words = "mean of " * (len(members) > 1) + counted(len(members), "image")
             found.append(table._replace(title=f"{table.title}  ({words})"))
         return found
 

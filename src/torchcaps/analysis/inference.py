@@ -17,6 +17,7 @@ from torchcaps.models.images import check_image_shape
 from torchcaps.ops.labels import top_classes
 from torchcaps.ranges import COUNT
 from torchcaps.tasks import task_of
+from torchcaps.words import counted
 
 BATCH = 256
 """Default number of images in a batch."""
@@ -110,7 +111,7 @@ def class_labels(class_names: Sequence[str] | None, num_classes: int) -> list[st
     """Return the names of the classes, or their numbers for None; InputError unless each class has a name."""
     names = [str(j) for j in range(num_classes)] if class_names is None else [str(name) for name in class_names]
     if len(names) != num_classes:
-        raise InputError(f"class_names must be {num_classes} names, one for each class, got {len(names)}")
+        raise InputError(f"class_names must be {counted(num_classes, 'name')}, one for each class, got {len(names)}")
     return names
 
 

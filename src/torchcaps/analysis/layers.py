@@ -19,6 +19,8 @@ from torchcaps.models.images import infer_shapes
 from torchcaps.nn import CapsuleLayer, DeconvCapsules, PrimaryCapsules
 from torchcaps.nn.map_layer import MapLayer
 from torchcaps.parts import part_of
+from torchcaps.tasks import task_of
+from torchcaps.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -173,7 +175,7 @@ def _words(part: nn.Module) -> tuple[str, ...]:
     number = part.routing.num_iterations
     first = [*part.transform.parameters()][:1]
     weights = [_by(getattr(part.transform, "matrices", each).shape) for each in first]
-    iterations = f"{number} iteration{'s' * (number > 1)}"
+    iterations = counted(number, "iteration")
     return *windows, " ".join([transform, *weights]), f"{routing} routing, {iterations}"
 
 
@@ -210,8 +212,8 @@ def figure_architecture(model: Network, *, title: str | None = None) -> Figure:
         if begins or sum(each.width for each in rows[-1]) + block.width > MAX_ROW:
             rows.append([])
         rows[-1].append(block)
-    learned = f"{sum(layer.parameters for layer in layers):,} parameters"
-    subtitle = f"{_by(model.in_shape)} pixels, {model.num_classes} classes, {learned}"
+    learned = counted(sum(layer.parameters for layer in layers), "parameter")
+    subtitle = f"{_by(model.in_shape)} pixels, {task_of(model).count(model.num_classes)}, {learned}"
     y = MARGIN + 0.3 + 2 * LINE
     height = sum(max(each.above for each in row) + max(each.below for each in row) + LINE for row in rows)
     wide = max(sum(block.width for block in row) for row in rows) + 2 * MARGIN
@@ -236,9 +238,9 @@ class _Block:
     def __init__(self, layer: Layer, largest: int) -> None:
         self.layer, shape = layer, layer.shape
         *places, last = shape
-        note = f"{math.prod(places):,} of {last} components" if len(places) in (1, 3) else ""
+        note = f"{math.prod(places):,} of {counted(last, 'component')}" if len(places) in (1, 3) else ""
         self.words = (layer.name, _by(shape), note)
-        self.learned = f"{layer.parameters:,} parameters" if layer.parameters else ""
+        self.learned = counted(layer.parameters, "parameter") if layer.parameters else ""
         self.depth = 0.0  # extent of the sides behind the front, to the right
         if len(shape) == 1:
             self.wide, self.high = 0.16, 0.3 + 0.09 * math.log2(shape[0])

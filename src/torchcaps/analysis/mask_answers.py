@@ -25,6 +25,7 @@ from torchcaps.models import Network
 from torchcaps.ops.pixels import pixel_classes
 from torchcaps.ops.sliding import sliding_windows
 from torchcaps.tasks import TaskName, task_of
+from torchcaps.words import each_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,7 +98,7 @@ class MaskAnswers(Result):
     @property
     def written(self) -> str:
         """Content of the files of :meth:`write`, in words."""
-        return f"a mask for each of {len(self.files):,} images"
+        return f"a mask for {each_of(len(self.files), 'image')}"
 
     def shares(self, n: int) -> list[float]:
         """Return the share of each class in the pixels of image n."""

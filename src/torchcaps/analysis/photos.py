@@ -21,6 +21,7 @@ from torchcaps.datasets.images import Photo
 from torchcaps.datasets.preparation import NOTHING, Prepared
 from torchcaps.errors import visible
 from torchcaps.tasks import TaskName, task_of
+from torchcaps.words import counted, each_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,7 +60,7 @@ class PhotoAnswers(Result):
     @property
     def written(self) -> str:
         """Content of :meth:`to_csv`, in words."""
-        return f"a line for each of {len(self.files):,} images"
+        return f"a line for {each_of(len(self.files), 'image')}"
 
     def given(self, n: int) -> list[str]:
         """Return the answer for image n: names of classes, the highest score first; labels; or numbers with names."""
@@ -107,7 +108,7 @@ class PhotoAnswers(Result):
                 style = "green" if name in given else ""
                 note.append(Styled(f"  {visible(name):>{wide}}  {task_of(self).score_text(score)}", style))
             if len(most) < len(self.class_names):
-                note.append(f"  … and {len(self.class_names) - len(most)} lower ones (--json shows all)")
+                note.append(f"  … and {counted(len(self.class_names) - len(most), 'lower one')} (--json shows all)")
             found.append(Table(title=f"{file}  {' + '.join(given)}", note=note))
         return found
 

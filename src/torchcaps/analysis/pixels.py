@@ -26,6 +26,7 @@ from torchcaps.models import ModelOutput, Network
 from torchcaps.ops.pixels import confusions, mean_dice, pixel_classes
 from torchcaps.ranges import IGNORED
 from torchcaps.tasks import find_task
+from torchcaps.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,7 +91,10 @@ class PixelEvaluation(Result):
         return 1 - self.accuracy
 
     def __str__(self) -> str:
-        return f"mean Dice score {100 * self.accuracy:.2f} % of {self.num_images:,} images, mean loss {self.loss:.4g}"
+        return (
+            f"mean Dice score {100 * self.accuracy:.2f} % of {counted(self.num_images, 'image')}, mean loss "
+            f"{self.loss:.4g}"
+        )
 
     @cached_property
     def dice(self) -> Float[np.ndarray, "N J"]:
@@ -122,7 +126,7 @@ class PixelEvaluation(Result):
             return None
         names = ", ".join(name for name, each in zip(self.class_names, never, strict=True) if each)
         advice = "try --class-weights balanced, --loss dice-cross-entropy, more steps, or smaller patches"
-        return f"no pixel of {self.num_images:,} test images was given to: {names}; {advice}"
+        return f"no pixel of {counted(self.num_images, 'test image')} was given to: {names}; {advice}"
 
     @property
     def per_class(self) -> list[dict[str, Any]]:
@@ -153,7 +157,7 @@ class PixelEvaluation(Result):
 
     def tables(self) -> list[Table]:
         name, value = find_task("pixels").metric.row(self.accuracy)
-        note = f"  (mean of {self.num_images:,} images over their classes except {self.class_names[0]})"
+        note = f"  (mean of {counted(self.num_images, 'image')} over their classes except {self.class_names[0]})"
         rows = [[name, value + note], ["Loss", f"{self.loss:.4f}"]]
         shown = [
             [
@@ -166,7 +170,7 @@ class PixelEvaluation(Result):
             for each in self.per_class
         ]
         columns = ("class", "images", "pixels", "Dice", "IoU", "Hausdorff 95", "missed")
-        first = f" of the first {len(self.distances):,} images" * (len(self.distances) < self.num_images)
+        first = f" of the first {counted(len(self.distances), 'image')}" * (len(self.distances) < self.num_images)
         words = f"Means ± standard deviations over images; Hausdorff distances{first} where both masks have the class"
         return [Table(rows, title=self.title), Table(shown, columns, words)]
 

@@ -14,6 +14,7 @@ from torchcaps.analysis.inference import class_labels
 from torchcaps.analysis.results import MAX_CLASSES, Result, Styled, Table, lower_first
 from torchcaps.analysis.trace import PAIRS, Outputs, RoutingStatistics, RoutingTrace, compare_to_uniform
 from torchcaps.models.output import SUPERLATIVES
+from torchcaps.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -154,7 +155,7 @@ class RoutingReport(Result):
             iterations, mean = np.arange(1, len(values) + 1), values.mean(1)
             low, high = np.quantile(values, (0.1, 0.9), axis=1)
             axes.bar(iterations, high - low, 0.1, low, color=colour, alpha=0.3, label="middle 80 % of images")
-            axes.plot(iterations, mean, color=colour, marker="o", label=f"mean of {values.shape[1]:,} images")
+            axes.plot(iterations, mean, color=colour, marker="o", label=f"mean of {counted(values.shape[1], 'image')}")
             style_axes(axes, name, "iteration", unit)
             axes.locator_params(axis="x", integer=True)
             axes.legend(fontsize=SMALL, frameon=False, loc="best")

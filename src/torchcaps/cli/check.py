@@ -14,6 +14,7 @@ from torchcaps.cli.options import Json, command
 from torchcaps.cli.show import show
 from torchcaps.errors import InputError, WrongType, reason_of, unknown_name
 from torchcaps.plugins import import_file
+from torchcaps.words import counted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -118,7 +119,7 @@ class Diagnosis(Result):
         with_mask = "poses and a mask" if self.mask else "images" if len(self.shape) == 4 else "poses"
         looked = f"{self.class_name} of {self.module.rpartition(':')[0]}, called with {with_mask} {self.shape}"
         number = len(self.findings)
-        summary = "no mistake was found" if not number else f"{number} finding{'s' * (number > 1)}"
+        summary = "no mistake was found" if not number else counted(number, "finding")
         yield Table(note=(f"Checked {looked}: {summary}.", ""))
         for each in self.findings:
             rows = [("found", each.evidence), ("usual cause", each.cause), ("cure", each.cure)]

@@ -14,6 +14,7 @@ from torchcaps.cli.runs import parts_of, refuse_options
 from torchcaps.cli.show import by, print_json, print_table, say, show
 from torchcaps.ranges import Count, Pixels, ValidationSplit
 from torchcaps.tasks import TaskName
+from torchcaps.words import first_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -87,7 +88,8 @@ def datasets(
     found = path if info.takes_path else info.locate(data_dir)  # a download may have added it
     file = figure or Path(f"{path.name if path else info.name}-sample.png")
     drawn = None if sample is None else parts_of(dataset)[split].preview(sample)
-    title = f"first {len(drawn or ())} {'training' if split == 'train' else split} images of {dataset.name}"
+    part = "training" if split == "train" else split
+    title = first_of(len(drawn or ()), f"{part} images of {dataset.name}")
     return show(Described(info, found, dataset, drawn, title), json=json, figure=None if drawn is None else file)
 
 

@@ -16,6 +16,7 @@ from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import read_json
 from torchcaps.ranges import AtLeastOneIteration, Count, Index
 from torchcaps.tasks import Task, find_task
+from torchcaps.words import first_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,7 +83,7 @@ def reconstruct(
     opened = open_run(run, source.which)
     images, dataset, where = open_images(opened, source)
     images = images.preview(count)
-    title = f"{name_of(run)}: the first {len(images):,} {where}"
+    title = f"{name_of(run)}: the {first_of(len(images), where)}"
     found = decode(opened.model, images.images, images.labels)
     found = replace(found, class_names=dataset.class_names, title=title)
     show(found, json=json, figure=figure_path(figure, run, "reconstructions"))
@@ -195,7 +196,7 @@ def routing(
     if picture.images is not None:
         many = picture.images.preview(count)
         statistics = routing_statistics(opened.model, many.images, **followed)
-        words = f"Mean of the first {len(many):,} {picture.where}"
+        words = f"Mean of the {first_of(len(many), picture.where)}"
     inputs = tuple(input_capsule)
     report = RoutingReport(trace, opened.class_names, picture.words, inputs, statistics, words, name_of(run))
     show(report, json=json, figure=figure_path(figure, run, "routing"))

@@ -14,6 +14,7 @@ from torchcaps.cli.runs import data_for, name_of, open_images, open_run, open_ru
 from torchcaps.cli.show import say, show
 from torchcaps.errors import InputError
 from torchcaps.ranges import Count, Seed, image_shape
+from torchcaps.words import counted, first_of
 
 if TYPE_CHECKING:
     from torchcaps.analysis import Probe, RobustnessCurve
@@ -102,7 +103,7 @@ def robustness(
             if each != "rotation":
                 options = {"kind": each + along, "strengths": epsilons, "steps": steps, "seed": seed}
             networks[name].append(accuracy_curve(opened.model, images, **options))
-        shown[name] = f"the first {len(images):,} {where}"
+        shown[name] = f"the {first_of(len(images), where)}"
         abouts.append({"run": place, "which": source.which, "data": dataset.name, "split": source.split})
     show(Robustness(networks, shown), json=json, figure=figure, about=abouts)
 
@@ -139,7 +140,7 @@ def probe(
         dataset = opened.dataset(data_for(opened, data), data_dir)
         fitted, held_out = images_with_factors(dataset, limit, seed)
         networks[name] = measure(opened.model, fitted, held_out, seed=seed)
-        wheres[name] = f"{len(fitted):,} training and {len(held_out):,} test images of {dataset.name}"
+        wheres[name] = f"{len(fitted):,} training and {counted(len(held_out), 'test image')} of {dataset.name}"
         about = {"run": place, "which": which, "data": dataset.name, "seed": seed}
         abouts.append(about | {"fitted": len(fitted), "held_out": len(held_out)})
     show(Probing(networks, wheres), json=json, figure=figure, about=abouts)
@@ -204,6 +205,7 @@ def other_images(run: Run, data: str, data_dir: str | None) -> ImageSet:
     images = load_dataset(data, data_dir=data_dir if own else None, image_size=image_shape(run.model.in_shape)[1:]).test
     if images.in_shape != run.model.in_shape:
         raise InputError(
-            f"{data} has images of {images.in_shape[0]} channels, but the network takes {run.model.in_shape[0]}"
+            f"{data} has images of {counted(images.in_shape[0], 'channel')}, but the network takes "
+            f"{run.model.in_shape[0]}"
         )
     return images

@@ -31,6 +31,7 @@ from torchcaps.training.config import (
     read_config,
 )
 from torchcaps.training.recipe import Recipe
+from torchcaps.words import counted
 
 SHORT_NAMES = {"classification_loss": "--loss"}
 """Second names of options."""
@@ -206,7 +207,7 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     rows = []
     for which, words in shown.items():
         result = test[which]
-        numbers = {f"Test ({result['images']:,} images)": words}
+        numbers = {f"Test ({counted(result['images'], 'image')})": words}
         numbers |= task.metric.cells(result["accuracy"], result["balanced_accuracy"])
         numbers["loss"] = f"{result['loss']:.4f}"
         rows.append([Styled(cell, "bold" if which == "best" else "") for cell in numbers.values()])

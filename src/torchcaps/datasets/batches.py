@@ -25,6 +25,7 @@ from torchcaps.datasets.rng import ORDER, Key, seeded, stream_of
 from torchcaps.datasets.samplers import SampledBatches
 from torchcaps.errors import InputError
 from torchcaps.ranges import Count, Index, Processes, Seed
+from torchcaps.words import counted
 
 WEIGHT = "weight"
 """Name of the factor of an `ImageSet` that weights each image in the gradient."""
@@ -106,7 +107,7 @@ class BatchLoader:
         """Images in an epoch: all images or patches of the set, or the number that the sampler draws."""
         if (shuffle or drop_last) and batch_size > self.num_images:
             raise InputError(
-                f"the batch size is {batch_size}, but there are only {self.num_images} images to train on; choose a "
+                f"the batch size is {batch_size}, but an epoch has only {counted(self.num_images, 'image')}; choose a "
                 "smaller one"
             )
         if rank >= world_size:
@@ -152,7 +153,9 @@ class BatchLoader:
             InputError: The epoch is negative, or ``start`` is out of range.
         """
         if start > len(self):
-            raise InputError(f"an epoch has {len(self)} batches, so it cannot start at batch {start}")
+            raise InputError(
+                f"an epoch has {counted(len(self), 'batch', 'batches')}, so it cannot start at batch {start}"
+            )
         return self._batches(epoch, start)
 
     def order(self, epoch: int) -> Int64[Tensor, "N"]:

@@ -12,6 +12,7 @@ from torchcaps.datasets.pairs import PairSet
 from torchcaps.datasets.pixel_set import patches_of
 from torchcaps.errors import InputError
 from torchcaps.tasks import Task, TaskName, find_task, widest_task
+from torchcaps.words import counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +122,7 @@ class Dataset:
             if (images.in_shape, images.num_objects) != form:
                 raise InputError(
                     f"{self.name}: the {part} images are {images.in_shape} (channels, height, width) with "
-                    f"{images.num_objects} objects each, but the training images {form[0]} with {form[1]}"
+                    f"{counted(images.num_objects, 'object')} each, but the training images {form[0]} with {form[1]}"
                 )
             self.task.check_targets(images.labels, self.num_classes, f"{self.name}: a {part} label")
 

@@ -20,6 +20,7 @@ from torchcaps.datasets.samplers import SampledBatches, sampled_batches
 from torchcaps.errors import InputError, WrongType
 from torchcaps.tasks import TASKS, Task
 from torchcaps.tasks.base import as_array
+from torchcaps.words import counted
 
 FORMS = (
     "a torchcaps Dataset or ImageSet; images and labels, as two tensors, arrays or lists; a torch Dataset with a "
@@ -158,7 +159,9 @@ def _open(data: Any, form: Form, keys: Keys | None, where: str) -> Opened:
         pair = (pair[image], pair[label])
     if isinstance(pair, tuple | list) and not are_items(pair):
         if len(pair) != 2:
-            raise InputError(f"{where} must be images and labels, two tensors or arrays, got {len(pair)} parts")
+            raise InputError(
+                f"{where} must be images and labels, two tensors or arrays, got {counted(len(pair), 'part')}"
+            )
         names = form.class_names
         labels = pair[1]
         if names is None and form.task is not None and _are_texts(labels):
@@ -183,7 +186,10 @@ def _in_memory(images: Any, labels: Any, form: Form) -> Any:
     """Return images and labels as an `ImageSet`, which can be augmented, or as a ``TensorDataset``."""
     pixels, targets = form.images(images), form.labels(labels)
     if len(pixels) != len(targets):
-        raise InputError(f"there must be a label for each image, got {len(pixels)} images and {len(targets)} labels")
+        raise InputError(
+            f"there must be a label for each image, got {counted(len(pixels), 'image')} and "
+            f"{counted(len(targets), 'label')}"
+        )
     tasks = TASKS.values() if form.task is None else (form.task,)
     if pixels.dtype == torch.uint8 and pixels.ndim == 4 and any(task.has_form(targets) for task in tasks):
         return ImageSet(pixels, targets)

@@ -11,6 +11,7 @@ from torch.utils.data import default_collate
 
 from torchcaps.datasets.rng import seeded
 from torchcaps.errors import InputError, WrongType, reason_of, shown
+from torchcaps.words import counted
 
 IMAGE_KEYS = ("image", "images", "img", "pixel_values", "x", "input", "inputs")
 """Usual names of the image in a dict; upper and lower case do not matter."""
@@ -84,7 +85,8 @@ class Items(TorchDataset[Any]):
         made = self.read_images(images), self.read_labels(labels)
         if any(len(each) != len(index) for each in made):
             raise InputError(
-                f"{len(index)} items of the data set make a batch of {len(made[0])} images and {len(made[1])} labels; "
+                f"a batch of {counted(len(index), 'item')} has {counted(len(made[0]), 'image')} and "
+                f"{counted(len(made[1]), 'label')}; "
                 "every item must give one image and one label"
             )
         return made
@@ -114,7 +116,8 @@ def find_keys(item: Any, keys: Keys | None, where: str) -> Keys:
         return 0, 1
     if keys is None or not all(type(key) is int and -len(item) <= key < len(item) for key in keys):
         raise InputError(
-            f"{where} have {len(item)} parts; give the positions of image and label with keys, such as keys=(0, 1)"
+            f"{where} have {counted(len(item), 'part')}; give the positions of image and label with keys, such as "
+            "keys=(0, 1)"
         )
     return keys
 

@@ -18,6 +18,7 @@ from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import user_path
 from torchcaps.ranges import Count, Pixels, Seed, ValidationSplit
 from torchcaps.tasks import TaskName, find_task
+from torchcaps.words import counted
 
 _TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.1
 
@@ -141,7 +142,7 @@ def _set_test_aside(spec: str, images: ImageSet, fewest: int, classes: int) -> t
     size = max(round(_TEST_SHARE * len(images)), fewest)
     if len(images) - size < fewest:
         raise InputError(
-            f"{spec} has {len(images)} image{'s' * (len(images) != 1)} of {classes} classes, too few to split off a "
+            f"{spec} has {counted(len(images), 'image')} of {images.task.count(classes)}, too few to split off a "
             "test set; give more, or a separate test set"
         )
     left, held = stratified_split(images.task.strata(images.labels), size, seed=FIXED_SEED)
@@ -153,7 +154,7 @@ def _validation_size(spec: str, images: int, fewest: int, requested: int | None,
     limit = images - fewest
     if limit < 1:
         raise InputError(
-            f"{spec}: {images} training image{'s leave' if images != 1 else ' leaves'} none for validation; give more"
+            f"{spec} has only {counted(images, 'training image')}, which leaves none for validation; give more"
         )
     if requested is None:
         return min(default or max(round(_VALIDATION_SHARE * images), fewest), limit)

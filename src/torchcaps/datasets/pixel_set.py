@@ -18,6 +18,7 @@ from torchcaps.datasets.rng import PATCHES, Key, stream_of
 from torchcaps.errors import InputError
 from torchcaps.ranges import IGNORED
 from torchcaps.tasks import Task, find_task
+from torchcaps.words import counted
 
 CLASS_SHARE = 0.5
 """Share of the patches that are taken around a pixel of a class; all other patches lie anywhere."""
@@ -54,8 +55,9 @@ class PixelSet(ImageSet):
             check(f"PixelSet: {name}", getattr(self, name), Sequence[Any])
         if not self.images or len(self.images) != len(self.labels):
             raise InputError(
-                f"there must be a mask for each image, and one image at least, got {len(self.images)} images and "
-                f"{len(self.labels)} masks"
+                f"there must be a mask for each image, and one image at least, got "
+                f"{counted(len(self.images), 'image')} and "
+                f"{counted(len(self.labels), 'mask')}"
             )
         for number, (image, mask) in enumerate(zip(self.images, self.labels, strict=True)):
             check(f"image {number}", image, UInt8[Tensor, "C ..."])
@@ -63,7 +65,7 @@ class PixelSet(ImageSet):
             if image.shape[1:] != mask.shape or len(image) != len(self.images[0]) or image.numel() == 0:
                 raise InputError(
                     f"image {number} has the shape {tuple(image.shape)} and its mask {tuple(mask.shape)}; all images "
-                    f"must have {len(self.images[0])} channels, and a mask must have the size of its image"
+                    f"must have {counted(len(self.images[0]), 'channel')}, and a mask must have the size of its image"
                 )
         axes = self.labels[0].ndim
         if axes not in (2, 3) or any(mask.ndim != axes for mask in self.labels) or len(self.patch) != axes:

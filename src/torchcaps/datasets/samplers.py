@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 
 from torchcaps.datasets.rng import seeded
 from torchcaps.errors import InputError, shown
+from torchcaps.words import counted
 
 
 class SampledBatches:
@@ -56,7 +57,8 @@ class SampledBatches:
         batches = self._draw(seed, epoch)
         if len(batches) != self.num_batches:
             raise InputError(
-                f"the sampler gives {len(batches)} batches in epoch {epoch + 1} but {self.num_batches} in the first; "
+                f"the sampler gives {counted(len(batches), 'batch', 'batches')} in epoch {epoch + 1} but "
+                f"{self.num_batches} in the first; "
                 "every epoch must have the same number"
             )
         return batches

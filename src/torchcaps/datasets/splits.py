@@ -11,6 +11,7 @@ from torchcaps.checks import checked
 from torchcaps.datasets.rng import generator
 from torchcaps.errors import InputError, shown
 from torchcaps.ranges import Range, Seed
+from torchcaps.words import counted
 
 
 @checked
@@ -39,7 +40,7 @@ def stratified_split(
     limit = len(labels) - leave_one * len(classes)
     if size not in Range(1, limit, whole=True):
         why = f" and leave one of each of the {len(classes)} classes" if leave_one else ""
-        raise InputError(f"{shown(size)} of {len(labels)} images cannot be held out{why}: 1 to {limit} can")
+        raise InputError(f"{shown(size)} of {counted(len(labels), 'image')} cannot be held out{why}: 1 to {limit} can")
     random = generator(seed)
     held = np.zeros(len(labels), dtype=bool)
     by_class = np.split(np.argsort(labels.numpy(), kind="stable"), np.cumsum(counts)[:-1])

@@ -29,6 +29,7 @@ from torchcaps.explorer.learning import Learning
 from torchcaps.explorer.state import Explorer, View, check_side_by_side, to_bytes
 from torchcaps.models.output import SUPERLATIVES
 from torchcaps.ranges import Range
+from torchcaps.words import counted
 
 MAX_FILE_BYTES = 32 * 2**20
 """Largest uploaded image file."""
@@ -81,7 +82,7 @@ class Questions:
             data, shape = _bytes(value("pixels", str)), explorer.model.in_shape
             if len(data) != math.prod(shape):
                 raise InputError(
-                    f"the image has {len(data)} bytes, but this network takes {'×'.join(map(str, shape))} = "
+                    f"the image has {counted(len(data), 'byte')}, but this network takes {'×'.join(map(str, shape))} = "
                     f"{math.prod(shape)} (channels × height × width); the link may be for another network"
                 )
             image, iterations = np.frombuffer(data, np.uint8).reshape(shape).copy(), value("iterations", int, 0)

@@ -17,6 +17,7 @@ from torchcaps.errors import visible
 from torchcaps.parts import describe, flat, own_parts
 from torchcaps.ranges import as_text
 from torchcaps.tasks import task_of
+from torchcaps.words import counted
 
 if TYPE_CHECKING:
     from torchcaps.models.record import TrainingRecord
@@ -71,6 +72,7 @@ def model_card(
         name=name,
         task=task,
         headings=list(metric.cells(0.0))[::-1],
+        counted=counted,
         version=__version__,
         metadata=_metadata(network, training, name),
         parameters=sum(parameter.numel() for parameter in network.parameters()),

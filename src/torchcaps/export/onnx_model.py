@@ -21,6 +21,7 @@ from torchcaps.errors import InputError, install
 from torchcaps.export.description import Description
 from torchcaps.export.onnx_worker import OUT_OF_MEMORY, receive, send
 from torchcaps.files import as_path, require_file
+from torchcaps.words import counted
 
 INPUT, LENGTHS, RECONSTRUCTION = "images", "lengths", "reconstruction"
 """Names of the input and the outputs in an exported file."""
@@ -159,7 +160,8 @@ class OnnxModel:
         axes = inputs[INPUT][1:]
         if len(axes) != len(self.description.in_shape):
             raise InputError(
-                f"its input has {len(axes) + 1} axes, but its images have {len(self.description.in_shape)}"
+                f"its input has {counted(len(axes) + 1, 'axis', 'axes')}, but its images have "
+                f"{len(self.description.in_shape)}"
             )
         self._free = [each if isinstance(each, str) else "" for each in axes]
 

@@ -23,6 +23,7 @@ from torchcaps.ranges import Count, spatial_shape
 from torchcaps.training import Recipe, Run, TrainConfig, read_config
 from torchcaps.training.config import AUTO_FIELDS, LOCATION_FIELDS, OWN_IMAGE_DEFAULTS
 from torchcaps.training.folder import SUMMARY, read_summary
+from torchcaps.words import counted, each_of
 
 SAMPLE_SIZE = 32
 """Number of images for the comparison of an exported file with its network."""
@@ -51,9 +52,9 @@ def sample_images(run: Run) -> tuple[Shaped[Tensor, "N C H W"], str]:
         elif run.has_data(data):
             images: Any = run.dataset(data).test.images[:SAMPLE_SIZE]  # a tuple if they differ in size
             if isinstance(images, Tensor):
-                return images, f"the first {len(images)} test images of {data}"
+                return images, f"the first {counted(len(images), 'test image')} of {data}"
             if corners := _corners(images, run.model.in_shape[1:]):
-                return torch.stack(corners), f"a patch of each of {len(corners)} test images of {data}"
+                return torch.stack(corners), f"a patch of {each_of(len(corners), 'test image')} of {data}"
             why = f"{data} has no image as large as a patch"
         else:
             why = f"{data} is not on this machine"
@@ -143,7 +144,7 @@ def _finished(folder: Path, summary: dict[str, Any] | None) -> dict[str, Any]:
         result = SeedResult(seed=summary["seed"], best_epoch=summary["best_epoch"], **tested)
         hardware, threads = summary["hardware"], summary["hardware"]["threads"]
         where = hardware.get("gpu") or hardware.get("processor") or "an unnamed processor"
-        where += f" ({threads} thread{'s' * (threads > 1)})"
+        where += f" ({counted(threads, 'thread')})"
         if (processes := hardware.get("processes") or 1) > 1:
             where += f", {processes} processes"
         return {name: summary[name] for name in names} | {"result": result, "hardware": where}

@@ -17,6 +17,7 @@ from torchcaps.models.scores import ScoresOnly
 from torchcaps.nn import Decoder
 from torchcaps.ranges import COUNT, Range, spatial_shape
 from torchcaps.tasks import TaskName, find_task
+from torchcaps.words import counted
 
 
 class Network(SavedNetwork):
@@ -56,8 +57,9 @@ class Network(SavedNetwork):
         outputs.check(f"{type(self).__name__}: num_classes", num_classes)
         if objects >= num_classes > 1:
             raise InputError(
-                f"objects must be below num_classes, because all objects have different classes, got {objects} objects "
-                f"and {num_classes} classes"
+                f"objects must be below num_classes, because all objects have different classes, got "
+                f"{counted(objects, 'object')} "
+                f"and {counted(num_classes, 'class', 'classes')}"
             )
         self.in_shape = shape
         self.num_classes, self.objects, self.task = num_classes, objects, task

@@ -25,6 +25,7 @@ from torchcaps.ops.squash import safe_norm
 from torchcaps.parts import Choice, Spec, build, complete, register
 from torchcaps.ranges import IGNORED, Epsilon, Factor, Width
 from torchcaps.tasks import TaskName
+from torchcaps.words import counted
 
 SMALL_LAYERS: tuple[Mapping[str, Any], ...] = (
     {"name": "conv", "voters": "types", "layer_types": 4, "layer_stride": 2, "layer_padding": "same"},
@@ -160,7 +161,10 @@ class PixelCapsules(PixelNetwork):
     def _build_up(self, skips: Sequence[Capsules]) -> int:
         """Build the convolutions behind the capsules, and return the channels of the maps before the logits."""
         if len(self.up_channels) != (wanted := 2 * len(skips) - 1):
-            raise InputError(f"up_channels must be {wanted} numbers for {len(skips)} strides, got {self.up_channels}")
+            raise InputError(
+                f"up_channels must be {counted(wanted, 'number')} for {counted(len(skips), 'stride')}, got "
+                f"{self.up_channels}"
+            )
         strides = [stride for stride in map(_stride_down, self.layers) if stride > 1][: len(skips)]
         convolution, widths, before = CONVOLUTIONS[self.dims], iter(self.up_channels), _channels(self.flow[-1])
         self.up, self.join = nn.ModuleList(), nn.ModuleList()
@@ -265,7 +269,8 @@ class PixelCapsules(PixelNetwork):
         """Return the loss of the scores, the coarse loss and the reconstruction error, each with its weight.
 
         Args:
-            output: Output of the network for ``images``.
+            output: Output of the network for ``images``. Without capsules, as from windows over larger images, there
+                is no coarse loss.
             images: Pixels 0..1 (B, C, *S). Not used without a decoder.
             targets: Class of each pixel (B, *S); pixels of 255 do not count.
 
@@ -273,7 +278,7 @@ class PixelCapsules(PixelNetwork):
             InputError: Masks of another size than the images, or with a class that the network does not have.
         """
         classification = self._task.loss(output, targets, self)
-        if self.coarse_loss is not None:
+        if self.coarse_loss is not None and output.capsules is not None:
             classification = classification + self.coarse_weight * self._coarse_loss(output, targets)
         if output.reconstruction is None:
             return Losses(classification, classification)

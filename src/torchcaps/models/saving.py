@@ -26,6 +26,7 @@ from torchcaps.models.pretrained import (
     weights_file,
 )
 from torchcaps.parts import complete, describe
+from torchcaps.words import counted
 
 if TYPE_CHECKING:
     from torchcaps.models.record import TrainingRecord
@@ -50,7 +51,8 @@ class SavedNetwork(nn.Module):
         known = {"class_names": list(class_names)} if images is None and class_names is not None else images
         if known is not None and len(known["class_names"]) != self.num_classes:
             raise InputError(
-                f"class_names must be {self.num_classes} names, one for each class, got {len(known['class_names'])}"
+                f"class_names must be {counted(self.num_classes, 'name')}, one for each class, got "
+                f"{len(known['class_names'])}"
             )
         tree, weights = describe(self), self.state_dict()
         changed = difference(plan_network(tree, self.in_shape, self.num_classes).state_dict(), weights)

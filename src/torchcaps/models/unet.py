@@ -19,6 +19,7 @@ from torchcaps.ops.precision import in_full_precision
 from torchcaps.parts import find, register
 from torchcaps.ranges import OddKernel, Width
 from torchcaps.tasks import TaskName
+from torchcaps.words import counted
 
 MAX_DIFFERENCE = 0.03
 """Largest difference in the number of parameters from the network that a U-Net is compared with, as a share."""
@@ -97,7 +98,7 @@ class UNet(PixelNetwork):
         found = min(map(self._scaled, scales), key=lambda widths: abs(self._count(widths) - wanted))
         if abs(self._count(found) - wanted) > MAX_DIFFERENCE * wanted:
             raise InputError(
-                f"no U-Net of {len(self.channels)} levels has the {wanted:,} parameters of {preset} within "
+                f"no U-Net of {counted(len(self.channels), 'level')} has the {wanted:,} parameters of {preset} within "
                 f"{MAX_DIFFERENCE:.0%}; set fewer channels than {self.channels}"
             )
         return found

@@ -22,6 +22,7 @@ from torchcaps.nn.convolutions import (
 )
 from torchcaps.parts import register
 from torchcaps.ranges import OddKernel, Padding, Pixels, Range, ShareBelowOne, Size, Width
+from torchcaps.words import counted
 
 
 @register("backbone", "conv")
@@ -125,15 +126,16 @@ class StackBackbone(nn.Sequential):
         self.stack_padding = stack_padding
         self.stack_norm, self.stack_init = stack_norm, stack_init
         across = self.stack_strides_across or self.stack_strides
-        wanted = len(self.stack_channels) or "at least one"
+        count = len(self.stack_channels)
+        wanted = counted(count, "number") if count else "at least one number"
         for name, given in (
             ("stack_channels", self.stack_channels),
             ("stack_kernels", self.stack_kernels),
             ("stack_strides", self.stack_strides),
             ("stack_strides_across", across),
         ):
-            if len(given) != wanted:
-                raise InputError(f"{name} must be {wanted} numbers, one for each convolution, got {len(given)}")
+            if len(given) != count or not count:
+                raise InputError(f"{name} must be {wanted}, one for each convolution, got {len(given)}")
         before, plain, he = in_channels, stack_norm != "batch", stack_init == "he"
         strides = zip(self.stack_strides, across, strict=True)
         for width, kernel, stride in zip(stack_channels, stack_kernels, strides, strict=True):

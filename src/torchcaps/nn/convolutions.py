@@ -18,6 +18,7 @@ from torchcaps.ops.convolution import compute
 from torchcaps.ops.precision import check_one_dtype
 from torchcaps.ranges import Padding, Pixels, Size
 from torchcaps.tracing import is_fake
+from torchcaps.words import counted
 
 ConvInit = Literal["torch", "glorot", "he", "truncated-normal"]
 """Initial distribution of weights; see :func:`draw_layers`."""
@@ -125,7 +126,8 @@ def conv_stem(
     for name, strides in (("stem_strides", stem_strides), ("stem_strides_across", across)):
         if len(strides) != len(stem_channels):
             raise InputError(
-                f"{name} must be {len(stem_channels)} numbers, one for each of stem_channels, got {len(strides)}"
+                f"{name} must be {counted(len(stem_channels), 'number')}, one for each of stem_channels, got "
+                f"{len(strides)}"
             )
     if not stem_channels:
         return nn.Identity()

@@ -25,6 +25,7 @@ from torchcaps.ops.precision import computed_in_full_precision, full_dtype
 from torchcaps.ops.windows import Window, repeated, window_sums
 from torchcaps.parts import build
 from torchcaps.tracing import has_hooks, is_eager
+from torchcaps.words import counted
 
 Voters = Literal["places", "types"]
 """Voters of an output position: each capsule of its window, or each input type with one vote for the window."""
@@ -179,7 +180,7 @@ class MapLayer(CapsuleLayer):
     ) -> Float[Tensor, "B N K"]:
         if poses.shape[1] != number:
             name = type(self).__name__
-            raise InputError(f"{name}: the grid needs poses of {number} capsules, got {poses.shape[1]}")
+            raise InputError(f"{name}: the grid needs poses of {counted(number, 'capsule')}, got {poses.shape[1]}")
         return poses if mask is None else poses.where(mask.unsqueeze(2), 0)
 
     def out_grid(self, grid: Grid | None) -> Grid:
@@ -200,7 +201,8 @@ class MapLayer(CapsuleLayer):
             raise InputError(f"{name}: dims is {self.dims}, so the map must have types, {SIZES[self.dims]}, got {grid}")
         if types != self.in_types or min(sizes) < least:
             raise InputError(
-                f"{name}: the map must have {self.in_types} types, and {SIZES[self.dims]} of at least {least}, got "
+                f"{name}: the map must have {counted(self.in_types, 'type')}, and {SIZES[self.dims]} of at least "
+                f"{least}, got "
                 f"{grid}" + (f": in_types is {self.in_types}, got {types}" if types != self.in_types else "")
             )
         return self.layer_types, *(self.window.outputs(size * self.repeat) for size in sizes)

@@ -14,6 +14,7 @@ from torchcaps.errors import InputError
 from torchcaps.nn.convolutions import CONVOLUTIONS, ConvInit, draw_layers
 from torchcaps.parts import register
 from torchcaps.ranges import OddKernel, Pixels, Size, Width
+from torchcaps.words import counted
 
 TRANSPOSED: dict[int, type[nn.Module]] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 """Transposed convolution by the number of spatial axes."""
@@ -76,10 +77,11 @@ class PixelBackbone(nn.Sequential):
         self.pixel_channels, self.pixel_kernels = tuple(pixel_channels), tuple(pixel_kernels)
         self.pixel_dilations, self.pixel_norm = tuple(pixel_dilations), pixel_norm
         self.pixel_activation, self.conv_init = pixel_activation, conv_init
-        wanted = len(self.pixel_channels) or "at least one"
+        count = len(self.pixel_channels)
+        wanted = counted(count, "number") if count else "at least one number"
         for name in ("pixel_channels", "pixel_kernels", "pixel_dilations"):
-            if (got := len(getattr(self, name))) != wanted:
-                raise InputError(f"{name} must be {wanted} numbers, one for each convolution, got {got}")
+            if (got := len(getattr(self, name))) != count or not count:
+                raise InputError(f"{name} must be {wanted}, one for each convolution, got {got}")
         # not Convolution, which has no dilation
         convolution, plain = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(in_shape) - 2], pixel_norm == "none"
         pairs = itertools.pairwise([in_channels, *pixel_channels])

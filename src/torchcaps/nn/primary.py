@@ -18,6 +18,7 @@ from torchcaps.ops.squash import exponential_squash, safe_norm, squash
 from torchcaps.parts import register
 from torchcaps.ranges import Axes, Epsilon, Padding, Pixels, Size, Width
 from torchcaps.tracing import has_hooks
+from torchcaps.words import counted
 
 
 @register("primary", "conv")
@@ -90,7 +91,7 @@ class PrimaryCapsules(nn.Module):
         if primary_depthwise and (primary_separate_convs or in_channels != channels):
             raise InputError(
                 "primary_depthwise needs one convolution, and features of primary_types·primary_dim = "
-                f"{channels} channels, got {in_channels}"
+                f"{counted(channels, 'channel')}, got {in_channels}"
             )
         if grouping == "raster" and primary_activations:
             raise InputError('primary_activations need grouping="channels", where a capsule has one position')

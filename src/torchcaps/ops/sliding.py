@@ -15,6 +15,7 @@ from torch import Tensor
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.ranges import Count, ShareBelowOne
+from torchcaps.words import counted
 
 WindowWeights = Literal["mean", "gaussian"]
 """Weights of overlapping windows: all equal, or largest in the middle of a window."""
@@ -52,7 +53,7 @@ def sliding_windows(
     """
     sizes = images.shape[2:]
     if len(window) != len(sizes) or min(window) < 1:
-        raise InputError(f"window must be {len(sizes)} sides of at least 1 pixel, got {tuple(window)}")
+        raise InputError(f"window must be {counted(len(sizes), 'side')} of at least 1 pixel, got {tuple(window)}")
     sides = [min(side, size) for side, size in zip(window, sizes, strict=True)]
     starts = [_starts(size, side, overlap) for size, side in zip(sizes, sides, strict=True)]
     corners = list(itertools.product(range(len(images)), *starts))

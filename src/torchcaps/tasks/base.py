@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torchcaps.errors import InputError, WrongType, shown
 from torchcaps.files import write_text
+from torchcaps.words import counted, each_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -212,7 +213,7 @@ class Task(ABC):
     def check_labels(self, targets: Tensor, num_outputs: int, num_images: int) -> None:
         """Raise an error unless there is a target for each image, in the task's form."""
         if len(targets) != num_images:
-            raise InputError(f"labels must be given for each of {num_images} images, got {len(targets)}")
+            raise InputError(f"labels must be given for {each_of(num_images, 'image')}, got {len(targets)}")
         self.check_targets(targets, num_outputs, "labels")
 
     def min_images(self, num_outputs: int) -> int:
@@ -244,7 +245,7 @@ class Task(ABC):
 
     def count(self, num_outputs: int) -> str:
         """Return a number of outputs with its noun: ``3 labels``, ``1 number``."""
-        return f"{num_outputs} {self.output if num_outputs == 1 else self.outputs}"
+        return counted(num_outputs, self.output, self.outputs)
 
     def count_words(self, num_outputs: int) -> str:
         """Return the outputs of a network in words, to continue a sentence of its model card."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchcaps.errors import InputError
 from torchcaps.tasks.base import Metric, Task, TaskName, advice, as_array, found
+from torchcaps.words import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,7 +126,7 @@ class Classes(Task):
             raise InputError(f"{where} has only the class {names[0]}; at least two are needed")
         if missing:
             raise InputError(
-                f'{where}: {len(targets)} training images have none of the class "{missing[0]}"; use more '
+                f'{where}: the class "{missing[0]}" is in none of {counted(len(targets), "training image")}; use more '
                 "training images"
             )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchcaps.errors import InputError
 from torchcaps.tasks.base import Task, advice, as_array, found
+from torchcaps.words import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +51,9 @@ class ColumnTask(Task):
         if array.dtype.kind not in "iufb" or rows.ndim != 2 or 0 in rows.shape or not self._fits(rows):
             raise InputError(f"{where} must be {self.needs}, got {found(array)}{advice(array, self)}")
         if num_outputs not in (None, rows.shape[1]):
-            raise InputError(f"{where} must have {num_outputs} columns, one for each output, got {rows.shape[1]}")
+            raise InputError(
+                f"{where} must have {counted(num_outputs, 'column')}, one for each output, got {rows.shape[1]}"
+            )
         with np.errstate(over="ignore"):
             narrow = rows.astype(np.float32)
         if not np.isfinite(narrow).all():
@@ -69,7 +72,9 @@ class ColumnTask(Task):
 
     def check_targets(self, targets: Tensor, num_outputs: int, where: str) -> None:
         if targets.shape[1:] != (num_outputs,):
-            raise InputError(f"{where} must have {num_outputs} columns, one for each output, got {targets.shape[-1]}")
+            raise InputError(
+                f"{where} must have {counted(num_outputs, 'column')}, one for each output, got {targets.shape[-1]}"
+            )
         if not self.has_form(targets):
             raise InputError(f"{where} must be {self.needs}, got {found(targets.cpu().numpy())}")
 

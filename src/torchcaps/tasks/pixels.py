@@ -149,9 +149,10 @@ class Pixels(Task):
         return network.in_shape[0], *images.shape[2:]
 
     def infer(self, network: Any, images: Tensor, *targets: Any) -> Any:
-        """Return the output for images of any size, without reconstructions of images larger than the network's input.
+        """Return the output for images of any size.
 
-        Their scores (and logits) are the mean over sliding windows as large as the input.
+        For images larger than the input of the network, scores (and logits) are the mean over sliding windows as large
+        as the input, and there are no capsules and no reconstructions.
         """
         import torch
 

@@ -14,6 +14,7 @@ from torchcaps.errors import InputError, reason_of
 from torchcaps.testing.measures import change, gradients_of, move
 from torchcaps.testing.patient import FACTORS, Patient
 from torchcaps.testing.softmaxes import Watch
+from torchcaps.words import counted, each_of
 
 Severity: TypeAlias = Literal["error", "warning", "note"]
 
@@ -164,7 +165,10 @@ def _no_routing(patient: Patient) -> Iterator[str]:
         move(parameter, 0.1)  # a parameter of zero would hide the rest of a product
     coupling = [each for each in patient.watched(moved) if patient.over(each) in ("outputs", "inputs")]
     if coupling and not any(each.differs[each.axis] for each in coupling):
-        yield f"the logits of all {len(coupling)} softmaxes are equal, so the coupling is always uniform"
+        yield (
+            f"the logits of {each_of(len(coupling), 'softmax', 'softmaxes')} are equal, so the coupling is "
+            "always uniform"
+        )
     if patient.of_images or patient.out_dim < 3:
         return
     step = patient.inputs(seed=2)
@@ -189,7 +193,7 @@ def _agreement_not_summed(patient: Patient) -> Iterator[str]:
     for shape, axis, differs, of_softmax in patient.softmaxes:
         components = shape.index(D) if sizes_differ and {I, J, D} <= {*shape} else axis
         if components != axis and differs[components]:
-            yield f"logits of shape {shape} differ along axis {components}, the {D} components"
+            yield f"logits of shape {shape} differ along axis {components}, the {counted(D, 'component')}"
         if of_softmax:
             yield f"logits of shape {shape} are the result of an earlier softmax, with something added"
 

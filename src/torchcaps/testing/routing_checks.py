@@ -25,6 +25,7 @@ from torchcaps.testing.routing_subject import (
     require_shapes,
     scored_numbers,
 )
+from torchcaps.words import counted
 
 #: Largest relative difference between a gradient and its finite difference.
 GRADIENT_TOLERANCE = 1e-4
@@ -357,7 +358,7 @@ def _used_parameters(subject: Subject) -> str:
     gradients = gradients_of(scored_numbers(subject.call(subject.inputs())), subject.parameters())
     idle = [name for name, gradient in gradients.items() if not gradient.count_nonzero()]
     require(not idle, f"no gradient reaches the {' and the '.join(idle)}")
-    return f"{len(gradients)} parameters"
+    return counted(len(gradients), "parameter")
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, object]]:

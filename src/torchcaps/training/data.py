@@ -24,6 +24,7 @@ from torchcaps.parts import flat
 from torchcaps.tasks import find_task, task_of
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.recipe import Recipe
+from torchcaps.words import counted
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -183,7 +184,7 @@ def load_run_data(config: TrainConfig) -> Dataset:
     objects, required = loaded.num_objects, config.model["objects"]
     if objects != required:
         raise InputError(
-            f"an image of {loaded.name} holds {objects} object{'s' * (objects > 1)}, but the network looks for "
+            f"an image of {loaded.name} holds {counted(objects, 'object')}, but the network looks for "
             f"{required}; set --objects {objects}, or choose another preset or data set"
         )
     sets = (loaded.train, loaded.validation, loaded.test)

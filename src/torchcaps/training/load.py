@@ -22,6 +22,7 @@ from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.config import TrainConfig, read_config
 from torchcaps.training.data import cropped, load_run_data
 from torchcaps.training.folder import BEST, BEST_FILES, CHECKPOINT, METRICS, SUMMARY, read_summary
+from torchcaps.words import counted
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Run:
         else:
             raise InputError(f"{self.path} does not say what it was trained on; name a data set with --data")
         given, required = (
-            f"images of shape {each.in_shape} with {each.num_classes} {task_of(self.model).outputs}, {objects} in each"
+            f"images of shape {each.in_shape} with {task_of(self.model).count(each.num_classes)}, {objects} in each"
             for each, objects in ((loaded, loaded.num_objects), (self.model, self.model.objects))
         )
         if given != required:
@@ -143,7 +144,7 @@ def _read_spec(path: Path, model: Network, *, must_exist: bool) -> ImageSpec:
     with reading(path, "list of classes"):
         spec = ImageSpec.from_dict(values | from_network)
         if len(spec.class_names) != model.num_classes:
-            raise InputError(f"it must have {model.num_classes} names, one for each class of the network")
+            raise InputError(f"it must have {counted(model.num_classes, 'name')}, one for each class of the network")
     return spec
 
 

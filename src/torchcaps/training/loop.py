@@ -51,6 +51,7 @@ from torchcaps.training.recipe import Recipe, learning_rate
 from torchcaps.training.state import VALIDATION_COLUMNS, ProgressState
 from torchcaps.training.step import SUMS, EpochSums, Loss, Recalls, class_weights, forward, with_axes
 from torchcaps.training.stops import Diverged, Interrupted, settings_to_try
+from torchcaps.words import counted
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -378,10 +379,11 @@ class Trainer:
             groups = self.optimizer.state_dict()["param_groups"]  # with the settings of this device
             self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
             if state.batch >= self.steps or state.step != state.epoch * self.steps + state.batch:
-                raise InputError(f"its epochs must have {self.steps} steps, as in this run")
+                raise InputError(f"its epochs must have {counted(self.steps, 'step')}, as in this run")
         if epochs * self.steps < state.step:
             raise InputError(
-                f"the run has finished {state.epoch} epochs and {state.batch} steps already; it cannot end with epoch "
+                f"the run has finished {counted(state.epoch, 'epoch')} and {counted(state.batch, 'step')} "
+                "already; it cannot end with epoch "
                 f"{epochs}"
             )
         if self.fabric.is_global_zero:  # in one process only, because sums are added over processes

@@ -48,7 +48,7 @@ from torchcaps.training.rates import LearningRates, find_learning_rate
 from torchcaps.training.recipe import Recipe
 from torchcaps.training.state import VALIDATION_COLUMNS, column_of
 from torchcaps.training.stops import Interrupted
-from torchcaps.words import counted
+from torchcaps.words import counted, first_of
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -403,7 +403,7 @@ def _draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: AnyEv
             names,
             f"image 0 of the {of_test}",
             statistics=statistics,
-            many=f"the first {len(statistics.entropy[0])} {of_test}",
+            many=f"the {first_of(len(statistics.entropy[0]), of_test)}",
             network=run.name,
         )
         layer = "" if number == len(model.layers) else f"-layer-{number}"

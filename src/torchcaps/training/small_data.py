@@ -13,6 +13,7 @@ from torchcaps.models.presets import fit_to_images, get_preset
 from torchcaps.tasks import Task, find_task
 from torchcaps.training.config import AUTO_FIELDS, TrainConfig, override
 from torchcaps.training.recipe import Recipe
+from torchcaps.words import counted
 
 MIN_BATCH_SIZE = 16
 """Images of a batch, at least, after the batch was halved for few images."""
@@ -77,8 +78,10 @@ def fitting_message(
         return []
     most = "" if recipe.patience is None else f" or {recipe.patience} without a better one,"
     words = [
-        f"Recipe: for {images:,} training images {recipe.epochs} epochs{most} in batches of {recipe.batch_size}, "
-        f"{recipe.epochs * (images // recipe.batch_size):,} steps, to a learning rate of {recipe.learning_rate:.2g}; "
+        f"Recipe: for {counted(images, 'training image')} {counted(recipe.epochs, 'epoch')}{most} in batches of "
+        f"{recipe.batch_size}, "
+        f"{counted(recipe.epochs * (images // recipe.batch_size), 'step')}, to a learning rate of "
+        f"{recipe.learning_rate:.2g}; "
         "--epochs, --batch-size and --learning-rate choose others"
     ]
     of_a_class = task.images_per_class(images, outputs)
@@ -100,7 +103,9 @@ def imbalance_message(config: TrainConfig, labels: Tensor, names: Sequence[str],
     if counts is None or not is_uneven(counts):
         return []
     most, least = int(counts.argmax()), int(counts.argmin())
-    extremes = f"{counts[most]:,} training images of {names[most]} and {counts[least]:,} of {names[least]}"
+    extremes = (
+        f"{counted(int(counts[most]), 'training image')} of {names[most]} and {counts[least]:,} of {names[least]}"
+    )
     words = f"Classes: uneven, {extremes}"
     words += "; balanced accuracy chooses the epoch" * (recipe.select == "balanced-accuracy")
     advice = "; --class-weights balanced makes all classes count the same"

@@ -9,6 +9,7 @@ from torchcaps.checks import check_contents
 from torchcaps.errors import InputError
 from torchcaps.ranges import Amount, Finite, Index
 from torchcaps.training.step import SUMS
+from torchcaps.words import counted
 
 VALIDATION_COLUMNS = ("validation_loss", "validation_accuracy", "validation_balanced_accuracy")
 """Results on the validation images after an epoch. Balanced accuracy is the mean of the classes' recalls."""
@@ -86,5 +87,7 @@ class ProgressState:
             if row["epoch"] != number or any((row[name] is not None) != has_validation for name in VALIDATION_COLUMNS):
                 raise InputError(f"row {number} of its history does not belong to epoch {number} of this run")
         if len(state.history) != state.epoch:
-            raise InputError(f"it has finished {state.epoch} epochs, but holds results of {len(state.history)}")
+            raise InputError(
+                f"it has finished {counted(state.epoch, 'epoch')}, but holds results of {len(state.history)}"
+            )
         return state

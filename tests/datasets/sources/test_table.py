@@ -117,7 +117,7 @@ def test_hidden_and_missing_files_are_left_out_and_said(folder: Path) -> None:
         (["file,label", "im03,dog", ",cat"], "line 3 names no image file"),
         (["file,label", "im03,dog", "im04,"], "line 3 has no label"),
         (["file,label", "im03,dog", "im04,cat,x"], "line 3 has 3 cells, but there are 2 columns"),
-        (["file,label", "im03,dog", "im04"], "line 3 has 1 cells, but there are 2 columns"),
+        (["file,label", "im03,dog", "im04"], "line 3 has 1 cell, but there are 2 columns"),
         (["file,label", "im03,dog", "two,cat"], "line 3: two may be images"),
         (["file,label", "im03,dog", '"im04,cat'], "line 3 is no line of a table: unexpected end of data"),
         (["file,label", "im03,dog", "im04,\0"], "contains the character NUL"),

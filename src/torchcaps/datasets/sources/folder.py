@@ -22,6 +22,7 @@ from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.sources.pixel_folder import has_masks, load_pixel_folder
 from torchcaps.errors import InputError
 from torchcaps.files import user_path
+from torchcaps.tasks import find_task
 
 PARTS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
 
@@ -56,7 +57,8 @@ def load_folder(request: DataRequest) -> Splits:
     if not root.is_dir():
         raise InputError(f"there is no folder {root} to read images from")
     parts = parts_of(root)
-    if request.task == "pixels" or any(map(has_masks, parts.values())):
+    wants_masks = request.task is not None and find_task(request.task).masks(()) is not None
+    if wants_masks or any(map(has_masks, parts.values())):
         return load_pixel_folder(root, parts, request)
     files = _files(root)
     class_names = _class_names(files)

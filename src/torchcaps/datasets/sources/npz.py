@@ -21,6 +21,7 @@ from torchcaps.errors import InputError, shown
 from torchcaps.files import require_file
 from torchcaps.machine import check_memory
 from torchcaps.tasks import Task, find_task, guess_task
+from torchcaps.words import counted, each_of
 
 _MAX_LISTED = 20  # names of arrays in an error
 Names = dict[str, tuple[str, str]]
@@ -98,7 +99,7 @@ def load_npz(request: DataRequest) -> Splits:
     pixels = {part: _images(path, arrays, x, f"{path}: {x}", scale) for part, (x, _) in labelled.items()}
     for part, (x, y) in labelled.items():
         if (given := len(np.atleast_1d(arrays[y]))) != (count := len(pixels[part])):
-            raise InputError(f"{path}: {y} must be given for each of the {count} images of {x}, got {given}")
+            raise InputError(f"{path}: {y} must be given for {each_of(count, 'image')} of {x}, got {given}")
     task = find_task(request.task or guess_task(targets["train"], f"{path}: {pairs['train'][1]}").name)
     class_names = _class_names(path, pairs["train"][1], task, targets["train"], arrays.get("class_names"))
     sets = {}
@@ -166,10 +167,11 @@ def _class_names(path: Path, y: str, task: Task, targets: np.ndarray, given: np.
         return names
     is_texts = given.dtype.kind == "U" and given.ndim == 1
     if is_texts and len(given) < len(names):  # the task raises a clearer error, such as labels counted from 1
-        task.bring(targets, len(given), f"{where} (class_names has {len(given)} texts)")
+        task.bring(targets, len(given), f"{where} (class_names has {counted(len(given), 'text')})")
     if not is_texts or len(given) != len(names):
         raise InputError(
-            f"{path}: class_names must be {len(names)} texts, one for each class or column of {y}, got {given.dtype} "
+            f"{path}: class_names must be {counted(len(names), 'text')}, one for each class or column of {y}, got "
+            f"{given.dtype} "
             f"of the shape {shown(given.shape)}"
         )
     return tuple(map(str, given.tolist()))

@@ -19,6 +19,7 @@ from torchcaps.datasets.sources.folder import PARTS, read_files, to_image_set
 from torchcaps.errors import InputError, shown
 from torchcaps.files import read_text, require_file
 from torchcaps.tasks import Task, find_task, guess_task
+from torchcaps.words import counted
 
 IMAGE_COLUMNS = ("image", "file", "filename", "file_name", "path", "filepath", "image_id", "img", "id", "name")
 """Usual names of the column with the image files."""
@@ -112,7 +113,9 @@ def _read_table(path: Path) -> Table:
         raise InputError(f"{path} must have columns with different names, separated by commas, got {shown(header)}")
     for line, cells in rows[1:]:
         if len(cells) != len(header):
-            raise InputError(f"{path}, line {line} has {len(cells)} cells, but there are {len(header)} columns")
+            raise InputError(
+                f"{path}, line {line} has {counted(len(cells), 'cell')}, but there are {len(header)} columns"
+            )
     cells_of = zip(*(cells for _, cells in rows[1:]), strict=True)
     return Table(
         {name: list(cells) for name, cells in zip(header, cells_of, strict=True)}, [line for line, _ in rows[1:]]

@@ -52,7 +52,7 @@ class GroupedRouting(Routing):
     def bind(self, size: LayerSize) -> None:
         """Make the routing of each group."""
         if (I := size.inputs(self)) % self.num_groups:
-            raise InputError(f"num_groups must divide the {I} input capsules, got {self.num_groups}")
+            raise InputError(f"num_groups must divide the number of input capsules, {I}, got {self.num_groups}")
         self.groups = nn.ModuleList(copy.deepcopy(self.group_routing) for _ in range(self.num_groups))
         for group in self.groups:
             cast(Routing, group).bind(self._of_group(size))
