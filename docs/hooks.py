@@ -37,8 +37,8 @@ SEARCH_BOOST |= dict.fromkeys(("changelog.md", "convolution.md", "derivation.md"
 SEARCH_BOOST |= {"api/": 0.3, "lesson-answers.md": 0.3}
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
-#: A picture of a page, alone or in a link.
-PICTURE = re.compile(r'(<a [^>]*>)?(<img [^>]*?src="([^"]+)"[^>]*>)')
+#: A link with all that it holds, or a picture that is in no link.
+LINK_OR_PICTURE = re.compile(r'<a [^>]*>.*?</a>|<img [^>]*?src="([^"]+)"[^>]*>', re.DOTALL)
 #: Code and tags, in which notebooks have no formulas; and a formula of a notebook.
 CODE_OR_TAG = re.compile(r"(<(pre|code|script|style)\b.*?</\2>|<[^>]+>)", re.DOTALL)
 NOTEBOOK_FORMULA = re.compile(r"\$([^$\n]+)\$")
@@ -98,12 +98,11 @@ def on_page_content(html_text: str, page: Page, **_: Any) -> str:
             return _mathml(formula[2], "inline")
         return f'<div class="formula">{_mathml(formula[2], "block")}</div>'
 
-    return PICTURE.sub(_with_link, FORMULA.sub(mathml, html_text))
+    return LINK_OR_PICTURE.sub(_with_link, FORMULA.sub(mathml, html_text))
 
 
 def _with_link(picture: re.Match[str]) -> str:
-    link, image, address = picture.groups()
-    return picture[0] if link else f'<a href="{address}">{image}</a>'
+    return f'<a href="{picture[1]}">{picture[0]}</a>' if picture[1] else picture[0]
 
 
 def _mathml(latex: str, display: str) -> str:
