@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -37,13 +37,14 @@ def main() -> None:
     """Take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=IMAGES, help="folder of the pictures (docs/images)")
-    parser.add_argument("--only", choices=["moving"], help="only the moving picture")
+    parser.add_argument("--only", choices=["moving"], help="only the moving pictures, light and dark")
     given = parser.parse_args()
     out = given.out.absolute()
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=os.environ.get("CHROMIUM"), args=["--no-sandbox"])
         with explorer(folder) as address:
-            moving(browser, address, out / "explorer.webp")
+            moving(browser, address, out / "explorer.webp", "light")
+            moving(browser, address, out / "explorer-dark.webp", "dark")
             if given.only:
                 return
             desktop(browser, address, out / "explorer-desktop.png")
@@ -110,9 +111,9 @@ body { padding: 10px; overflow: hidden }
 """  # three panels of the page: the drawing, the lengths, the redrawn digit
 
 
-def moving(browser: Browser, address: str, path: Path) -> None:
+def moving(browser: Browser, address: str, path: Path, scheme: Literal["light", "dark"]) -> None:
     """A 4 becomes a 9; then the 4 is drawn anew, so that the first picture is a finished figure."""
-    page = opened(browser, address, *HERO, bypass_csp=True)
+    page = opened(browser, address, *HERO, bypass_csp=True, color_scheme=scheme)
     page.add_style_tag(content=HERO_STYLE)
     page.locator("#pose-heading").evaluate("heading => heading.textContent = 'Redrawn'")
     page.locator("#capsules-heading").evaluate("heading => heading.textContent = 'Lengths of capsules'")

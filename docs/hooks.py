@@ -31,8 +31,14 @@ PAGES = {
     "src/torchcaps/ops/convolution/README.md": "convolution.md",
     "src/torchcaps/ops/fused/README.md": "derivation.md",
 }
+#: Factors on the rank of a page in the search: pages that explain come first, pages that list or derive last.
+SEARCH_BOOST = dict.fromkeys(("capsules.md", "course.md", "glossary.md", "lesson.md", "routing.md"), 2.0)
+SEARCH_BOOST |= dict.fromkeys(("changelog.md", "convolution.md", "derivation.md", "recorded-runs.md"), 0.3)
+SEARCH_BOOST |= {"api/": 0.3, "lesson-answers.md": 0.3}
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+#: A link with all that it holds, or a picture that is in no link.
+LINK_OR_PICTURE = re.compile(r'<a [^>]*>.*?</a>|<img [^>]*?src="([^"]+)"[^>]*>', re.DOTALL)
 #: Code and tags, in which notebooks have no formulas; and a formula of a notebook.
 CODE_OR_TAG = re.compile(r"(<(pre|code|script|style)\b.*?</\2>|<[^>]+>)", re.DOTALL)
 NOTEBOOK_FORMULA = re.compile(r"\$([^$\n]+)\$")
@@ -65,8 +71,9 @@ def on_post_page(output: str, **_: Any) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Turn links between files of the repository into links between pages of the site."""
+    """Turn links between files into links between pages, and rank the page for the search."""
     here = page.file.src_uri
+    page.meta["search"] = {"boost": SEARCH_BOOST.get("api/" if here.startswith("api/") else here, 1.0)}
     origin = next((source for source, target in PAGES.items() if target == here), f"docs/{here}")
 
     def site_link(link: re.Match[str]) -> str:
@@ -78,7 +85,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def on_page_content(html_text: str, page: Page, **_: Any) -> str:
-    """Formulas as MathML."""
+    """Write formulas as MathML, and let a click open each picture in full size."""
     if page.file.src_uri.endswith(".ipynb"):
         # split at tags and code: every third piece is text, all other pieces are not changed
         pieces = CODE_OR_TAG.split(html_text)
@@ -91,7 +98,11 @@ def on_page_content(html_text: str, page: Page, **_: Any) -> str:
             return _mathml(formula[2], "inline")
         return f'<div class="formula">{_mathml(formula[2], "block")}</div>'
 
-    return FORMULA.sub(mathml, html_text)
+    return LINK_OR_PICTURE.sub(_with_link, FORMULA.sub(mathml, html_text))
+
+
+def _with_link(picture: re.Match[str]) -> str:
+    return f'<a href="{picture[1]}">{picture[0]}</a>' if picture[1] else picture[0]
 
 
 def _mathml(latex: str, display: str) -> str:

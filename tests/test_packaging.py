@@ -50,6 +50,10 @@ def test_links_and_images_of_the_readme_lead_somewhere_from_pypi_too() -> None:
     ]
     assert LINK.findall(changed) == wanted
     assert {mark for mark, _ in wanted} == {"", "!"}
+    pictures = re.compile(r'(?:src|srcset)="([^"]+)"')
+    assert pictures.findall(changed) == [raw + path for path in pictures.findall(readme)]
+    assert [path for path in pictures.findall(readme) if not (ROOT / path).is_file()] == []
+    assert pictures.findall(readme)
 
 
 def test_what_is_required_is_locked_within_its_range() -> None:
