@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ PIXEL_TESTS = (
     ("one head", "slices", ""),
     ("one head, turned by up to 45°", "slices", "turned by ±45°"),
     ("one head, turned by up to 180°", "slices", "turned by ±180°"),
+    ("one head, volumes", "blocks", ""),
 )
 #: Columns of this table: the end of a row's name, and its title.
 PIXEL_COLUMNS = {
@@ -61,9 +62,10 @@ PIXEL_COLUMNS = {
     "unet-as-long": "U-Net, 7 × the steps",
     "dynamic": "dynamic routing",
     "uniform": "uniform coupling",
+    "em": "EM routing",
 }
 #: Networks whose difference from the U-Net is shown.
-PIXEL_DIFFERENCES = ("dynamic", "uniform")
+PIXEL_DIFFERENCES = ("dynamic", "uniform", "em")
 
 
 class Page:
@@ -92,20 +94,30 @@ class Page:
         return interval(*self.gap(row, other))
 
     def pixel_table(self) -> str:
-        """Format the Dice scores of the networks for pixels, percent, and differences from the U-Net.
+        """Format the Dice scores of the networks for pixels, percent."""
 
-        Tests without runs of dynamic routing are left out.
-        """
-        head = ["test images", *PIXEL_COLUMNS.values()]
-        head += [f"{PIXEL_COLUMNS[name]} − U-Net" for name in PIXEL_DIFFERENCES]
-        lines = [head, ["---"] * len(head)]
+        def score(test: str, network: str, measure: str) -> str:
+            runs = self.rows[f"pixels/{test}-{network}"]
+            return percent([dice(run, measure) for run in runs]).removesuffix(" %") if runs else NOTHING
+
+        return self._tests_of_pixels(PIXEL_COLUMNS, score)
+
+    def pixel_differences(self) -> str:
+        """Format how much larger the scores are than those of the U-Net, with intervals."""
+
+        def above(test: str, network: str, measure: str) -> str:
+            runs, others = (self.rows[f"pixels/{test}-{each}"] for each in (network, "unet"))
+            return interval(*difference(runs, others, partial(dice, measure=measure)))
+
+        titles = {name: f"{PIXEL_COLUMNS[name]} − U-Net" for name in PIXEL_DIFFERENCES}
+        return self._tests_of_pixels(titles, above)
+
+    def _tests_of_pixels(self, titles: Mapping[str, str], cell: Callable[[str, str, str], str]) -> str:
+        """Format a table: a line for each test that has runs of dynamic routing, a column for each network."""
+        lines = [["test images", *titles.values()], ["---"] * (1 + len(titles))]
         for title, test, measure in PIXEL_TESTS:
-            runs = {name: self.rows[f"pixels/{test}-{name}"] for name in PIXEL_COLUMNS}
-            value = partial(dice, measure=measure)
-            cells = [percent(list(map(value, each))).removesuffix(" %") if each else NOTHING for each in runs.values()]
-            cells += [interval(*difference(runs[name], runs["unet"], value)) for name in PIXEL_DIFFERENCES]
-            if runs["dynamic"]:
-                lines.append([title, *cells])
+            if self.rows[f"pixels/{test}-dynamic"]:
+                lines.append([title, *(cell(test, network, measure) for network in titles)])
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def dice(self, name: str) -> str:

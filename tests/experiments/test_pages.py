@@ -1,5 +1,6 @@
 """The audit, the leaderboard and the paper follow from the records."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -104,8 +105,8 @@ def test_the_numbers_of_the_sources_are_those_of_their_page() -> None:
 
 
 def test_the_page_about_pixels_has_the_table_of_the_results() -> None:
-    table = GIVEN["page"].pixel_table()
-    for name in ("results", "segmentation"):
+    page = GIVEN["page"]
+    for name, table in itertools.product(("results", "segmentation"), (page.pixel_table(), page.pixel_differences())):
         assert table in (ROOT / f"docs/{name}.md").read_text(encoding="utf-8"), f"copy it into docs/{name}.md"
 
 
