@@ -423,7 +423,7 @@ def test_groups_on_maps_and_sizes_that_do_not_fit() -> None:
     for compete_over in ("types", "types-and-positions"):
         on_map = ConvCapsules(2, 4, 3, 4, layer_kernel=2, compete_over=compete_over, routing="grouped")
         assert_finite([on_map(Capsules(torch.rand(2, 24, 4), grid=(2, 3, 4))).poses])
-    assert_raises(InputError, DenseCapsules, 7, 5, 4, 6, routing="grouped", say="num_groups must divide the 7 input")
+    assert_raises(InputError, DenseCapsules, 7, 5, 4, 6, routing="grouped", say="num_groups must divide the number of")
     said = "GroupedRouting has weights for each input capsule"
     assert_raises(InputError, DenseCapsules, None, 5, 4, 6, routing="grouped", transform="shared", say=said)
 

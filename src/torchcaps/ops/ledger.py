@@ -23,7 +23,7 @@ The expansion in V loses no precision, because it rounds like V itself. Squares 
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -39,6 +39,7 @@ MIN_EXPONENT = -69.0
 processor takes a hundred times as long for products with denormal numbers (below 1e-38)."""
 
 
+@runtime_checkable
 class Competition(Protocol):
     """Softmax over output capsules of several rows that compete with each other."""
 
