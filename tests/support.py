@@ -186,6 +186,16 @@ def image_presets() -> list[str]:
     return [name for name in list_presets() if get_preset(name).network["task"] != "pixels"]
 
 
+def routings(**more: Any) -> dict[str, Any]:
+    """All routings by their names, two of them also with other options, and more with options of one's own."""
+    from torchcaps.parts import PARTS
+
+    named: dict[str, Any] = {name: name for name in PARTS["routing"]}
+    named["dynamic, over inputs"] = {"name": "dynamic", "softmax_over": "inputs", "leaky": True}
+    named["grouped em"] = {"name": "grouped", "group_routing": "em"}
+    return named | more
+
+
 def pairwise(*axes: Iterable[str]) -> list[tuple[str, ...]]:
     """Cases of three axes, so that every two values of different axes meet in at least one of them.
 

@@ -11,22 +11,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from support import assert_as_exact, assert_finite, assert_same, drawn_for, labels_for, small
+from support import assert_as_exact, assert_finite, assert_same, drawn_for, labels_for, routings, small
 from tiny_runs import rows, tiny_config, write_bars
 from torchcaps import create_model, list_presets
 from torchcaps.cli import main
 from torchcaps.nn import Capsules, ConvCapsules, DeconvCapsules, DenseCapsules
-from torchcaps.parts import PARTS
 from torchcaps.training import Progress, load_run, resume, train
 
 pytestmark = pytest.mark.gpu
 
-ROUTINGS: dict[str, Any] = {name: name for name in PARTS["routing"]} | {
-    "dynamic, over inputs": {"name": "dynamic", "softmax_over": "inputs", "leaky": True},
-    "dynamic, stopped": {"name": "dynamic", "stop_gradient": True},
-    "dynamic, capsule bias": {"name": "dynamic", "capsule_bias": True},
-    "grouped em": {"name": "grouped", "group_routing": "em"},
-}
+ROUTINGS = routings(
+    **{
+        "dynamic, stopped": {"name": "dynamic", "stop_gradient": True},
+        "dynamic, capsule bias": {"name": "dynamic", "capsule_bias": True},
+    }
+)
 TYPES: dict[str, Any] = {"voters": "types", "layer_kernel": 3, "layer_padding": "same"}
 #: Layers by kind, with the sizes of their input and of its map.
 LAYERS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], tuple[int, ...] | None]] = {

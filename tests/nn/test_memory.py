@@ -9,17 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from support import routings
 from torchcaps.machine import MIB
 from torchcaps.nn import Capsules, ConvCapsules, DenseCapsules
-from torchcaps.parts import PARTS
 
 STEPS = 6
 VOTES_MIB = 2
-ROUTINGS: dict[str, Any] = {name: name for name in PARTS["routing"]} | {
-    "dynamic, over inputs": {"name": "dynamic", "softmax_over": "inputs", "leaky": True},
-    "dynamic, cosine": {"name": "dynamic", "agreement": "cosine", "squash": "last"},
-    "grouped em": {"name": "grouped", "group_routing": "em"},
-}
+ROUTINGS = routings(**{"dynamic, cosine": {"name": "dynamic", "agreement": "cosine", "squash": "last"}})
 #: Layers by kind, with the sizes of their input; the votes take 2 MiB.
 LAYERS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], tuple[int, ...] | None]] = {
     "dense": (lambda routing: DenseCapsules(128, 16, 16, 16, routing=routing), (16, 128, 16), None),

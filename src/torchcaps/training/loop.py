@@ -383,8 +383,7 @@ class Trainer:
         if epochs * self.steps < state.step:
             raise InputError(
                 f"the run has finished {counted(state.epoch, 'epoch')} and {counted(state.batch, 'step')} "
-                "already; it cannot end with epoch "
-                f"{epochs}"
+                f"already; it cannot end with epoch {epochs}"
             )
         if self.fabric.is_global_zero:  # in one process only, because sums are added over processes
             sums = [state.sums[name] for name in SUMS]
