@@ -130,9 +130,10 @@ class Page:
         found, size = self.rows[row][0].summary, SHIPPED[table][name].config(0).recipe.batch_size
         return int(found["epochs"]) * math.ceil(found["images"]["train"] / size)
 
-    def rates(self) -> str:
-        """Format the learning rates of the networks for pixels."""
-        return ", ".join(f"{LEARNING_RATES[name]:g} ({PIXEL_COLUMNS[name]})" for name in ("unet", *PIXEL_DIFFERENCES))
+    def rates(self, test: str) -> str:
+        """Format the learning rates of the networks for pixels on a test."""
+        rates = LEARNING_RATES[test]
+        return ", ".join(f"{rates[name]:g} ({PIXEL_COLUMNS[name]})" for name in ("unet", *PIXEL_DIFFERENCES))
 
     def validated(self, row: str) -> str:
         """Format the mean Dice score on validation images in a row of the search for pixels, percent."""
