@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from torchcaps.ops.memory import get_working_memory, set_working_memory
+from torchcaps.ops.memory import set_working_memory
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -60,9 +60,8 @@ def _seed() -> None:
 @pytest.fixture(autouse=True)
 def _working_memory() -> Iterator[None]:
     """A test may set the working memory; the next one finds it as it was."""
-    before = get_working_memory()
     yield
-    set_working_memory(before)
+    set_working_memory(None)
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ def blocks(rows: int, row_bytes: int, device: torch.device, multiple: int = 1) -
     """
     if is_graph_capture():
         return [slice(0, rows)]
-    room = int(get_working_memory() * MIB / (TENSORS_PER_VOTE if torch.is_grad_enabled() else 1))
+    room = int(get_working_memory(device) * MIB / (TENSORS_PER_VOTE if torch.is_grad_enabled() else 1))
     if device.type == "cpu":
         room = min(room, MAX_BLOCK_BYTES * torch.get_num_threads())
     return slices(rows, max(1, room // (row_bytes * multiple)) * multiple) or [slice(0, 0)]

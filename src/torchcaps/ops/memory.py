@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Annotated
 
@@ -10,16 +11,17 @@ from torch import Tensor
 
 from torchcaps.checks import checked
 from torchcaps.machine import MIB
-from torchcaps.ops.pool import POOL, new_empty
+from torchcaps.ops.pool import POOL, WORKING_MEMORY_MIB, new_empty
 from torchcaps.ranges import Range
 from torchcaps.tracing import is_float32_on_cpu
 
 MAX_BLOCK_MIB = 16.0  # on a CPU, so that buffers stay in the caches; best for a large layer, near best for MNIST's
+GPU_SHARE = 1 / 16  # of a GPU's memory; small blocks leave it waiting for calls, at 512 MiB up to a third of the time
 MAX_BATCH_SLICE = 128  # images on a CPU; more do not make the products faster there
 
 
 @checked
-def set_working_memory(mib: Annotated[float, Range(0, 1e12, above=True)]) -> None:
+def set_working_memory(mib: Annotated[float, Range(0, 1e12, above=True)] | None) -> None:
     """Set the limit on the memory for work buffers of one call of a routing or a convolution.
 
     - Vote-free routing works in blocks that fit. On a CPU a block has at most 16 MiB, because of the caches. Capsules
@@ -37,20 +39,39 @@ def set_working_memory(mib: Annotated[float, Range(0, 1e12, above=True)]) -> Non
     threads from the next call on. It changes results by rounding only.
 
     Args:
-        mib: Limit in MiB (default 512).
+        mib: Limit in MiB, for all devices. None, the default: 512, on a GPU a sixteenth of its memory if that is more.
     """
-    POOL.limit_mib = float(mib)
+    global _is_default
+    _is_default = mib is None
+    POOL.limit_mib = WORKING_MEMORY_MIB if mib is None else float(mib)
     POOL.trim()
 
 
-def get_working_memory() -> float:
-    """Return the limit in MiB on the work buffers of one call; see :func:`set_working_memory`."""
-    return POOL.limit_mib
+def get_working_memory(device: torch.device | None = None) -> float:
+    """Return the limit in MiB on the work buffers of one call on a device; see :func:`set_working_memory`.
+
+    Args:
+        device: Default: the CPU.
+    """
+    if device is None or device.type == "cpu" or not _is_default:
+        return POOL.limit_mib
+    return max(WORKING_MEMORY_MIB, gpu_memory_mib(device) * GPU_SHARE)
+
+
+_is_default = True
+
+
+@functools.cache
+def gpu_memory_mib(device: torch.device) -> float:
+    """Return the memory of a GPU, MiB; 0 for other devices, and for fake tensors without a GPU."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        return torch.cuda.get_device_properties(device).total_memory / MIB
+    return torch.mps.recommended_max_memory() / MIB if device.type == "mps" else 0.0
 
 
 def block_bytes(device: torch.device) -> int:
     """Return the limit in bytes on the buffers of a block; on a CPU the caches limit it too."""
-    mib = get_working_memory()
+    mib = get_working_memory(device)
     return int((min(MAX_BLOCK_MIB, mib) if device.type == "cpu" else mib) * MIB)
 
 

@@ -35,7 +35,7 @@ BLOCK_BYTES = MIB // 2
 
 def slab_bytes(votes: int, device: torch.device) -> int:
     """Return the limit on the bytes of votes in a slab, for a layer with this many bytes of votes."""
-    room = int(get_working_memory() * MIB / 4)  # the backward pass takes three times a slab
+    room = int(get_working_memory(device) * MIB / 4)  # the backward pass takes three times a slab
     if device.type == "cpu":
         room = min(room, SLAB_BYTES if votes < LARGE_VOTE_BYTES else 2 * SLAB_BYTES)
     return max(room, 1)

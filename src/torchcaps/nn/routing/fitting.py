@@ -171,8 +171,9 @@ class _Call:
 
     def blocks(self) -> list[slice]:
         """Return the rows of each block: its buffers fit the working memory and, on a CPU, its votes the caches."""
-        room = get_working_memory() * MIB / MAX_BUFFERS
-        if self.factors.poses.device.type == "cpu":
+        device = self.factors.poses.device
+        room = get_working_memory(device) * MIB / MAX_BUFFERS
+        if device.type == "cpu":
             room = min(room, MAX_BLOCK_MIB * MIB * torch.get_num_threads())
         B, most = len(self.factors.poses), max(int(room / max(self.row_bytes, 1)), self.multiple)
         return slices(B, nearly_equal(B, most, self.multiple)) or [slice(0, 0)]
