@@ -2,6 +2,7 @@
 
     python benchmarks/gpu.py --out gpu.jsonl          # everything, at batch 128; appends lines of JSON
     python benchmarks/gpu.py --no-compile             # without torch.compile, whose compiling takes minutes
+    python benchmarks/gpu.py maps epoch               # some of it
     python benchmarks/gpu.py --dry-run                # every line of it on the CPU, tiny: the times mean nothing
     python benchmarks/gpu.py --table gpu.jsonl        # measures nothing; prints the ratios of a file, as Markdown
 
@@ -54,6 +55,8 @@ IN_A_ROW = 20
 """Steps in one measurement, so that the host's share is in it as in training."""
 COMPILED_TOLERANCE = {"fp32": 5e-3, "bf16": 2e-2}
 """A compiled network adds in another order; convolutions in float32 are TF32, as PyTorch has them by default."""
+PARTS = ("routing", "steps", "mixtures", "maps", "epoch")
+"""What can be measured."""
 MAPS = {"slabs": "torchcaps", "plain": "all votes at once"}
 """Contenders of capsules on large maps."""
 SMALL_MIB = 512
@@ -146,7 +149,7 @@ def time_mixtures(
         ours, given = mixtures.new_mixture(routing, batch, layer, over, device, **options)
         modules = {"torchcaps": ours, "naive": naive_network(ours)}
         mixtures.check_mixture(what, ours, modules["naive"], given)
-        if compiled and over:
+        if compiled and over == "types":  # of the others, Inductor of torch 2.11 makes code that ends in an error
             torch._dynamo.reset()
             modules["naive, compiled"] = naive_network(ours)
             modules["naive, compiled"].compile(backend="eager" if device == "cpu" else "inductor")
@@ -208,6 +211,7 @@ def peak_mib(work: Work) -> float:
 def main(arguments: list[str] | None = None) -> int:
     """Check, time, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"default: {', '.join(PARTS)}")
     parser.add_argument("--batch", type=int, default=128, help="images of a step and of MNIST's layer")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave torch.compile out")
@@ -215,6 +219,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help="append the times to this file, as lines of JSON")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the ratios of this file")
     options = parser.parse_args(arguments)
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     if options.table is not None:
         print(table([json.loads(line) for line in options.table.read_text(encoding="utf-8").splitlines()]))
         return 0
@@ -234,12 +240,14 @@ def main(arguments: list[str] | None = None) -> int:
     few = max(rounds // 3, 1)  # a step of the plain formulation takes long
     try:
         check(device, batch, layer)
-        for measured in itertools.chain(
-            time_routing(device, batch, layer, rounds),
-            time_steps(device, network, batch, rounds, compiled=options.compile),
-            time_mixtures(device, matrices, batch, layer, few, compiled=options.compile),
-            time_maps(device, few, quick=options.dry_run),
-        ):
+        parts = {
+            "routing": time_routing(device, batch, layer, rounds),
+            "steps": time_steps(device, network, batch, rounds, compiled=options.compile),
+            "mixtures": time_mixtures(device, matrices, batch, layer, few, compiled=options.compile),
+            "maps": time_maps(device, few, quick=options.dry_run),
+        }
+        chosen = options.parts or PARTS
+        for measured in itertools.chain.from_iterable(parts[name] for name in chosen if name in parts):
             line = measured.line()
             print(
                 f"{measured.what:<64}{measured.contender:<16}{line['milliseconds']:>10.3f} ms "
@@ -250,6 +258,8 @@ def main(arguments: list[str] | None = None) -> int:
     except WrongResultError as error:
         print(f"wrong results: {error}", file=sys.stderr)
         return 1
+    if "epoch" not in chosen:
+        return 0
     seconds = time_epoch(device, network, batch, images)
     what = f"epoch of {images:,} images, bf16"
     print(f"{what:<80}{seconds:>10.3f} s; 300,000 steps: {300_000 * batch / images * seconds / 60:.1f} min")
@@ -266,7 +276,7 @@ def table(lines: list[dict[str, Any]]) -> str:
         if own is None or line is own:
             continue
         time, memory = (line[name] / own[name] for name in ("milliseconds", "peak_mib"))
-        absolute = f"{own['milliseconds']:.3g} ms, {own['peak_mib']:,.0f} MiB"
+        absolute = f"{own['milliseconds']:.3g} ms, {own['peak_mib']:,.0f} MiB, batch {own['batch']}"
         rows.append(f"| {line['what']}: {line['contender']} | {time:.3g} | {memory:.3g} | {absolute} |")
     return "\n".join(rows)
 
