@@ -70,9 +70,9 @@ SEARCHED = (3e-3, 1e-2, 3e-2)
 #: The learning rate of each network with the largest Dice score on validation images, by test.
 LEARNING_RATES = {
     "digits": {"unet": 3e-2, "dynamic": 3e-3, "uniform": 3e-2, "em": 3e-3},
-    "azimuth": {"unet": 3e-2, "dynamic": 3e-3, "uniform": 3e-2, "em": 3e-3},
-    "slices": {"unet": 3e-2, "dynamic": 3e-3, "uniform": 3e-2, "em": 3e-3},
-    "blocks": {"unet": 3e-2, "dynamic": 3e-3, "uniform": 3e-2, "em": 3e-3},
+    "azimuth": {"unet": 3e-3, "dynamic": 1e-2, "uniform": 3e-2, "em": 1e-2},
+    "slices": {"unet": 3e-2, "dynamic": 1e-2, "uniform": 3e-2, "em": 1e-2},
+    "blocks": {"unet": 1e-2, "dynamic": 1e-2, "uniform": 3e-2, "em": 1e-2},
 }
 ANGLES = (45, 180)
 #: How many times as many epochs the U-Net has in about the seconds that dynamic routing takes.

@@ -79,7 +79,7 @@ def test_networks_for_pixels_have_as_many_parameters_and_the_same_recipe(test: s
     assert longer.epochs == AS_LONG * recipes[0].epochs
 
 
-@pytest.mark.parametrize("test", ["digits"])
+@pytest.mark.parametrize("test", PIXEL_TESTS)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_learning_rates_for_pixels_are_the_best_of_the_search(test: str, network: str) -> None:
     found = {
@@ -93,7 +93,7 @@ def test_the_learning_rates_for_pixels_are_the_best_of_the_search(test: str, net
 
 def test_every_recorded_run_is_one_of_its_row_and_has_its_epochs() -> None:
     curves = read_curves(RECORDED)
-    assert len(RUNS) == 729
+    assert len(RUNS) == 769
     for name, log in RUNS.items():
         assert is_run_of(log.config, ROWS[log.table][log.row]), name
         epochs = [line["epoch"] for line in curves[name]]
