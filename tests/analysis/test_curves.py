@@ -71,6 +71,11 @@ def test_validation_and_training_of_each_run_are_drawn(words):
     assert loss.get_yscale() == error.get_yscale() == "linear"
 
 
+@pytest.mark.parametrize(("task", "name"), [("classes", "Error"), ("pixels", "1 − Dice")])
+def test_names_keep_their_capitals(words, task, name):
+    assert name in words(Curves({"one": run([0.5, 0.4], [1, 0.8])}, {}, task=task).figures()[""])
+
+
 def test_wide_ranges_are_logarithmic_and_zeros_and_single_points_still_shown(tmp_path):
     for losses, scale in (([1, 0.01], "symlog"), ([1, 0.8], "linear"), ([1, 0.01, 0], "symlog")):
         axes = Curves({"a": run(losses, losses)}, {}).figures()[""].axes[1]  # the error, in percent

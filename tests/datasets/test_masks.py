@@ -286,6 +286,10 @@ OF_ONE_IMAGE = {
     "damaged image": lambda folder: (folder / "images/3.png").write_bytes(b"no"),
     "two masks": lambda folder: save(folder / "masks/3.tif", PHOTO),
     "two images": lambda folder: save(folder / "images/3.bmp", PHOTO),
+    "a class without a name": lambda folder: [
+        (folder / "classes.txt").write_text("ground\nleaf\nvein\n"),
+        save(folder / "masks/3.png", np.full((24, 20), 3, np.uint8)),
+    ],
 }
 
 

@@ -89,7 +89,7 @@ class Curves(Comparison):
             loss_axes.plot([], [], color=MUTED, label=part, **style)
         for axes, name, unit in (
             (loss_axes, "Loss", "mean of an image"),
-            (error_axes, metric.error.capitalize(), metric.unit),
+            (error_axes, metric.error[:1].upper() + metric.error[1:], metric.unit),
         ):
             style_axes(axes, name, "epoch", unit)
             axes.locator_params(axis="x", integer=True)  # epochs

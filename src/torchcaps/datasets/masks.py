@@ -94,8 +94,8 @@ def read_classes(path: Path) -> tuple[tuple[str, ...] | None, dict[int, int]]:
 
 def number_masks(
     masks: Mapping[str, UInt[np.ndarray, "..."]], names: Sequence[str] | None, colours: Mapping[int, int]
-) -> tuple[dict[str, UInt8[np.ndarray, "..."]], tuple[str, ...]]:
-    """Replace the values of all masks of a data set by numbers of classes; return them and the names of the classes.
+) -> tuple[dict[str, UInt8[np.ndarray, "..."]], tuple[str, ...], list[str]]:
+    """Replace the values of all masks of a data set by numbers of classes.
 
     Colours without a list of classes are numbered in the order of red, green and blue, so black is class 0. If all
     values are 0 and 255, class 1 is 255.
@@ -105,8 +105,11 @@ def number_masks(
         names: Names of the classes; None: their numbers or colours.
         colours: Number of the class of each code of a colour; empty: unknown.
 
+    Returns:
+        The masks, the names of the classes, and a sentence for each mask that is left out, because a value is no class.
+
     Raises:
-        InputError: A value is no class.
+        InputError: The masks hold no numbers of classes, or some are in colour and others are not.
     """
     held = {name: np.unique(mask).tolist() for name, mask in masks.items()}
     values = set().union(*held.values())
@@ -123,20 +126,23 @@ def number_masks(
     table = _numbers(sorted(values), colours)
     highest = max((number for number in table.values() if number != IGNORED), default=0)
     count = max(highest + 1, 2) if names is None else len(names)
+    faults = dict[str, str]()
     for name, each in held.items():
         if wrong := [value for value in each if not _is_class(table.get(value), count)]:
-            raise InputError(_wrong_value(name, wrong[0], names))
+            faults[name] = _wrong_value(name, wrong[0], names)
         grey = [value for value in each if value < COLOUR and value != IGNORED]
         if names is None and grey and grey[-1] > 2 * max(len(values), 4) and table[grey[-1]] == grey[-1]:
             raise InputError(_large_values(name, each))
     numbered = {}
     for name, mask in masks.items():
+        if name in faults:
+            continue
         keys, positions = np.unique(mask, return_inverse=True)
         numbered[name] = np.array([table[key] for key in keys.tolist()], np.uint8)[positions.reshape(mask.shape)]
     if names is None:
         codes = {number: value for value, number in table.items() if value >= COLOUR}
         names = [f"#{codes[j] - COLOUR:06x}" if j in codes else str(j) for j in range(count)]
-    return numbered, tuple(names)
+    return numbered, tuple(names), list(faults.values())
 
 
 def _numbers(values: Sequence[int], colours: Mapping[int, int]) -> Mapping[int, int]:

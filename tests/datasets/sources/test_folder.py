@@ -143,6 +143,19 @@ def test_too_few_images_are_left(tmp_path: Path) -> None:
         assert_raises(InputError, load, tmp_path, say=said, skip_damaged=True)
 
 
+@pytest.mark.parametrize("ending", ["_mask", "-mask", "_SEG"])
+def test_masks_beside_their_images_are_no_images_of_a_class(tmp_path: Path, ending: str) -> None:
+    root = fill(tmp_path, {"cat": 6, "dog": 6})
+    files = sorted((root / "dog").iterdir())
+    for file in files:
+        shutil.copy(file, file.with_stem(file.stem + ending))
+    assert_raises(
+        InputError, load, root, say=f"each image of the class dog has a mask beside it, such as {root / 'dog'}"
+    )
+    files[0].with_stem(files[0].stem + ending).unlink()  # a photo of a mask is a photo
+    assert sum(map(len, parts(load(root)))) > 0
+
+
 def test_folders_that_cannot_be(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     for classes, root, words in (

@@ -16,7 +16,15 @@ from torchcaps.checks import checked
 from torchcaps.datasets.damaged import refuse_damaged
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, resize_images
-from torchcaps.datasets.images import SUFFIXES, image_files_in, read_image, read_pixels, subfolders, with_channels
+from torchcaps.datasets.images import (
+    SUFFIXES,
+    image_files_in,
+    read_image,
+    read_pixels,
+    stem_of,
+    subfolders,
+    with_channels,
+)
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.sources.pixel_folder import has_masks, load_pixel_folder
@@ -24,6 +32,8 @@ from torchcaps.errors import InputError
 from torchcaps.files import user_path
 from torchcaps.tasks import find_task
 
+MASK_ENDINGS = ("_mask", "-mask", "_masks", "_seg", "_segmentation", "_label", "_labels", "_gt")
+"""Ends of the names of masks, in small letters, in data sets that have them beside their images."""
 PARTS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
 
 Files = dict[str, dict[str, list[Path]]]
@@ -51,7 +61,8 @@ def load_folder(request: DataRequest) -> Splits:
 
     Raises:
         InputError: There are fewer than two classes, a class has too few images, the parts differ in classes, images
-            cannot be read, or images differ in size and ``image_size`` is not given.
+            cannot be read, every image of a class has a mask beside it, or images differ in size and ``image_size`` is
+            not given.
     """
     root = request.path
     if not root.is_dir():
@@ -62,6 +73,7 @@ def load_folder(request: DataRequest) -> Splits:
         return load_pixel_folder(root, parts, request)
     files = _files(root)
     class_names = _class_names(files)
+    _refuse_masks(files)
     listed = [file for by_class in files.values() for each in by_class.values() for file in each]
     images, damaged = read_files(listed, request.image_size, skip=request.skip_damaged)
     sets = {}
@@ -113,6 +125,22 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[UInt8[Tensor, "C H W"], int]:
         file, label = self.files[index]
         return torch.from_numpy(read_image(file, self.in_shape, fit="stretch")), label
+
+
+def _refuse_masks(files: Files) -> None:
+    """Raise InputError if every image of a class has a mask beside it, which would be taken for another image."""
+    for by_class in files.values():
+        for name, each in by_class.items():
+            stems = {stem_of(file).lower(): file for file in each}
+            endings = {stem: next(filter(stem.endswith, MASK_ENDINGS), "") for stem in stems}
+            masks = {image: stem for stem, end in endings.items() if end and (image := stem.removesuffix(end)) in stems}
+            if masks and 2 * len(masks) == len(stems):
+                mask = stems[masks[min(masks)]]
+                raise InputError(
+                    f"each image of the class {name} has a mask beside it, such as {mask}; for the task pixels, put "
+                    "all images into images/ and all masks, with the names of their images, into masks/, and for "
+                    "classes, move the masks away"
+                )
 
 
 def _class_names(files: Files) -> tuple[str, ...]:

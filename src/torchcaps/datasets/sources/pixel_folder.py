@@ -119,11 +119,17 @@ def load_pixel_folder(
             raise InputError(f"{folder} must have images/ and masks/, with {kind.words} of the same name in each")
     names, colours = read_classes(root / CLASSES)
     found, damaged = _read_parts(parts, kind, skip=request.skip_damaged)
-    for part, labelled in found.items():
-        if not labelled:
-            raise InputError(f"{root}: none of the {part} images and masks can be used")
+    _check_parts(root, found, damaged)
     masks = {str(pair.mask): each.mask for labelled in found.values() for pair, each in labelled.items()}
-    numbered, class_names = number_masks(masks, names, colours)
+    numbered, class_names, unknown = number_masks(masks, names, colours)
+    if len(unknown) == len(masks):  # not the masks are wrong, but the list
+        raise InputError(unknown[0])
+    refuse_damaged(unknown, len(masks), skip=request.skip_damaged)
+    found = {
+        part: {pair: each for pair, each in labelled.items() if str(pair.mask) in numbered}
+        for part, labelled in found.items()
+    }
+    _check_parts(root, found, unknown)
     channels = max(len(each.image) for labelled in found.values() for each in labelled.values())
     sets = {}
     for part, labelled in found.items():
@@ -132,7 +138,15 @@ def load_pixel_folder(
         spacing = [each.spacing for each in labelled.values() if each.spacing is not None]
         sets[part] = to_set(pixels, labels, request, str(root), spacing or None)
     parts_left = (sets["train"], sets.get("test"), class_names, sets.get("validation"))
-    return Splits(*parts_left, skipped=tuple(damaged), task="pixels")
+    return Splits(*parts_left, skipped=(*damaged, *unknown), task="pixels")
+
+
+def _check_parts(root: Path, found: Mapping[str, Mapping[Pair, Labelled]], faults: Sequence[str]) -> None:
+    """Raise InputError if no image of a part is left; ``faults`` says why."""
+    for part, labelled in found.items():
+        if not labelled:
+            why = f": {faults[0]}" if faults else ""
+            raise InputError(f"{root}: none of the {part} images and masks can be used{why}")
 
 
 def _read_parts(
