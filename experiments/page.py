@@ -130,10 +130,13 @@ class Page:
         found, size = self.rows[row][0].summary, SHIPPED[table][name].config(0).recipe.batch_size
         return int(found["epochs"]) * math.ceil(found["images"]["train"] / size)
 
-    def rates(self, test: str) -> str:
-        """Format the learning rates of the networks for pixels on a test."""
-        rates = LEARNING_RATES[test]
-        return ", ".join(f"{rates[name]:g} ({PIXEL_COLUMNS[name]})" for name in ("unet", *PIXEL_DIFFERENCES))
+    def rates(self) -> str:
+        """Format a table of the learning rates of the networks for pixels."""
+        networks = ("unet", *PIXEL_DIFFERENCES)
+        lines = [["learning rate", *(PIXEL_COLUMNS[name] for name in networks)], ["---"] * (1 + len(networks))]
+        for title, test in (("digits", "digits"), ("objects", "azimuth"), ("one head", "slices"), ("volumes", "blocks")):
+            lines.append([title, *(f"{LEARNING_RATES[test][name]:g}" for name in networks)])
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def validated(self, row: str) -> str:
         """Format the mean Dice score on validation images in a row of the search for pixels, percent."""

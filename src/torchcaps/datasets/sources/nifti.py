@@ -27,8 +27,8 @@ def load_nifti(request: DataRequest) -> Splits:
     """Read volumes and masks of the same names from images/ and masks/, or from those in train/, test/ and val/.
 
     Axes follow the directions of the body. Voxels become 256 steps between the 0.5th and the 99.5th percentile of each
-    volume, or between the numbers of ``scale``. ``classes.txt`` names the classes. One
-    error names all files that cannot be used; ``skip_damaged`` leaves them out.
+    volume, or between the numbers of ``scale``. ``classes.txt`` names the classes. One error names all files that
+    cannot be used; ``skip_damaged`` leaves them out.
 
     Raises:
         InputError: nibabel is not installed, a volume has no mask or one of another size, or volumes differ in size and
