@@ -134,7 +134,12 @@ class Page:
         """Format a table of the learning rates of the networks for pixels."""
         networks = ("unet", *PIXEL_DIFFERENCES)
         lines = [["learning rate", *(PIXEL_COLUMNS[name] for name in networks)], ["---"] * (1 + len(networks))]
-        for title, test in (("digits", "digits"), ("objects", "azimuth"), ("one head", "slices"), ("volumes", "blocks")):
+        for title, test in (
+            ("digits", "digits"),
+            ("objects", "azimuth"),
+            ("one head", "slices"),
+            ("volumes", "blocks"),
+        ):
             lines.append([title, *(f"{LEARNING_RATES[test][name]:g}" for name in networks)])
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
