@@ -149,7 +149,7 @@ def time_mixtures(
         ours, given = mixtures.new_mixture(routing, batch, layer, over, device, **options)
         modules = {"torchcaps": ours, "naive": naive_network(ours)}
         mixtures.check_mixture(what, ours, modules["naive"], given)
-        if compiled and over == "types":  # of the others, Inductor of torch 2.11 makes code that ends in an error
+        if compiled and over == "types":  # with positions, code of torch 2.11's Inductor ends in an error
             torch._dynamo.reset()
             modules["naive, compiled"] = naive_network(ours)
             modules["naive, compiled"].compile(backend="eager" if device == "cpu" else "inductor")

@@ -15,6 +15,12 @@ Runs = Sequence[RunLog]
 NOTHING = "–"
 
 
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """Format a table in Markdown; the first line has the headings."""
+    heading, *rest = lines
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heading, ["---"] * len(heading), *rest))
+
+
 def percent(values: Sequence[float]) -> str:
     """Format mean ± standard deviation; only the mean for a single value."""
     mean = statistics.mean(values)

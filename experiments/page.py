@@ -13,7 +13,7 @@ import jinja2
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from experiments.cells import NOTHING, Runs, difference, interval, percent, span
+from experiments.cells import NOTHING, Runs, difference, interval, markdown, percent, span
 from experiments.pixels import LEARNING_RATES
 from experiments.store import RunLog, logs_of, read_curves, read_runs
 from experiments.tables import SHIPPED
@@ -44,6 +44,8 @@ def dice(run: RunLog, measure: str = "") -> float:
     return float(found["Dice"] if "Dice" in found else 100 * found["accuracy"])
 
 
+#: Images of each test of the networks for pixels.
+PIXEL_DATA = {"digits": "digits", "azimuth": "objects", "slices": "slices of one head", "blocks": "volumes of one head"}
 #: Rows of the table of networks for pixels: title, test, measure.
 PIXEL_TESTS = (
     ("digits", "digits", ""),
@@ -114,39 +116,29 @@ class Page:
 
     def _tests_of_pixels(self, titles: Mapping[str, str], cell: Callable[[str, str, str], str]) -> str:
         """Format a table: a line for each test that has runs of dynamic routing, a column for each network."""
-        lines = [["test images", *titles.values()], ["---"] * (1 + len(titles))]
+        lines = [["test images", *titles.values()]]
         for title, test, measure in PIXEL_TESTS:
             if self.rows[f"pixels/{test}-dynamic"]:
                 lines.append([title, *(cell(test, network, measure) for network in titles)])
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return markdown(lines)
 
-    def dice(self, name: str) -> str:
-        """Format the Dice score of a row of the table ``pixels``, percent."""
-        return f"{statistics.mean(map(dice, self.rows[f'pixels/{name}'])):.0f}"
-
-    def steps(self, row: str) -> int:
-        """Return the number of training steps of a row."""
-        table, _, name = row.partition("/")
-        found, size = self.rows[row][0].summary, SHIPPED[table][name].config(0).recipe.batch_size
-        return int(found["epochs"]) * math.ceil(found["images"]["train"] / size)
+    def pixel_steps(self) -> str:
+        """Format the numbers of training steps of the networks for pixels."""
+        found = []
+        for test, images in PIXEL_DATA.items():
+            row = SHIPPED["pixels"][f"{test}-dynamic"]
+            run = self.rows[f"pixels/{row.name}"][0].summary
+            steps = int(run["epochs"]) * math.ceil(run["images"]["train"] / row.config(0).recipe.batch_size)
+            found.append(f"{steps:,} on {images}")
+        return ", ".join(found)
 
     def rates(self) -> str:
         """Format a table of the learning rates of the networks for pixels."""
         networks = ("unet", *PIXEL_DIFFERENCES)
-        lines = [["learning rate", *(PIXEL_COLUMNS[name] for name in networks)], ["---"] * (1 + len(networks))]
-        for title, test in (
-            ("digits", "digits"),
-            ("objects", "azimuth"),
-            ("one head", "slices"),
-            ("volumes", "blocks"),
-        ):
-            lines.append([title, *(f"{LEARNING_RATES[test][name]:g}" for name in networks)])
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-    def validated(self, row: str) -> str:
-        """Format the mean Dice score on validation images in a row of the search for pixels, percent."""
-        (run,) = self.rows[f"pixels-search/{row}"]
-        return f"{100 * run.summary['validation']['last']['accuracy']:.1f}"
+        lines = [["learning rate", *(PIXEL_COLUMNS[name] for name in networks)]]
+        for test, images in PIXEL_DATA.items():
+            lines.append([images, *(f"{LEARNING_RATES[test][name]:g}" for name in networks)])
+        return markdown(lines)
 
     def length(self, row: str) -> str:
         """Format epochs × training images of a row."""

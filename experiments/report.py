@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for imports of experiments
 
-from experiments.cells import NOTHING, Runs, difference, interval, mean, number, percent, span, time
+from experiments.cells import NOTHING, Runs, difference, interval, markdown, mean, number, percent, span, time
 from experiments.store import RESULTS, RunLog, logs_of, read_runs
 from experiments.table import Row, Table
 from experiments.tables import SHIPPED, load_table
@@ -78,7 +78,6 @@ def grid(rows: Sequence[Row], logs: Mapping[str, Runs]) -> str:
     found = {run.name: dict(numbers(run)) for row in rows for run in whole(logs[row.name])}
     columns = {heading: shown for each in found.values() for heading, (_, shown) in each.items()}
     lines = [["row", "", "seeds", *columns, "difference, 95 % interval", "published"]]
-    lines.append(["---"] * len(lines[0]))
     for row in rows:
         runs = whole(logs[row.name])
         diverged = len(logs[row.name]) - len(runs)
@@ -89,7 +88,7 @@ def grid(rows: Sequence[Row], logs: Mapping[str, Runs]) -> str:
             cells.append(shown(values) + few if values else NOTHING)
         other = whole(logs[row.compared_to]) if row.compared_to else []
         lines.append([*cells, interval(*difference(runs, other)), row.published or NOTHING])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown(lines)
 
 
 def show(table: Table, results: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Numbers with nouns, in messages and tables."""
+"""Numbers with nouns and names with capitals, in messages, tables and figures."""
 
 from __future__ import annotations
 
@@ -33,3 +33,8 @@ def first_of(number: int, images: str) -> str:
         images: What they are, in the plural, such as ``"test images of digits"``.
     """
     return f"first {images.replace(' images', ' image', 1)}" if number == 1 else f"first {number:,} {images}"
+
+
+def capitalised(name: str) -> str:
+    """Return a name with a capital at the start; others stay, unlike with ``str.capitalize``."""
+    return name[:1].upper() + name[1:]

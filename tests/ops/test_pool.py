@@ -24,9 +24,8 @@ LARGE = (3, 5, 100_003)  # 6 MB
 @pytest.fixture(autouse=True)
 def _no_blocks() -> Iterator[None]:
     """No block is there at the start, and none is left."""
-    before = get_working_memory()
     set_working_memory(1e-6)
-    set_working_memory(before)
+    set_working_memory(None)
     yield
     set_working_memory(1e-6)
 

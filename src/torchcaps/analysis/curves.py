@@ -17,6 +17,7 @@ from torchcaps.analysis.results import Comparison
 from torchcaps.errors import InputError, visible
 from torchcaps.files import as_path, read_text, reading
 from torchcaps.tasks import TaskName, find_task
+from torchcaps.words import capitalised
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,7 +90,7 @@ class Curves(Comparison):
             loss_axes.plot([], [], color=MUTED, label=part, **style)
         for axes, name, unit in (
             (loss_axes, "Loss", "mean of an image"),
-            (error_axes, metric.error[:1].upper() + metric.error[1:], metric.unit),
+            (error_axes, capitalised(metric.error), metric.unit),
         ):
             style_axes(axes, name, "epoch", unit)
             axes.locator_params(axis="x", integer=True)  # epochs

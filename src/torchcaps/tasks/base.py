@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torchcaps.errors import InputError, WrongType, shown
 from torchcaps.files import write_text
-from torchcaps.words import counted, each_of
+from torchcaps.words import capitalised, counted, each_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +69,7 @@ class Metric:
     def row(self, value: float) -> tuple[str, str]:
         """Return name and formatted value as a row of a table."""
         name, unit = (self.name, "") if self.is_share else (self.error, f"  ({self.unit})")
-        return name.capitalize(), f"{self.show(value)}{unit}"
+        return capitalised(name), f"{self.show(value)}{unit}"
 
     def show_error(self, error: float) -> str:
         """Format an error for a table: ``2.80 %``, or ``0.0312``."""

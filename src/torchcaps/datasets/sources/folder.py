@@ -27,12 +27,12 @@ from torchcaps.datasets.images import (
 )
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
-from torchcaps.datasets.sources.pixel_folder import has_masks, load_pixel_folder
+from torchcaps.datasets.sources.pixel_folder import MASK_NAMES, has_masks, load_pixel_folder
 from torchcaps.errors import InputError
 from torchcaps.files import user_path
 from torchcaps.tasks import find_task
 
-MASK_ENDINGS = ("_mask", "-mask", "_masks", "_seg", "_segmentation", "_label", "_labels", "_gt")
+MASK_ENDINGS = [mark + name for name in sorted(MASK_NAMES | {"seg"}, key=len, reverse=True) for mark in "_-"]
 """Ends of the names of masks, in small letters, in data sets that have them beside their images."""
 PARTS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
 
@@ -73,7 +73,6 @@ def load_folder(request: DataRequest) -> Splits:
         return load_pixel_folder(root, parts, request)
     files = _files(root)
     class_names = _class_names(files)
-    _refuse_masks(files)
     listed = [file for by_class in files.values() for each in by_class.values() for file in each]
     images, damaged = read_files(listed, request.image_size, skip=request.skip_damaged)
     sets = {}
@@ -105,7 +104,8 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
         part: Part to read; without test/ and val/, ``"train"`` has all images.
 
     Raises:
-        InputError: There is no class, the part is missing, or (on access) a file cannot be read.
+        InputError: There is no class, the part is missing, every image of a class has a mask beside it, or (on access)
+            a file cannot be read.
     """
 
     @checked
@@ -125,22 +125,6 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[UInt8[Tensor, "C H W"], int]:
         file, label = self.files[index]
         return torch.from_numpy(read_image(file, self.in_shape, fit="stretch")), label
-
-
-def _refuse_masks(files: Files) -> None:
-    """Raise InputError if every image of a class has a mask beside it, which would be taken for another image."""
-    for by_class in files.values():
-        for name, each in by_class.items():
-            stems = {stem_of(file).lower(): file for file in each}
-            endings = {stem: next(filter(stem.endswith, MASK_ENDINGS), "") for stem in stems}
-            masks = {image: stem for stem, end in endings.items() if end and (image := stem.removesuffix(end)) in stems}
-            if masks and 2 * len(masks) == len(stems):
-                mask = stems[masks[min(masks)]]
-                raise InputError(
-                    f"each image of the class {name} has a mask beside it, such as {mask}; for the task pixels, put "
-                    "all images into images/ and all masks, with the names of their images, into masks/, and for "
-                    "classes, move the masks away"
-                )
 
 
 def _class_names(files: Files) -> tuple[str, ...]:
@@ -179,9 +163,23 @@ def _class_files(folder: Path) -> dict[str, list[Path]]:
         if not files[child.name]:
             suffixes = ", ".join(sorted(suffix[1:] for suffix in SUFFIXES))
             raise InputError(f"the class folder {child} has no images; put some there ({suffixes}) or remove it")
+        _refuse_masks(child.name, files[child.name])
     if not files:
         raise InputError(f"{folder} has no class sub-folders; put the images of each class in a separate sub-folder")
     return files
+
+
+def _refuse_masks(name: str, files: Sequence[Path]) -> None:
+    """Raise InputError if every image of a class has a mask beside it, which would be taken for another image."""
+    stems = {stem_of(file).lower(): file for file in files}
+    endings = {stem: next(filter(stem.endswith, MASK_ENDINGS), "") for stem in stems}
+    masks = [stem for stem, end in endings.items() if end and stem.removesuffix(end) in stems]
+    if masks and 2 * len(masks) == len(stems):
+        raise InputError(
+            f"each image of the class {name} has a mask beside it, such as {stems[masks[0]]}; for the task pixels, put "
+            "all images into images/ and all masks, with the names of their images, into masks/, and for classes, move "
+            "the masks away"
+        )
 
 
 def to_image_set(files: Sequence[Path], images: Mapping[Path, np.ndarray], labels: Tensor) -> ImageSet:
