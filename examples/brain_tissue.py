@@ -23,7 +23,7 @@ from jaxtyping import UInt8
 
 from torchcaps.datasets import DataRequest, ImageSet, Splits, register_dataset
 from torchcaps.datasets.nifti import read_volume
-from torchcaps.datasets.pixel_set import PixelSet
+from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.errors import InputError
 
 CLASS_NAMES = ("background", "grey matter", "white matter")
@@ -130,7 +130,7 @@ def load_blocks(request: DataRequest) -> Splits:
         blocks = [tuple(slice(start, start + SIDE) for start in place) for place in itertools.product(*places)]
         image, classes = ([torch.from_numpy(each[block]) for block in blocks] for each in head)
         tissue = [n for n, each in enumerate(classes) if each.any()]
-        return PixelSet([image[n][None] for n in tissue], [classes[n] for n in tissue], patch=(SIDE,) * 3)
+        return PatchSet([image[n][None] for n in tissue], [classes[n] for n in tissue], patch=(SIDE,) * 3)
 
     return Splits(of("train"), of("test"), CLASS_NAMES, of("validation"), task="pixels")
 

@@ -43,3 +43,8 @@ def test_shapes_are_those_of_the_signatures(tmp_path: Path) -> None:
     failed = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     assert len(failed) == 1, run.stdout[-3000:]
     assert "test_it - jaxtyping.TypeCheckError" in failed[0]
+
+
+def test_an_earlier_name_is_answered_with_the_present_one() -> None:
+    with pytest.raises(ImportError, match=r"datasets\.PixelSet is now called PatchSet"):
+        from torchcaps.datasets import PixelSet  # type: ignore[attr-defined]  # noqa: F401

@@ -16,7 +16,7 @@ from pixel_support import disc_set, register_tiny_pixels, write_folder
 from support import WRONG_PLURAL, registered_for_now
 from torchcaps import create_model, fit
 from torchcaps.analysis import evaluate
-from torchcaps.datasets import BatchLoader, ImageSet, PixelSet, load_dataset
+from torchcaps.datasets import BatchLoader, ImageSet, PatchSet, load_dataset
 from torchcaps.datasets.image_set import ImageSet as Images
 from torchcaps.errors import InputError
 from torchcaps.ops.sliding import sliding_windows
@@ -81,8 +81,8 @@ MESSAGES: dict[str, Callable[[Path], Any]] = {
         (path / "a.csv").write_text("image,label\na\n") and load_dataset(f"csv:{path / 'a.csv'}")
     ),
     "one training image with none of a class": lambda path: load_dataset(one_class(path, count=5), limit_train=1),
-    "one mask": lambda path: PixelSet((torch.zeros(1, 8, 8).byte(),) * 2, (torch.zeros(8, 8).byte(),), patch=(8, 8)),
-    "one channel": lambda path: PixelSet(
+    "one mask": lambda path: PatchSet((torch.zeros(1, 8, 8).byte(),) * 2, (torch.zeros(8, 8).byte(),), patch=(8, 8)),
+    "one channel": lambda path: PatchSet(
         tuple(torch.zeros(n, 8, 8).byte() for n in (1, 2)), (torch.zeros(8, 8).byte(),) * 2, patch=(8, 8)
     ),
     "one image to train on": lambda path: BatchLoader(

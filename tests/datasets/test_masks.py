@@ -12,8 +12,8 @@ from PIL import Image
 
 from pixel_support import disc_set, discs, write_folder
 from support import assert_raises
-from torchcaps.datasets import BatchLoader, Dataset, ImageSet, PixelSet, load_dataset
-from torchcaps.datasets.sources.pixel_folder import IMAGE_NAMES, MASK_NAMES
+from torchcaps.datasets import BatchLoader, Dataset, ImageSet, PatchSet, load_dataset
+from torchcaps.datasets.sources.segmentation_folder import IMAGE_NAMES, MASK_NAMES
 from torchcaps.errors import InputError
 from torchcaps.ranges import IGNORED
 
@@ -103,7 +103,7 @@ def test_images_of_different_sizes_become_patches(tmp_path: Path) -> None:
         InputError, load, tmp_path, say="has images of 3 sizes (13×60, 24×20, 40×37); train on patches of them"
     )
     data = load(tmp_path, patch=16)
-    assert isinstance(data.train, PixelSet)
+    assert isinstance(data.train, PatchSet)
     assert data.in_shape == (1, 16, 16)
     loader = BatchLoader(data.train, 4, shuffle=True)
     batches = list(loader.batches(0))
@@ -126,7 +126,7 @@ def test_images_of_different_sizes_become_patches(tmp_path: Path) -> None:
 def test_half_of_the_patches_lie_around_a_class() -> None:
     mask = torch.zeros(200, 200, dtype=torch.uint8)
     mask[150:153, 20:23], mask[10:13, 180:183] = 1, 2
-    images = PixelSet((torch.zeros(1, 200, 200, dtype=torch.uint8),), (mask,), patch=(8, 8))
+    images = PatchSet((torch.zeros(1, 200, 200, dtype=torch.uint8),), (mask,), patch=(8, 8))
     _, patches = images.gather(torch.zeros(400, dtype=torch.int64), (0, 0, 0), 400)
     has = [int((patches == j).flatten(1).any(1).sum()) for j in (1, 2)]
     assert all(75 < each < 130 for each in has), has
@@ -136,7 +136,7 @@ def test_half_of_the_patches_lie_around_a_class() -> None:
 
 def test_a_patch_beyond_a_small_image_is_ignored() -> None:
     small = disc_set(1, (24, 20))
-    images = PixelSet(tuple(small.images), tuple(small.labels), patch=(32, 16))
+    images = PatchSet(tuple(small.images), tuple(small.labels), patch=(32, 16))
     pixels, masks = images.gather(torch.zeros(4, dtype=torch.int64), (0, 0, 0), 4)
     assert (masks[:, 24:] == IGNORED).all()
     assert (masks[:, :24] != IGNORED).all()

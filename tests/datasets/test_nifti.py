@@ -8,7 +8,7 @@ import pytest
 
 from pixel_support import discs
 from support import assert_raises
-from torchcaps.datasets import PixelSet, load_dataset
+from torchcaps.datasets import PatchSet, load_dataset
 from torchcaps.datasets.nifti import read_volume, to_uint8
 from torchcaps.errors import InputError
 
@@ -56,7 +56,7 @@ def test_a_folder_of_volumes_is_a_data_set(tmp_path: Path) -> None:
     write_set(tmp_path)
     data = load_dataset(f"nifti:{tmp_path}")
     assert (data.task.name, data.num_classes, data.in_shape) == ("pixels", 3, (1, 6, 24, 20))
-    assert isinstance(data.train, PixelSet)
+    assert isinstance(data.train, PatchSet)
     assert data.train.spacing is not None
     assert data.train.spacing[0] == (3.0, 0.5, 2.0)
     image, mask = data.train.images[0][0], data.train.labels[0]

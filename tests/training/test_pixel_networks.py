@@ -15,7 +15,7 @@ from support import assert_raises
 from tiny_runs import StopAt, go_on, is_same, run
 from torchcaps import create_model, fit, load_pretrained
 from torchcaps.analysis import evaluate
-from torchcaps.datasets import PixelSet
+from torchcaps.datasets import PatchSet
 from torchcaps.errors import InputError
 from torchcaps.models import get_preset, list_presets
 from torchcaps.models.pixel_network import FIXED_BYTES
@@ -62,7 +62,7 @@ def test_images_of_any_size_are_validated_with_each_published_network(preset: st
     """Images beyond the patch are seen in windows, without capsules and reconstructions."""
     images, masks = discs(4, (side, side))
     values = [tuple(torch.from_numpy(each) for each in part) for part in (images[:, None], masks)]
-    data = PixelSet(*values, patch=(16, 16))
+    data = PatchSet(*values, patch=(16, 16))
     network = create_model(preset, (1, 16, 16), 3)
     recipe = Recipe(epochs=1, batch_size=4, learning_rate=1e-3)
     (row,) = fit(network, data, recipe, validation=data.whole(), progress=Progress())

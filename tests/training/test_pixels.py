@@ -13,7 +13,7 @@ from support import assert_close, assert_raises, registered_for_now
 from tiny_runs import StopAt
 from torchcaps import fit
 from torchcaps.analysis import evaluate
-from torchcaps.datasets import Augmentation, BatchLoader, PixelSet
+from torchcaps.datasets import Augmentation, BatchLoader, PatchSet
 from torchcaps.errors import InputError
 from torchcaps.ops.pixels import pixel_cross_entropy
 from torchcaps.parts import build
@@ -96,7 +96,7 @@ def test_class_weights_weigh_the_gradient_of_each_pixel() -> None:
 def test_a_stopped_run_on_patches_resumes_to_the_bit(tmp_path: Path) -> None:
     recipe = Recipe(epochs=2, batch_size=4, learning_rate=1e-2, flip=True, max_rotation=20.0)
     small, large = disc_set(6), disc_set(4, (40, 31))
-    data = PixelSet((*small.images, *large.images), (*small.labels, *large.labels), patch=(16, 16))
+    data = PatchSet((*small.images, *large.images), (*small.labels, *large.labels), patch=(16, 16))
     weights = []
     for stops in (False, True):
         torch.manual_seed(0)

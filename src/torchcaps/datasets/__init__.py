@@ -5,4 +5,4 @@ Modules load on first use, so importing the package is fast.
 
 from torchcaps._lazy import attach
 
-__getattr__, __dir__, __all__ = attach(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__, {"PixelSet": "PatchSet"})

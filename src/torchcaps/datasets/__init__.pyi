@@ -16,7 +16,7 @@ from .loading import list_datasets as list_datasets
 from .loading import load_dataset as load_dataset
 from .pairs import PairSet as PairSet
 from .pairs import fixed_pairs as fixed_pairs
-from .pixel_set import PixelSet as PixelSet
+from .patch_set import PatchSet as PatchSet
 from .preparation import Preparation as Preparation
 from .preparation import Prepared as Prepared
 from .preparation import prepare_image as prepare_image

@@ -20,7 +20,7 @@ from torchcaps.datasets.door import Form
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.items import Items
 from torchcaps.datasets.pairs import PairSet
-from torchcaps.datasets.pixel_set import PixelSet
+from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.rng import ORDER, Key, seeded, stream_of
 from torchcaps.datasets.samplers import SampledBatches
 from torchcaps.errors import InputError
@@ -99,7 +99,7 @@ class BatchLoader:
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.rank, self.world_size, self.drop_last, self.workers = rank, world_size, drop_last, workers
         self.sampler, self.reading = sampler, dict(reading or {})
-        if isinstance(image_set, PixelSet) and not shuffle:
+        if isinstance(image_set, PatchSet) and not shuffle:
             image_set, self.batch_size = image_set.whole(), 1  # images may differ in size
         is_ours = isinstance(image_set, ImageSet | PairSet)
         in_set = image_set.draws if is_ours else len(image_set)  # type: ignore[union-attr, arg-type]  # it has a length

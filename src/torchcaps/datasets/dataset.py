@@ -9,7 +9,7 @@ from typing import Any
 from torchcaps.checks import check
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.pairs import PairSet
-from torchcaps.datasets.pixel_set import patches_of
+from torchcaps.datasets.patch_set import patches_of
 from torchcaps.errors import InputError
 from torchcaps.tasks import Task, TaskName, find_task, widest_task
 from torchcaps.words import counted

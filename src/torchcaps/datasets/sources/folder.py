@@ -27,7 +27,7 @@ from torchcaps.datasets.images import (
 )
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
-from torchcaps.datasets.sources.pixel_folder import MASK_NAMES, has_masks, load_pixel_folder
+from torchcaps.datasets.sources.segmentation_folder import MASK_NAMES, has_masks, load_segmentation_folder
 from torchcaps.errors import InputError
 from torchcaps.files import user_path
 from torchcaps.tasks import find_task
@@ -57,7 +57,7 @@ def load_folder(request: DataRequest) -> Splits:
     images; ``skip_damaged`` leaves them out.
 
     A folder, or its train/, with images/ and masks/ has a mask for each image, for the task ``pixels``: see
-    :func:`~torchcaps.datasets.sources.pixel_folder.load_pixel_folder`.
+    :func:`~torchcaps.datasets.sources.segmentation_folder.load_segmentation_folder`.
 
     Raises:
         InputError: There are fewer than two classes, a class has too few images, the parts differ in classes, images
@@ -70,7 +70,7 @@ def load_folder(request: DataRequest) -> Splits:
     parts = parts_of(root)
     wants_masks = request.task is not None and find_task(request.task).masks(()) is not None
     if wants_masks or any(map(has_masks, parts.values())):
-        return load_pixel_folder(root, parts, request)
+        return load_segmentation_folder(root, parts, request)
     files = _files(root)
     class_names = _class_names(files)
     listed = [file for by_class in files.values() for each in by_class.values() for file in each]

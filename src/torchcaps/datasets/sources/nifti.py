@@ -10,7 +10,7 @@ from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.nifti import import_nibabel, read_volume, to_uint8, volumes_in
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.folder import parts_of
-from torchcaps.datasets.sources.pixel_folder import FileKind, Labelled, Pair, load_pixel_folder
+from torchcaps.datasets.sources.segmentation_folder import FileKind, Labelled, Pair, load_segmentation_folder
 from torchcaps.errors import InputError
 
 
@@ -39,7 +39,7 @@ def load_nifti(request: DataRequest) -> Splits:
     if not root.is_dir():
         raise InputError(f"there is no folder {root} to read volumes from")
     kind = FileKind(volumes_in, partial(_read, request.scale), ".nii.gz", "a NIfTI file")
-    return load_pixel_folder(root, parts_of(root), request, kind)
+    return load_segmentation_folder(root, parts_of(root), request, kind)
 
 
 def _read(scale: tuple[float, float] | None, pair: Pair) -> Labelled:

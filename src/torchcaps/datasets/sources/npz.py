@@ -16,7 +16,7 @@ from torchcaps.datasets.image_set import ImageSet, pad_sequences
 from torchcaps.datasets.pixels import Scale, channels_first, scale_pixels, to_bytes
 from torchcaps.datasets.reading import one_sentence
 from torchcaps.datasets.registry import DataRequest, register_dataset
-from torchcaps.datasets.sources.pixel_folder import to_set
+from torchcaps.datasets.sources.segmentation_folder import to_set
 from torchcaps.errors import InputError, shown
 from torchcaps.files import require_file
 from torchcaps.machine import check_memory

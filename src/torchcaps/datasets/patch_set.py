@@ -25,7 +25,7 @@ CLASS_SHARE = 0.5
 
 
 @dataclass(frozen=True, eq=False)
-class PixelSet(ImageSet):
+class PatchSet(ImageSet):
     """Images of different sizes, or volumes, with masks.
 
     Training draws patches: half of them around a pixel of a class, each class of the image (except the background)
@@ -52,7 +52,7 @@ class PixelSet(ImageSet):
 
     def __post_init__(self) -> None:
         for name in ("images", "labels", "patch"):
-            check(f"PixelSet: {name}", getattr(self, name), Sequence[Any])
+            check(f"PatchSet: {name}", getattr(self, name), Sequence[Any])
         if not self.images or len(self.images) != len(self.labels):
             raise InputError(
                 f"there must be a mask for each image, and one image at least, got "
@@ -106,20 +106,20 @@ class PixelSet(ImageSet):
         ]
         return torch.arange(len(self)).repeat_interleave(torch.tensor(tiles))
 
-    def whole(self) -> PixelSet:
+    def whole(self) -> PatchSet:
         """Return the set for evaluation."""
         return replace(self, is_whole=True)
 
-    def to(self, device: torch.device | str) -> PixelSet:
+    def to(self, device: torch.device | str) -> PatchSet:
         """Return the images on another device."""
         images, masks = (tuple(each.to(device) for each in tensors) for tensors in (self.images, self.labels))
         return replace(self, images=images, labels=masks)
 
-    def take(self, n: int | None) -> PixelSet:
+    def take(self, n: int | None) -> PatchSet:
         """Return the first ``n`` images; the set itself if ``n`` is None or at least its size."""
         return self if n is None or n >= len(self) else self.select(torch.arange(n))
 
-    def select(self, indices: Int64[Tensor, "n"]) -> PixelSet:
+    def select(self, indices: Int64[Tensor, "n"]) -> PatchSet:
         """Return the images at ``indices``, in that order."""
 
         def chosen(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -128,7 +128,7 @@ class PixelSet(ImageSet):
         spacing = None if self.spacing is None else chosen(self.spacing)
         return replace(self, images=chosen(self.images), labels=chosen(self.labels), spacing=spacing)
 
-    def resize(self, size: tuple[int, int]) -> PixelSet:
+    def resize(self, size: tuple[int, int]) -> PatchSet:
         """Return the set with all images resized to (height, width), and masks to the nearest pixel."""
         if len(self.patch) != 2:
             raise InputError("volumes cannot be resized; leave image_size (--image-size) out")
@@ -140,7 +140,7 @@ class PixelSet(ImageSet):
         self,
         change: Callable[[Tensor], Tensor],  # noqa: ARG002  as the base class
         change_masks: Callable[[Tensor], Tensor] | None = None,  # noqa: ARG002
-    ) -> PixelSet:
+    ) -> PatchSet:
         """Raise InputError, because images of different sizes have no common crop."""
         raise InputError("images that training takes patches of cannot be cropped; leave crop (--crop) out")
 
@@ -188,9 +188,9 @@ class PixelSet(ImageSet):
         return image, mask
 
 
-def patches_of(images: ImageSet, patch: int | tuple[int, ...]) -> PixelSet:
+def patches_of(images: ImageSet, patch: int | tuple[int, ...]) -> PatchSet:
     """Return images with masks as a set that training takes patches of, with these sides in pixels."""
     sides = (patch,) * images.labels[0].ndim if isinstance(patch, int) else patch
-    if isinstance(images, PixelSet):
+    if isinstance(images, PatchSet):
         return replace(images, patch=sides)
-    return PixelSet(tuple(images.images), tuple(images.labels), patch=sides)
+    return PatchSet(tuple(images.images), tuple(images.labels), patch=sides)

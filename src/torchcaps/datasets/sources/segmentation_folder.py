@@ -15,7 +15,7 @@ from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, resize_images, resize_masks
 from torchcaps.datasets.images import image_files_in, read_pixels, stem_of, subfolders, with_channels
 from torchcaps.datasets.masks import number_masks, read_classes, read_mask
-from torchcaps.datasets.pixel_set import PixelSet
+from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.registry import DataRequest
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.errors import InputError
@@ -94,7 +94,7 @@ def has_masks(folder: Path, files_in: Callable[[Path], list[Path]] = image_files
     )
 
 
-def load_pixel_folder(
+def load_segmentation_folder(
     root: Path, parts: Mapping[str, Path], request: DataRequest, kind: FileKind | None = None
 ) -> Splits:
     """Read the images and masks of each part.
@@ -243,7 +243,7 @@ def to_set(
     where: str,
     spacing: Sequence[tuple[float, ...]] | None = None,
 ) -> ImageSet:
-    """Return an `ImageSet` of planes of one size, or a `PixelSet` of others and of images to take patches of.
+    """Return an `ImageSet` of planes of one size, or a `PatchSet` of others and of images to take patches of.
 
     Raises:
         InputError: Images differ in size, and no patch is given; errors begin with ``where``.
@@ -266,4 +266,4 @@ def to_set(
     if patch is None and axes == 2:
         return ImageSet(torch.stack(list(images)), torch.stack(list(masks)))
     sides = sizes[0] if patch is None else (patch,) * axes if isinstance(patch, int) else patch
-    return PixelSet(tuple(images), tuple(masks), patch=sides, spacing=None if spacing is None else tuple(spacing))
+    return PatchSet(tuple(images), tuple(masks), patch=sides, spacing=None if spacing is None else tuple(spacing))
