@@ -111,14 +111,14 @@ def test_images_of_different_sizes_become_patches(tmp_path: Path) -> None:
     assert torch.equal(batches[1].images, again[0].images)
     assert torch.equal(batches[1].labels, again[0].labels)
     assert all(batch.images.shape == (4, 1, 16, 16) for batch in batches[:-1])
-    assert sum(len(batch.labels) for batch in batches) == data.train.draws > len(data.train)
+    assert sum(len(batch.labels) for batch in batches) == data.train.epoch_size > len(data.train)
     shares = [
         torch.cat(
             [part.images for part in BatchLoader(data.train, 4, shuffle=True, rank=rank, world_size=2).batches(0)]
         )
         for rank in (0, 1)
     ]
-    assert sum(map(len, shares)) == data.train.draws
+    assert sum(map(len, shares)) == data.train.epoch_size
     whole = list(BatchLoader(data.test, 256, shuffle=False).batches(0))
     assert [batch.labels[0].shape for batch in whole] == [mask.shape for mask in data.test.labels]
 

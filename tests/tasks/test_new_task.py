@@ -35,7 +35,7 @@ class Points(Task):
     def has_form(self, targets: Tensor) -> bool:
         return targets.dtype == torch.float32 and targets.ndim == 3
 
-    def bring(
+    def convert_targets(
         self,
         targets: Any,
         num_outputs: int | None = None,
@@ -43,15 +43,15 @@ class Points(Task):
         class_names: Sequence[str] | None = None,
     ) -> Tensor:
         array = as_array(targets, where)
-        if not self.guess(array):
+        if not self.could_be(array):
             raise InputError(f"{where} must be {self.needs}, got {found(array)}")
         return torch.from_numpy(array.astype(np.float32))
 
-    def guess(self, array: np.ndarray) -> bool:
+    def could_be(self, array: np.ndarray) -> bool:
         return array.dtype.kind == "f" and array.ndim == 3
 
     def names(self, targets: Any, where: str = "labels") -> tuple[str, ...]:
-        return tuple(map(str, range(self.num_outputs(self.bring(targets, None, where)))))
+        return tuple(map(str, range(self.num_outputs(self.convert_targets(targets, None, where)))))
 
     def num_outputs(self, targets: Tensor) -> int:
         return targets.shape[1]
@@ -119,7 +119,7 @@ def test_a_data_set_of_a_new_task_is_split_counted_and_read(points: Dataset) -> 
 def test_other_tasks_refuse_its_targets_and_it_refuses_other_analyses(points: Dataset) -> None:
     for name in ("classes", "labels", "regression", "pixels"):
         with pytest.raises(InputError, match=r'set task="points" \(--task points\)'):
-            find_task(name).bring(points.test.labels + 0.25)
+            find_task(name).convert_targets(points.test.labels + 0.25)
     with pytest.raises(InputError, match="works for the task classes; this network was trained for the task points"):
         points.task.require("routing")
     assert points.task.supports("evaluate")

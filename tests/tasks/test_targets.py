@@ -42,7 +42,7 @@ CLASS_FORMS: dict[str, Any] = {
 @pytest.mark.parametrize("outputs", [None, 3])
 def test_classes_of_any_form(form: str, outputs: int | None) -> None:
     values = CLASS_FORMS[form]
-    brought = find_task("classes").bring(values, outputs)
+    brought = find_task("classes").convert_targets(values, outputs)
     assert brought.dtype == torch.int64
     assert brought.tolist() == CLASSES.tolist()
     of_a_file = "regression" if form in ("f4", "f8", "float column") else "classes"  # floats of a file are numbers
@@ -51,23 +51,23 @@ def test_classes_of_any_form(form: str, outputs: int | None) -> None:
 
 def test_true_and_false_are_two_classes_or_a_label() -> None:
     values = np.array([True, False, True])
-    assert find_task("classes").bring(values, 2).tolist() == [1, 0, 1]
+    assert find_task("classes").convert_targets(values, 2).tolist() == [1, 0, 1]
     assert guess_task(values).name == "labels"
-    assert find_task("labels").bring(values).tolist() == [[1], [0], [1]]
+    assert find_task("labels").convert_targets(values).tolist() == [[1], [0], [1]]
 
 
 def test_texts_are_numbered_by_the_names_of_the_classes() -> None:
     assert find_task("classes").names(TEXTS) == ("ant", "bee", "cat")
     assert find_task("classes").names(CLASSES) == find_task("classes").names(ONE_HOT) == ("0", "1", "2")
     assert find_task("classes").names(np.eye(4)[CLASSES]) == ("0", "1", "2", "3")
-    assert find_task("classes").bring(["cat", "ant"], 3, class_names=("ant", "bee", "cat")).tolist() == [2, 0]
+    assert find_task("classes").convert_targets(["cat", "ant"], 3, class_names=("ant", "bee", "cat")).tolist() == [2, 0]
     with pytest.raises(InputError, match='the text "dog", which is not the name of a class'):
-        find_task("classes").bring(["dog"], 3, class_names=("ant", "bee", "cat"))
+        find_task("classes").convert_targets(["dog"], 3, class_names=("ant", "bee", "cat"))
 
 
 def test_rows_that_are_not_one_hot_stay_rows() -> None:
     rows = np.array([[1, 1, 0], [0.25, 0, 0.75], [0, 0, 1]])
-    brought = find_task("classes").bring(rows, 3)
+    brought = find_task("classes").convert_targets(rows, 3)
     assert brought.dtype == torch.float32
     assert brought.tolist() == rows.tolist()
 
@@ -100,7 +100,7 @@ WRONG: dict[str, tuple[str, Any, int | None, str]] = {
 def test_targets_that_do_not_fit_are_one_sentence(name: str) -> None:
     task, values, outputs, words = WRONG[name]
     with pytest.raises(InputError) as raised:
-        find_task(task).bring(values, outputs, where="y")
+        find_task(task).convert_targets(values, outputs, where="y")
     assert words in str(raised.value)
     assert str(raised.value).startswith("y ")
     assert "\n" not in str(raised.value)
@@ -108,10 +108,10 @@ def test_targets_that_do_not_fit_are_one_sentence(name: str) -> None:
 
 def test_objects_are_classes_of_one_image() -> None:
     objects = find_task("classes", 2)
-    assert objects.bring([[0, 2], [1, 0]], 3).tolist() == [[0, 2], [1, 0]]
+    assert objects.convert_targets([[0, 2], [1, 0]], 3).tolist() == [[0, 2], [1, 0]]
     for wrong in ([[1, 1]], [0, 1]):
         with pytest.raises(InputError, match="the different classes of the objects"):
-            objects.bring(wrong, 3)
+            objects.convert_targets(wrong, 3)
     with pytest.raises(InputError, match="objects must be 1 for the task labels, got 2"):
         find_task("labels", 2)
 
@@ -120,7 +120,7 @@ def test_rows_of_zeros_and_ones_are_the_classes_of_several_objects() -> None:
     objects, pairs = TASKS["classes"].with_objects(2), [[0, 2], [1, 2], [0, 1]]
     rows = np.array([np.eye(3)[pair].sum(0) for pair in pairs])
     for form in (rows, rows.astype(bool), rows.astype(int).tolist()):
-        assert objects.bring(form, 3).tolist() == pairs
+        assert objects.convert_targets(form, 3).tolist() == pairs
     for wrong in (np.eye(3), rows / 2, np.ones((3, 3))):
         assert_raises(InputError, objects.bring, wrong, 3, say="labels in rows must be zeros and 2 ones for each image")
 
@@ -135,7 +135,7 @@ def test_each_form_is_of_one_task() -> None:
     assert forms.keys() == TASKS.keys()
     for name, targets in forms.items():
         assert task_of_targets(targets).name == name
-        assert TASKS[name].bring(targets, None).equal(targets)
+        assert TASKS[name].convert_targets(targets, None).equal(targets)
     assert task_of_targets(torch.tensor([[2, 1, 0]])).objects == 3
     with pytest.raises(InputError, match="labels must be"):
         task_of_targets(torch.tensor([[1 + 1j]]))

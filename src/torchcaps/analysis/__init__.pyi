@@ -23,8 +23,6 @@ from .perturbations import Perturbations as Perturbations
 from .perturbations import perturb_capsule as perturb_capsule
 from .perturbations import visibility as visibility
 from .photos import PhotoAnswers as PhotoAnswers
-from .pixels import PixelEvaluation as PixelEvaluation
-from .pixels import hausdorff95 as hausdorff95
 from .predictions import calibrate as calibrate
 from .predictions import load_image as load_image
 from .predictions import predict as predict
@@ -40,6 +38,8 @@ from .robustness import RobustnessCurve as RobustnessCurve
 from .robustness import accuracy_curve as accuracy_curve
 from .robustness import attack as attack
 from .routing_maps import RoutingReport as RoutingReport
+from .segmentation import PixelEvaluation as PixelEvaluation
+from .segmentation import hausdorff95 as hausdorff95
 from .targets import TargetEvaluation as TargetEvaluation
 from .trace import RoutingStatistics as RoutingStatistics
 from .trace import RoutingTrace as RoutingTrace

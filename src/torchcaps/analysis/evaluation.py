@@ -31,8 +31,8 @@ from torchcaps.analysis.inference import (
     inference,
     to_pixels,
 )
-from torchcaps.analysis.pixels import PixelCollector, PixelEvaluation
 from torchcaps.analysis.results import MAX_CLASSES, MAX_SHOWN, Scored, Styled, Table, percent
+from torchcaps.analysis.segmentation import PixelCollector, PixelEvaluation
 from torchcaps.analysis.targets import TargetEvaluation
 from torchcaps.checks import check, checked
 from torchcaps.datasets import BatchLoader, ImageSet

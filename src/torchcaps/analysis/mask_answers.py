@@ -14,8 +14,8 @@ from PIL import Image
 
 from torchcaps.analysis.figures import MUTED, Caption, Cell, tiles
 from torchcaps.analysis.inference import inference, to_pixels
-from torchcaps.analysis.pixels import SIDE, coloured, legend_of, middle_slice, palette
 from torchcaps.analysis.results import Result, Table, percent
+from torchcaps.analysis.segmentation import SIDE, coloured, legend_of, middle_slice, palette
 from torchcaps.checks import checked
 from torchcaps.datasets.images import read_pixels, stem_of, with_channels
 from torchcaps.datasets.nifti import Volume, is_volume, read_volume, to_uint8

@@ -14,9 +14,9 @@ from torch import Tensor
 from torchcaps.analysis.calibration import Decoded, Prediction, squared_errors
 from torchcaps.analysis.figures import COLOURS, MUTED, WRONG, Caption, Cell, in_bands, tiles
 from torchcaps.analysis.inference import Labels, as_pixels, check_labels, class_labels, join_names, require_decoder
-from torchcaps.analysis.pixels import coloured, middle_slice
 from torchcaps.analysis.predictions import predict
 from torchcaps.analysis.results import Table
+from torchcaps.analysis.segmentation import coloured, middle_slice
 from torchcaps.checks import checked
 from torchcaps.datasets import ImageSet, PairSet
 from torchcaps.models import Network

@@ -25,14 +25,14 @@ class Styled(NamedTuple):
 class Table(NamedTuple):
     """A table of text and numbers.
 
-    Without ``columns``, a row is a name and its value. The first ``left`` columns hold text, the rest numbers. An
-    empty row draws a line between two parts of the table. The lines of ``note`` stand under the title.
+    Without ``columns``, a row is a name and its value. The first ``text_columns`` columns hold text, the rest numbers.
+    An empty row draws a line between two parts of the table. The lines of ``note`` stand under the title.
     """
 
     rows: Sequence[Sequence[str | Styled]] = ()
     columns: Sequence[str] = ()
     title: str = ""
-    left: int = 1
+    text_columns: int = 1
     note: Sequence[str | Styled] = ()
 
 

@@ -85,7 +85,7 @@ class Robustness(Comparison):
             name, unit = KINDS[curves[0].kind]
             columns = zip(curves[0].strengths, *(curve.accuracy for curve in curves), strict=True)
             rows = [[f"{strength:g}", *map(percent, accuracies)] for strength, *accuracies in columns]
-            found.append(Table(rows, (unit, *self.networks), f"{name}: accuracy", left=0))
+            found.append(Table(rows, (unit, *self.networks), f"{name}: accuracy", text_columns=0))
         return found
 
     def figures(self, *, ax: Axes | None = None) -> dict[str, Figure]:

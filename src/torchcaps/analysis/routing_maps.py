@@ -186,4 +186,4 @@ class RoutingReport(Result):
             place = f": type {kind}, row {rest // width}, column {rest % width}"
         score = f"{trace.score_name} of the {trace.outputs} capsule" if trace.outputs != "capsule" else trace.score_name
         columns = ("iteration", trace.outputs, "logit", "coupling", "agreement", score)
-        return Table(rows, columns, f"Input capsule {capsule}{place}{fewer}", left=2)
+        return Table(rows, columns, f"Input capsule {capsule}{place}{fewer}", text_columns=2)

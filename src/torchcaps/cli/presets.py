@@ -129,7 +129,7 @@ class Described(Result):
                 rows.append(())
             learned = f"{layer.parameters:,}" if layer.parameters else "–"
             rows.append((", ".join(layer.steps) or "–", f"{by(layer.shape)} {layer.name}", learned))
-        return Table(rows, ("Layers", "output", "parameters"), left=2)
+        return Table(rows, ("Layers", "output", "parameters"), text_columns=2)
 
     def figures(self) -> dict[str, Drawing]:
         """Return a drawing of the layers."""
@@ -149,7 +149,7 @@ def listing(presets: Sequence[Described]) -> Table:
             error = f"{round(percent, 2)} % ({each.preset.data})"
         rows.append((each.preset.name, cited(each.preset.source), f"{with_decoder or without:,}", error))
     notes = "To see one in full: torchcaps presets PRESET", "To see how they differ: torchcaps presets --diff"
-    return Table(rows, ("Networks", "source", "parameters", "test error"), left=2, note=notes)
+    return Table(rows, ("Networks", "source", "parameters", "test error"), text_columns=2, note=notes)
 
 
 def cited(source: str) -> str:
@@ -199,4 +199,4 @@ def _values(heading: str, tree: Tree, words: Mapping[str, str]) -> Table:
         for name, value in tree.items()
         if name != "name" and not isinstance(next(iter(value), 0) if isinstance(value, tuple) else value, Mapping)
     ]
-    return Table(rows or [("no options", "", "")], (heading, "value", ""), left=3)
+    return Table(rows or [("no options", "", "")], (heading, "value", ""), text_columns=3)

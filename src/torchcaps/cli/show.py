@@ -106,7 +106,7 @@ def print_table(shown: Table) -> None:
         grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
         for index, heading in enumerate(shown.columns):
             lines = Text("\n".join(map(visible, heading.split("\n"))))
-            grid.add_column(lines, justify="left" if index < shown.left else "right", overflow="fold")
+            grid.add_column(lines, justify="left" if index < shown.text_columns else "right", overflow="fold")
         for row in shown.rows:
             if row:
                 grid.add_row(*map(_text, row))

@@ -16,13 +16,13 @@ from torch.utils.data import Dataset as TorchDataset
 
 from torchcaps.checks import checked
 from torchcaps.datasets.augmentation import Augmentation
-from torchcaps.datasets.door import Form
 from torchcaps.datasets.image_set import ImageSet
-from torchcaps.datasets.items import Items
+from torchcaps.datasets.item_reader import ItemReader
 from torchcaps.datasets.pairs import PairSet
 from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.rng import ORDER, Key, seeded, stream_of
 from torchcaps.datasets.samplers import SampledBatches
+from torchcaps.datasets.user_data import Form
 from torchcaps.errors import InputError
 from torchcaps.ranges import Count, Index, Processes, Seed
 from torchcaps.words import counted
@@ -102,7 +102,7 @@ class BatchLoader:
         if isinstance(image_set, PatchSet) and not shuffle:
             image_set, self.batch_size = image_set.whole(), 1  # images may differ in size
         is_ours = isinstance(image_set, ImageSet | PairSet)
-        in_set = image_set.draws if is_ours else len(image_set)  # type: ignore[union-attr, arg-type]  # it has a length
+        in_set = image_set.epoch_size if is_ours else len(image_set)  # type: ignore[union-attr, arg-type]  # it has a length
         self.num_images = in_set if sampler is None else sampler.num_images
         """Images in an epoch: all images or patches of the set, or the number that the sampler draws."""
         if (shuffle or drop_last) and batch_size > self.num_images:
@@ -124,12 +124,12 @@ class BatchLoader:
             raise InputError(
                 "a PairSet makes new pairs each time, for training only (shuffle=True); validate with fixed_pairs"
             )
-        if changes and not getattr(image_set, "is_pixels", False):
+        if changes and not getattr(image_set, "is_uint8", False):
             raise InputError("only uint8 images (N, C, H, W) can be augmented; augment other data in your own data set")
         self.device = torch.device(device)
         self._set = image_set
-        if not isinstance(image_set, ImageSet | PairSet | TensorDataset | Items):
-            self._set = Items(image_set, Form().images, Form().labels_of_batch)
+        if not isinstance(image_set, ImageSet | PairSet | TensorDataset | ItemReader):
+            self._set = ItemReader(image_set, Form().images, Form().labels_of_batch)
         if isinstance(image_set, ImageSet | PairSet):
             if shuffle:
                 self.augmentation.check(image_set.in_shape, image_set.num_objects)
@@ -206,7 +206,7 @@ class BatchLoader:
         images, labels, *parts = data.gather(index, key, n, place)
         layers = torch.cat([images, *(each.flatten(1, 2) for each in parts)], 1)  # images and objects change alike
         changes = self.augmentation.draw(data.in_shape, n, key).share(place)
-        pixels = self.augmentation.apply(layers, changes) if data.is_pixels else layers
+        pixels = self.augmentation.apply(layers, changes) if data.is_uint8 else layers
         labels = data.task.move(labels, partial(self.augmentation.apply_to_masks, changes=changes))
         alone = pixels[:, channels:].unflatten(1, (-1, channels)) if parts else None
         weights = data.factors.get(WEIGHT)

@@ -60,7 +60,7 @@ class Splits:
             raise InputError(f"{where} has a mask for each image; set --task {own.name}")
 
         def brought(part: str, images: ImageSet) -> ImageSet:
-            labels = target.bring(images.labels, len(self.class_names), f"{where}: {part} labels")
+            labels = target.convert_targets(images.labels, len(self.class_names), f"{where}: {part} labels")
             return replace(images, labels=labels)
 
         changed: dict[str, Any] = {part: brought(part, images) for part, images in sets.items()}

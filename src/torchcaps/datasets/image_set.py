@@ -80,12 +80,12 @@ class ImageSet:
         return self.task.objects
 
     @property
-    def draws(self) -> int:
+    def epoch_size(self) -> int:
         """Number of training images in an epoch."""
         return len(self)
 
     @property
-    def is_pixels(self) -> bool:
+    def is_uint8(self) -> bool:
         """True if images are uint8, which can be augmented; False for floats, such as sequences."""
         return self.images.dtype == torch.uint8
 

@@ -47,7 +47,7 @@ class PairSet:
     num_objects: ClassVar[int] = 2
     task: ClassVar[Task] = find_task("classes", 2)
     factors: ClassVar[Mapping[str, Tensor]] = {}
-    is_pixels: ClassVar[bool] = True
+    is_uint8: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check("PairSet: objects", self.objects, ImageSet)
@@ -63,7 +63,7 @@ class PairSet:
         return len(self.objects)
 
     @property
-    def draws(self) -> int:
+    def epoch_size(self) -> int:
         """Number of pairs in an epoch."""
         return len(self)
 

@@ -82,12 +82,12 @@ class PatchSet(ImageSet):
         return find_task("pixels")
 
     @property
-    def is_pixels(self) -> bool:
+    def is_uint8(self) -> bool:
         """True: images are uint8."""
         return True
 
     @property
-    def draws(self) -> int:
+    def epoch_size(self) -> int:
         """Number of patches in an epoch; of whole images, their number."""
         return len(self._image_of)
 
@@ -97,7 +97,7 @@ class PatchSet(ImageSet):
         return *self.images, *self.labels
 
     @cached_property
-    def _image_of(self) -> Int64[Tensor, "draws"]:
+    def _image_of(self) -> Int64[Tensor, "epoch_size"]:
         """Number of the image of each patch."""
         if self.is_whole:
             return torch.arange(len(self))

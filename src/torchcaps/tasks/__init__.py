@@ -14,8 +14,8 @@ from torchcaps.errors import InputError, unknown_name
 from torchcaps.tasks.base import Metric, Task, TaskName, as_array, found
 from torchcaps.tasks.classes import Classes, Objects
 from torchcaps.tasks.labels import PRESENT, Labels
-from torchcaps.tasks.pixels import Pixels
 from torchcaps.tasks.regression import Regression
+from torchcaps.tasks.segmentation import Segmentation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +35,7 @@ __all__ = [
     "widest_task",
 ]
 
-TASKS: dict[str, Task] = {task.name: task for task in (Classes(), Labels(), Regression(), Pixels())}
+TASKS: dict[str, Task] = {task.name: task for task in (Classes(), Labels(), Regression(), Segmentation())}
 """All tasks by name. The first one is the default; if several fit some targets, the first of them is used."""
 
 
@@ -89,7 +89,7 @@ def guess_task(targets: Any, where: str = "labels") -> Task:
     """
     array = as_array(targets, where)
     for task in TASKS.values():
-        if task.guess(array):
+        if task.could_be(array):
             return task
     raise InputError(f"{where} must be {_forms()}; got {found(array)}")
 

@@ -157,7 +157,7 @@ class Task(ABC):
         """Return True if a tensor already has the task's form."""
 
     @abstractmethod
-    def bring(
+    def convert_targets(
         self,
         targets: Any,
         num_outputs: int | None = None,
@@ -178,7 +178,7 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def guess(self, array: np.ndarray) -> bool:
+    def could_be(self, array: np.ndarray) -> bool:
         """Return True if targets whose task was not named could belong to this task."""
 
     @abstractmethod
@@ -413,5 +413,5 @@ def advice(array: np.ndarray, task: Task) -> str:
     """Return the tasks that the targets fit, for the end of an error about a task that they do not fit."""
     from torchcaps.tasks import TASKS
 
-    others = [f'task="{each.name}" (--task {each.name})' for each in TASKS.values() if each.guess(array)]
-    return f"; set {' or '.join(others)}" if others and not task.guess(array) else ""
+    others = [f'task="{each.name}" (--task {each.name})' for each in TASKS.values() if each.could_be(array)]
+    return f"; set {' or '.join(others)}" if others and not task.could_be(array) else ""

@@ -49,7 +49,7 @@ class Classes(Task):
     def has_form(self, targets: Tensor) -> bool:
         return str(targets.dtype) == "torch.int64" and targets.ndim == 1
 
-    def bring(
+    def convert_targets(
         self,
         targets: Any,
         num_outputs: int | None = None,
@@ -84,7 +84,7 @@ class Classes(Task):
     def _has_objects(self, array: np.ndarray) -> bool:
         return array.ndim == 1
 
-    def guess(self, array: np.ndarray) -> bool:
+    def could_be(self, array: np.ndarray) -> bool:
         is_column = array.ndim == 1 or array.shape[1:] == (1,)
         return (array.dtype.kind in "iuUS" and is_column) or is_one_hot(array)
 
@@ -96,7 +96,7 @@ class Classes(Task):
             return tuple(map(str, np.unique(_decoded(array, where)).tolist()))
         if is_one_hot(array):
             return tuple(map(str, range(array.shape[1])))
-        numbers = self.bring(array, None, where)
+        numbers = self.convert_targets(array, None, where)
         least, highest = int(numbers.min()), int(numbers.max())
         if least > 0:
             raise InputError(
@@ -249,7 +249,7 @@ class Objects(Classes):
             raise InputError(f"an image must have at least two labels, all different, got {got}")
         super().check_form(targets, has_parts=has_parts)
 
-    def bring(
+    def convert_targets(
         self,
         targets: Any,
         num_outputs: int | None = None,
@@ -261,7 +261,7 @@ class Objects(Classes):
             if not ((array == 0) | (array == 1)).all() or (array.sum(1) != self.objects).any():
                 raise InputError(f"{where} in rows must be zeros and {self.objects} ones for each image, got others")
             targets = array.nonzero()[1].reshape(len(array), self.objects)
-        return super().bring(targets, num_outputs, where, class_names)
+        return super().convert_targets(targets, num_outputs, where, class_names)
 
     def _has_objects(self, array: np.ndarray) -> bool:
         import numpy as np

@@ -36,7 +36,7 @@ class ColumnTask(Task):
     def has_form(self, targets: Tensor) -> bool:
         return targets.is_floating_point() and targets.ndim == 2 and self._fits(targets.cpu().numpy())
 
-    def bring(
+    def convert_targets(
         self,
         targets: Any,
         num_outputs: int | None = None,
@@ -65,7 +65,7 @@ class ColumnTask(Task):
         """Return True if the numbers have values that this task takes."""
 
     def names(self, targets: Any, where: str = "labels") -> tuple[str, ...]:
-        return tuple(map(str, range(self.bring(targets, None, where).shape[1])))
+        return tuple(map(str, range(self.convert_targets(targets, None, where).shape[1])))
 
     def num_outputs(self, targets: Tensor) -> int:
         return targets.shape[1]

@@ -36,7 +36,7 @@ class Labels(ColumnTask):
     def _fits(self, rows: np.ndarray) -> bool:
         return bool(((rows == 0) | (rows == 1)).all())
 
-    def guess(self, array: np.ndarray) -> bool:
+    def could_be(self, array: np.ndarray) -> bool:
         if array.dtype.kind == "b" and array.ndim == 1:
             return True
         return array.dtype.kind in "iufb" and array.ndim == 2 and 0 not in array.shape and self._fits(array)

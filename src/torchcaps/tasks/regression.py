@@ -40,7 +40,7 @@ class Regression(ColumnTask):
 
         return bool(np.isfinite(rows).all())
 
-    def guess(self, array: np.ndarray) -> bool:
+    def could_be(self, array: np.ndarray) -> bool:
         return array.dtype.kind == "f" and array.ndim in (1, 2)
 
     def statistics(self, targets: Tensor, num_outputs: int) -> list[Row]:

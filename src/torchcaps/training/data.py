@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from torchcaps.datasets import Augmentation, BatchLoader, Dataset, ImageSet, PairSet, center_crop, load_dataset
-from torchcaps.datasets.door import Form, Opened, open_data
-from torchcaps.datasets.items import Keys
+from torchcaps.datasets.item_reader import Keys
 from torchcaps.datasets.pixels import Scale
 from torchcaps.datasets.samplers import SampledBatches
+from torchcaps.datasets.user_data import Form, Opened, open_data
 from torchcaps.errors import InputError
 from torchcaps.models import Network
 from torchcaps.parts import flat

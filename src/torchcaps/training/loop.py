@@ -24,7 +24,7 @@ from torch.optim.swa_utils import update_bn
 
 from torchcaps.checks import checked
 from torchcaps.datasets import Batch, BatchLoader
-from torchcaps.datasets.items import Keys
+from torchcaps.datasets.item_reader import Keys
 from torchcaps.datasets.pixels import Scale
 from torchcaps.errors import InputError
 from torchcaps.files import reading

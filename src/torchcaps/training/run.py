@@ -224,7 +224,7 @@ def _prepare(config: TrainConfig) -> Start:
     data = load_run_data(config)
     in_shape = cropped(data, config.recipe).in_shape
     config = small_data.fit_network(config, in_shape)
-    config = small_data.fit_recipe(config, data.train.labels, data.task, data.train.draws)
+    config = small_data.fit_recipe(config, data.train.labels, data.task, data.train.epoch_size)
     torch.manual_seed(config.seed)
     network = build_network(config.model, in_shape, data.num_classes)
     check_patch(network, config.recipe)
@@ -303,7 +303,7 @@ def _first_lines(
     yield f"Device: {device}, {devices.PRECISION_WORDS[config.precision]}"
     if config.precision == "bf16" and device.type == "cpu":
         yield "Warning: on processors that emulate bfloat16, a step takes about 12 times as long as in float32"
-    yield from small_data.fitting_message(config, requested.recipe, data.train.draws, data.num_classes, task)
+    yield from small_data.fitting_message(config, requested.recipe, data.train.epoch_size, data.num_classes, task)
     yield from small_data.imbalance_message(config, data.train.labels, data.class_names, task)
     if data.skipped:
         yield listed(f"Left out {counted(len(data.skipped), 'image')}:", data.skipped)

@@ -104,7 +104,7 @@ def load_npz(request: DataRequest) -> Splits:
     class_names = _class_names(path, pairs["train"][1], task, targets["train"], arrays.get("class_names"))
     sets = {}
     for part, (_, y) in labelled.items():
-        brought = task.bring(targets[part], len(class_names), f"{path}: {y}", class_names)
+        brought = task.convert_targets(targets[part], len(class_names), f"{path}: {y}", class_names)
         sets[part] = ImageSet(pixels[part], brought)
     return Splits(sets["train"], sets.get("test"), class_names, sets.get("validation"), task=task.name)
 
@@ -116,7 +116,7 @@ def _with_masks(path: Path, pairs: Names, arrays: Mapping[str, Any], request: Da
     task, sets = find_task(request.task or guess_task(arrays[y], f"{path}: {y}").name), {}
     names = _class_names(path, y, task, arrays[y], arrays.get("class_names"))
     for part, (x, y) in pairs.items():
-        masks, images = task.bring(arrays[y], len(names), f"{path}: {y}"), arrays[x]
+        masks, images = task.convert_targets(arrays[y], len(names), f"{path}: {y}"), arrays[x]
         pixels = to_bytes(scale_pixels(images, scale, f"{path}: {x}"))
         forms = {pixels.shape: 0, pixels.shape[:-1]: -1, (*pixels.shape[:1], *pixels.shape[2:]): 1}
         if (axis := forms.get(masks.shape)) is None:
@@ -167,7 +167,7 @@ def _class_names(path: Path, y: str, task: Task, targets: np.ndarray, given: np.
         return names
     is_texts = given.dtype.kind == "U" and given.ndim == 1
     if is_texts and len(given) < len(names):  # the task raises a clearer error, such as labels counted from 1
-        task.bring(targets, len(given), f"{where} (class_names has {counted(len(given), 'text')})")
+        task.convert_targets(targets, len(given), f"{where} (class_names has {counted(len(given), 'text')})")
     if not is_texts or len(given) != len(names):
         raise InputError(
             f"{path}: class_names must be {counted(len(names), 'text')}, one for each class or column of {y}, got "

@@ -193,18 +193,18 @@ def _targets(
         (cells,) = columns.values()
         texts, joined = np.array(cells), any("|" in cell for cell in cells)
         numbers = None if joined else _numbers(cells)
-        if numbers is None and (joined or (requested is not None and not requested.guess(texts))):
+        if numbers is None and (joined or (requested is not None and not requested.could_be(texts))):
             names = tuple(sorted({each for cell in cells for each in cell.split("|") if each}))
             rows = np.array([[name in cell.split("|") for name in names] for cell in cells], np.int64)
             return _of_rows(rows, names, requested, where)
         _require_cells(path, cells, lines)
         task = requested or guess_task(texts if numbers is None else numbers, where)
-        if task.guess(texts):  # classes are named by the texts
+        if task.could_be(texts):  # classes are named by the texts
             if numbers is not None and numbers.dtype.kind == "f":
-                task.bring(numbers, None, where)  # raises for fractions
+                task.convert_targets(numbers, None, where)  # raises for fractions
             names = tuple(sorted(set(cells), key=lambda name: (int(name) if name.isdecimal() else 0, name)))
-            return task, names, task.bring(texts, len(names), where, names)
-        return task, tuple(columns), task.bring(texts if numbers is None else numbers, None, where)
+            return task, names, task.convert_targets(texts, len(names), where, names)
+        return task, tuple(columns), task.convert_targets(texts if numbers is None else numbers, None, where)
     values = []
     for name, cells in columns.items():
         _require_cells(path, cells, lines)
@@ -223,7 +223,7 @@ def _of_rows(
     """Return the task, names and targets of rows of numbers with a column for each output."""
     task = requested or guess_task(rows, where)
     task.names(rows, where)  # raises if the rows do not fit the task
-    return task, names, task.bring(rows, len(names), where)
+    return task, names, task.convert_targets(rows, len(names), where)
 
 
 def _require_cells(path: Path, cells: Sequence[str], lines: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from torchcaps.datasets.dataset import Dataset
 from torchcaps.datasets.image_set import ImageSet
-from torchcaps.datasets.items import Items, Keys, are_items, find_keys
+from torchcaps.datasets.item_reader import ItemReader, Keys, are_items, find_keys
 from torchcaps.datasets.pairs import PairSet
 from torchcaps.datasets.pixels import Scale, as_numbers, check_scale, prepare_images, scale_pixels
 from torchcaps.datasets.samplers import SampledBatches, sampled_batches
@@ -67,13 +67,13 @@ class Form:
         if self.task is None:
             return as_numbers(values, where)
         if self.num_outputs is not None or _are_texts(values):
-            return self.task.bring(values, self.num_outputs, where, self.class_names)
+            return self.task.convert_targets(values, self.num_outputs, where, self.class_names)
         values = as_array(values, where)
         numbers = as_numbers(values, where)
         if numbers.ndim == 2 and numbers.shape[1] > 1:  # one-hot rows, or probabilities of classes
-            return self.task.bring(values, numbers.shape[1], where)
+            return self.task.convert_targets(values, numbers.shape[1], where)
         highest = int(numbers.max()) if len(numbers) and numbers.isfinite().all() else 0
-        return self.task.bring(values, max(highest + 1, self.task.min_outputs), where)
+        return self.task.convert_targets(values, max(highest + 1, self.task.min_outputs), where)
 
     def labels_of_batch(self, values: Any) -> Tensor:
         """Convert the labels of a batch. Texts need class names, because a batch may lack some classes."""
@@ -91,7 +91,7 @@ class Opened(NamedTuple):
     """Data converted for a run."""
 
     data: Any
-    """A `Dataset`, an `ImageSet`, a `PairSet`, a ``TensorDataset`` or `Items`."""
+    """A `Dataset`, an `ImageSet`, a `PairSet`, a ``TensorDataset`` or `ItemReader`."""
     sampler: SampledBatches | None = None
     """Draws the batches of an epoch; None: all images, in an order that follows from the seed."""
     batch_size: int | None = None
@@ -114,7 +114,7 @@ def open_data(data: Any, form: Form, keys: Keys | None = None, where: str = "dat
     Args:
         data: See :data:`FORMS`.
         form: Form of images and labels that the network takes.
-        keys: Names or positions of image and label in an item; see `Items`.
+        keys: Names or positions of image and label in an item; see `ItemReader`.
         where: Name of the argument in errors.
 
     Raises:
@@ -132,7 +132,7 @@ def open_data(data: Any, form: Form, keys: Keys | None = None, where: str = "dat
     if data.collate_fn is torch.utils.data.default_collate:
         opened = _open(data.dataset, form, keys, where)
     else:
-        opened = Opened(Items(data.dataset, form.images, form.labels_of_batch, keys, data.collate_fn))
+        opened = Opened(ItemReader(data.dataset, form.images, form.labels_of_batch, keys, data.collate_fn))
     names = ("worker_init_fn", "timeout", "multiprocessing_context", "prefetch_factor")
     return opened._replace(
         sampler=sampler,
@@ -171,7 +171,7 @@ def _open(data: Any, form: Form, keys: Keys | None, where: str) -> Opened:
     if not has_items or isinstance(data, IterableDataset | str | bytes | Tensor | np.ndarray):
         got = "None" if data is None else f"a value of type {type(data).__name__}"
         raise WrongType(f"{where} must be {FORMS}; got {got}")
-    items = Items(data, form.images, form.labels_of_batch, keys)
+    items = ItemReader(data, form.images, form.labels_of_batch, keys)
     return Opened(items, message=None if keys else _message(items.keys))
 
 
@@ -205,4 +205,4 @@ def _with_labels(images: ImageSet, form: Form) -> ImageSet:
             f'the images have masks, but the task is {form.task.name}; set task="{images.task.name}" of a network, or '
             "as an attribute of your own module"
         )
-    return replace(images, labels=form.task.bring(images.labels, form.num_outputs))
+    return replace(images, labels=form.task.convert_targets(images.labels, form.num_outputs))

@@ -26,7 +26,7 @@ FORMS: dict[str, Any] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_masks_of_any_form(form: str) -> None:
-    brought = TASK.bring(FORMS[form], 3)
+    brought = TASK.convert_targets(FORMS[form], 3)
     assert brought.dtype == torch.uint8
     assert brought.tolist() == MASKS.tolist()
     assert task_of_targets(brought).name == "pixels"
@@ -45,7 +45,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_masks_that_do_not_fit_are_one_sentence(name: str) -> None:
     values, words = WRONG[name]
-    assert_raises(InputError, TASK.bring, values, 3, "y", say=words)
+    assert_raises(InputError, TASK.convert_targets, values, 3, "y", say=words)
 
 
 @pytest.mark.parametrize("name", ["classes", "labels", "regression"])

@@ -22,7 +22,7 @@ Keys = tuple[Any, Any]
 """Image and label of an item: two names of a dict, or two positions of a tuple."""
 
 
-class Items(TorchDataset[Any]):
+class ItemReader(TorchDataset[Any]):
     """Reader of batches of a torch ``Dataset``.
 
     Args:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torchcaps.tasks.base import Row
 
 
-class Pixels(Task):
+class Segmentation(Task):
     """Task with a mask for each image: uint8 (N, H, W), the class of each pixel from 0; 255: ignored.
 
     Masks of any integer dtype, of True and False, of whole floats, and with a channel axis of length 1 are converted to
@@ -46,10 +46,10 @@ class Pixels(Task):
     def has_form(self, targets: Tensor) -> bool:
         return str(targets.dtype) == "torch.uint8" and targets.ndim in (3, 4)
 
-    def guess(self, array: np.ndarray) -> bool:
+    def could_be(self, array: np.ndarray) -> bool:
         return array.dtype.kind in "iub" and array.ndim in (3, 4)
 
-    def bring(
+    def convert_targets(
         self,
         targets: Any,
         num_outputs: int | None = None,
@@ -74,7 +74,7 @@ class Pixels(Task):
         return torch.from_numpy(np.ascontiguousarray(masks, np.uint8))
 
     def names(self, targets: Any, where: str = "labels") -> tuple[str, ...]:
-        return tuple(map(str, range(self.num_outputs(self.bring(targets, None, where)))))
+        return tuple(map(str, range(self.num_outputs(self.convert_targets(targets, None, where)))))
 
     def num_outputs(self, targets: Tensor | Sequence[Tensor]) -> int:
         highest = (int(mask.masked_fill(mask == IGNORED, 0).max()) for mask in targets)
