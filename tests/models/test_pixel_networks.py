@@ -12,7 +12,7 @@ from torchcaps import create_model
 from torchcaps.errors import InputError
 from torchcaps.models import ModelOutput
 from torchcaps.models.pixel_network import PixelNetwork, cut_to, pad_to_multiple
-from torchcaps.nn.pixels import InstanceNorm
+from torchcaps.nn.segmentation import InstanceNorm
 from torchcaps.parts import PARTS
 
 CONV, UP = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}, {2: F.conv_transpose2d, 3: F.conv_transpose3d}

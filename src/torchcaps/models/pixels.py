@@ -19,7 +19,7 @@ from torchcaps.models.pixel_network import Masks, PixelLoss, PixelNetwork, cut_t
 from torchcaps.nn import Capsules, ConvCapsules, DeconvCapsules, join_types
 from torchcaps.nn.convolutions import CONVOLUTIONS
 from torchcaps.nn.map_layer import MapLayer
-from torchcaps.nn.pixels import TRANSPOSED, InstanceNorm
+from torchcaps.nn.segmentation import TRANSPOSED, InstanceNorm
 from torchcaps.ops.precision import in_full_precision
 from torchcaps.ops.squash import safe_norm
 from torchcaps.parts import Choice, Spec, build, complete, register

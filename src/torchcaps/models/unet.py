@@ -14,7 +14,7 @@ from torchcaps.models.building import plan_network
 from torchcaps.models.output import ModelOutput
 from torchcaps.models.pixel_network import Masks, PixelLoss, PixelNetwork, cut_to
 from torchcaps.nn.convolutions import CONVOLUTIONS
-from torchcaps.nn.pixels import TRANSPOSED, InstanceNorm
+from torchcaps.nn.segmentation import TRANSPOSED, InstanceNorm
 from torchcaps.ops.precision import in_full_precision
 from torchcaps.parts import find, register
 from torchcaps.ranges import OddKernel, Width

@@ -8,7 +8,6 @@ from torchcaps.nn.head import CapsuleHead
 from torchcaps.nn.interests import interest_scores, interests_of_history, label_aware_attention
 from torchcaps.nn.layers import CapsuleLayer, DenseCapsules
 from torchcaps.nn.maps import ConvCapsules, DeconvCapsules, join_types
-from torchcaps.nn.pixels import InstanceNorm, PixelBackbone, PixelDecoder
 from torchcaps.nn.primary import PrimaryCapsules, SequenceCapsules
 from torchcaps.nn.routing.b2i import B2IRouting
 from torchcaps.nn.routing.base import Routing
@@ -23,6 +22,7 @@ from torchcaps.nn.routing.inverted_attention import InvertedAttentionRouting
 from torchcaps.nn.routing.self_attention import SelfAttentionRouting
 from torchcaps.nn.routing.self_routing import SelfRouting
 from torchcaps.nn.routing.vb import VBRouting
+from torchcaps.nn.segmentation import InstanceNorm, PixelBackbone, PixelDecoder
 from torchcaps.nn.transforms import Common, Dense, Elementwise, Factored, Identity, Matrix, Shared, Transform
 from torchcaps.nn.votes import BuiltVotes, DenseVotes, Votes
 
