@@ -50,7 +50,7 @@ def test_masks_that_do_not_fit_are_one_sentence(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["classes", "labels", "regression"])
 def test_other_tasks_name_this_one(name: str) -> None:
-    assert_raises(InputError, find_task(name).bring, MASKS, say='set task="pixels" (--task pixels)')
+    assert_raises(InputError, find_task(name).convert_targets, MASKS, say='set task="pixels" (--task pixels)')
 
 
 def test_ignored_pixels_are_no_class() -> None:

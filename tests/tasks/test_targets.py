@@ -122,7 +122,9 @@ def test_rows_of_zeros_and_ones_are_the_classes_of_several_objects() -> None:
     for form in (rows, rows.astype(bool), rows.astype(int).tolist()):
         assert objects.convert_targets(form, 3).tolist() == pairs
     for wrong in (np.eye(3), rows / 2, np.ones((3, 3))):
-        assert_raises(InputError, objects.bring, wrong, 3, say="labels in rows must be zeros and 2 ones for each image")
+        assert_raises(
+            InputError, objects.convert_targets, wrong, 3, say="labels in rows must be zeros and 2 ones for each image"
+        )
 
 
 def test_each_form_is_of_one_task() -> None:
