@@ -16,7 +16,7 @@ SOURCE = Path(torchcaps.__file__).parent
 # What each part of the package may import, besides itself. Right may import left:
 # the files of BASE <- ops <- nn <- models <- analysis <- training <- cli; datasets stands beside ops.
 BASE = {"_lazy", "_version", "checks", "errors", "files", "machine", "parts", "ranges", "tasks", "tracing", "words"}
-INNER = BASE | {"plugins", "ops", "nn", "models", "datasets", "analysis", "training", "image_spec"}
+INNER = BASE | {"plugins", "ops", "nn", "models", "datasets", "analysis", "training"}
 MAY_IMPORT: dict[str, Set[str]] = {
     **dict.fromkeys(("errors", "_version", "words"), frozenset()),
     **dict.fromkeys(("_lazy", "files", "ranges", "machine", "plugins"), frozenset({"errors"})),
@@ -29,7 +29,6 @@ MAY_IMPORT: dict[str, Set[str]] = {
     "nn": BASE | {"ops"},
     **dict.fromkeys(("models", "testing"), BASE | {"ops", "nn"}),
     "analysis": BASE | {"ops", "nn", "models", "datasets"},
-    "image_spec": BASE | {"datasets", "analysis"},
     **dict.fromkeys(("training", "sklearn", "export", "explorer"), INNER),
     "cli": INNER | {"export", "explorer", "testing"},
     "__init__": {"_lazy", "_version"},
@@ -67,10 +66,10 @@ HEAVY += (
 # What is read, looked at and predicted of an ONNX file without torch.
 TORCH_FREE = (
     "torchcaps, torchcaps.models, torchcaps.datasets, torchcaps.training, torchcaps.analysis, torchcaps.errors, "
-    "torchcaps.files, torchcaps.ranges, torchcaps.machine, torchcaps.plugins, torchcaps.tasks, torchcaps.image_spec, "
+    "torchcaps.files, torchcaps.ranges, torchcaps.machine, torchcaps.plugins, torchcaps.tasks, "
     "torchcaps.analysis.calibration, torchcaps.analysis.figures, torchcaps.analysis.photos, "
     "torchcaps.datasets.images, torchcaps.datasets.preparation, torchcaps.export.description, "
-    "torchcaps.export.onnx_model"
+    "torchcaps.export.onnx_model, torchcaps.training.image_spec"
 )
 
 

@@ -9,7 +9,7 @@ import torch
 from pixel_support import TinyPixels, disc_set, discs
 from torchcaps.analysis import PixelEvaluation, evaluate
 from torchcaps.analysis.segmentation import hausdorff95
-from torchcaps.ops.pixels import confusions
+from torchcaps.ops.segmentation import confusions
 from torchcaps.ranges import IGNORED
 
 NAMES = ("ground", "disc", "square", "ring")

@@ -170,5 +170,5 @@ def test_one_hot_rows_are_right_where_their_classes_are() -> None:
 def test_tasks_load_without_torch() -> None:
     import subprocess
 
-    code = "import sys, torchcaps.tasks, torchcaps.image_spec; assert 'torch' not in sys.modules"
+    code = "import sys, torchcaps.tasks, torchcaps.training.image_spec; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

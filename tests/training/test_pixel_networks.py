@@ -18,7 +18,7 @@ from torchcaps.analysis import evaluate
 from torchcaps.datasets import PatchSet
 from torchcaps.errors import InputError
 from torchcaps.models import get_preset, list_presets
-from torchcaps.models.pixel_network import FIXED_BYTES
+from torchcaps.models.segmentation import FIXED_BYTES
 from torchcaps.training import Interrupted, Progress, Recipe, TrainConfig, load_run, make_config
 from torchcaps.training.run import check_training_memory
 

@@ -15,7 +15,7 @@ from torchcaps import fit
 from torchcaps.analysis import evaluate
 from torchcaps.datasets import Augmentation, BatchLoader, PatchSet
 from torchcaps.errors import InputError
-from torchcaps.ops.pixels import pixel_cross_entropy
+from torchcaps.ops.segmentation import pixel_cross_entropy
 from torchcaps.parts import build
 from torchcaps.ranges import IGNORED
 from torchcaps.training import Interrupted, Progress, Recipe

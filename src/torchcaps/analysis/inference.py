@@ -15,7 +15,7 @@ from torchcaps.errors import InputError, WrongType
 from torchcaps.models import CapsNet, Network
 from torchcaps.models.images import check_image_shape
 from torchcaps.ops.labels import top_classes
-from torchcaps.ops.pixels import pixel_classes
+from torchcaps.ops.segmentation import pixel_classes
 from torchcaps.ranges import COUNT
 from torchcaps.tasks import task_of
 from torchcaps.words import counted

@@ -22,7 +22,7 @@ from torchcaps.datasets.nifti import Volume, is_volume, read_volume, to_uint8
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path
 from torchcaps.models import Network
-from torchcaps.ops.pixels import pixel_classes
+from torchcaps.ops.segmentation import pixel_classes
 from torchcaps.ops.sliding import sliding_windows
 from torchcaps.tasks import TaskName, task_of
 from torchcaps.words import each_of

@@ -23,7 +23,7 @@ from torchcaps.checks import checked
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import ModelOutput, Network
-from torchcaps.ops.pixels import confusions, mean_dice, pixel_classes
+from torchcaps.ops.segmentation import confusions, mean_dice, pixel_classes
 from torchcaps.ranges import IGNORED
 from torchcaps.tasks import find_task
 from torchcaps.words import counted

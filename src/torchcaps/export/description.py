@@ -9,7 +9,7 @@ from typing import Self
 
 from torchcaps._version import __version__
 from torchcaps.errors import InputError, shown
-from torchcaps.image_spec import ImageSpec
+from torchcaps.training.image_spec import ImageSpec
 
 ENTRY = "torchcaps"
 """Name of the metadata entry in a file."""

@@ -29,7 +29,7 @@ from torchcaps.export.onnx_model import ANY_LENGTH, AXIS_NAMES, INPUT, LENGTHS, 
 from torchcaps.export.record import random_images
 from torchcaps.files import atomic_path
 from torchcaps.models import Network
-from torchcaps.models.pixel_network import PixelNetwork
+from torchcaps.models.segmentation import PixelNetwork
 from torchcaps.nn import SequenceBackbone
 from torchcaps.ops.labels import top_classes
 from torchcaps.tasks import task_of

@@ -6,7 +6,6 @@ from .cnn import PooledCNN as PooledCNN
 from .network import Network as Network
 from .output import Losses as Losses
 from .output import ModelOutput as ModelOutput
-from .pixels import PixelCapsules as PixelCapsules
 from .presets import Preset as Preset
 from .presets import create_model as create_model
 from .presets import get_preset as get_preset
@@ -16,4 +15,5 @@ from .presets import register_preset as register_preset
 from .record import SeedResult as SeedResult
 from .record import TrainingRecord as TrainingRecord
 from .scores import ScoresOnly as ScoresOnly
+from .segmentation_capsules import PixelCapsules as PixelCapsules
 from .unet import UNet as UNet

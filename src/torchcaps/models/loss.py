@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from torchcaps.models.output import Targets
 from torchcaps.ops.losses import margin_loss, normalised_cross_entropy, score_cross_entropy, spread_loss
-from torchcaps.ops.pixels import dice_loss, pixel_cross_entropy, pixel_logits, pixel_margin_loss
+from torchcaps.ops.segmentation import dice_loss, pixel_cross_entropy, pixel_logits, pixel_margin_loss
 from torchcaps.parts import register
 from torchcaps.ranges import Count, Factor, PositiveFactor, Range, Share
 from torchcaps.tracing import needs_torch_operations
@@ -148,7 +148,7 @@ class PixelLoss(nn.Module):
 
 @register("loss", "dice")
 class DiceLoss(PixelLoss):
-    """Dice loss of each class of each image, :func:`torchcaps.ops.pixels.dice_loss`."""
+    """Dice loss of each class of each image, :func:`torchcaps.ops.segmentation.dice_loss`."""
 
     def of_logits(self, logits: Float[Tensor, "B J *S"], targets: UInt8[Tensor, "B *S"]) -> Float[Tensor, ""]:
         return dice_loss(logits, targets)
@@ -156,7 +156,7 @@ class DiceLoss(PixelLoss):
 
 @register("loss", "pixel-cross-entropy")
 class PixelCrossEntropy(PixelLoss):
-    """Cross-entropy of each pixel, :func:`torchcaps.ops.pixels.pixel_cross_entropy`."""
+    """Cross-entropy of each pixel, :func:`torchcaps.ops.segmentation.pixel_cross_entropy`."""
 
     def of_logits(self, logits: Float[Tensor, "B J *S"], targets: UInt8[Tensor, "B *S"]) -> Float[Tensor, ""]:
         return pixel_cross_entropy(logits, targets)

@@ -17,7 +17,7 @@ import torch
 # These modules register the networks of the presets.
 import torchcaps.models.capsnet
 import torchcaps.models.cnn
-import torchcaps.models.pixels
+import torchcaps.models.segmentation_capsules
 import torchcaps.models.unet  # noqa: F401
 from torchcaps.checks import checked
 from torchcaps.errors import InputError, shown

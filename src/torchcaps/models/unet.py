@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchcaps.errors import InputError
 from torchcaps.models.building import plan_network
 from torchcaps.models.output import ModelOutput
-from torchcaps.models.pixel_network import Masks, PixelLoss, PixelNetwork, cut_to
+from torchcaps.models.segmentation import Masks, PixelLoss, PixelNetwork, cut_to
 from torchcaps.nn.convolutions import CONVOLUTIONS
 from torchcaps.nn.segmentation import TRANSPOSED, InstanceNorm
 from torchcaps.ops.precision import in_full_precision

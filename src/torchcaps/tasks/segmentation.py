@@ -182,19 +182,19 @@ class Segmentation(Task):
         return value
 
     def default_loss(self, scores: Tensor, targets: Tensor) -> Float[Tensor, ""]:
-        from torchcaps.ops.pixels import pixel_cross_entropy, pixel_logits
+        from torchcaps.ops.segmentation import pixel_cross_entropy, pixel_logits
 
         return pixel_cross_entropy(pixel_logits(scores, scores), targets)
 
     def score(self, scores: Float[Tensor, "B J *S"], targets: Tensor, network: Any = None) -> Float[Tensor, "B"]:
         """Return the mean Dice score of each image over its classes except the background, class 0."""
-        from torchcaps.ops.pixels import confusions, mean_dice, pixel_classes
+        from torchcaps.ops.segmentation import confusions, mean_dice, pixel_classes
 
         found = confusions(pixel_classes(scores), targets, max(scores.shape[1], self.min_outputs))
         return mean_dice(found).to(scores.dtype)
 
     def decoded_capsules(self, scores: Float[Tensor, "B J *S"], targets: Tensor | None) -> Tensor | None:
-        from torchcaps.ops.pixels import pixel_classes
+        from torchcaps.ops.segmentation import pixel_classes
 
         return pixel_classes(scores) if targets is None else targets
 
@@ -202,7 +202,7 @@ class Segmentation(Task):
         """Return the mean Dice score of giving all pixels the best single class, and its standard error."""
         import torch
 
-        from torchcaps.ops.pixels import mean_dice
+        from torchcaps.ops.segmentation import mean_dice
 
         counts = self._counts(targets, self.num_outputs(targets))
         answers = torch.eye(counts.shape[1], dtype=torch.int64)

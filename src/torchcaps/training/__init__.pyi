@@ -1,6 +1,7 @@
 from .config import TrainConfig as TrainConfig
 from .config import make_config as make_config
 from .config import read_config as read_config
+from .image_spec import ImageSpec as ImageSpec
 from .load import Run as Run
 from .load import load_run as load_run
 from .loop import fit as fit

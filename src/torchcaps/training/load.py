@@ -13,7 +13,6 @@ from torchcaps.checks import checked
 from torchcaps.datasets import Dataset, Preparation, find_dataset, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.files import could_be_repository, read_json, reading
-from torchcaps.image_spec import ImageSpec
 from torchcaps.models import Network, load_pretrained
 from torchcaps.models.older_files import FORMAT, to_current_weights
 from torchcaps.models.pretrained import CLASSES, CONFIG, SHIPPED, SHIPPED_DATA, WEIGHTS, find_pretrained, load_weights
@@ -22,6 +21,7 @@ from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.config import TrainConfig, read_config
 from torchcaps.training.data import cropped, load_run_data
 from torchcaps.training.folder import BEST, BEST_FILES, CHECKPOINT, METRICS, SUMMARY, read_summary
+from torchcaps.training.image_spec import ImageSpec
 from torchcaps.words import counted
 
 

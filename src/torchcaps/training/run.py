@@ -21,11 +21,10 @@ from torchcaps.datasets import Dataset
 from torchcaps.datasets.damaged import listed
 from torchcaps.errors import InputError
 from torchcaps.files import check_path, real, remove_temporaries, write_json
-from torchcaps.image_spec import ImageSpec
 from torchcaps.machine import MIB, free_memory_mib
 from torchcaps.models import Network, build_network, load_pretrained
-from torchcaps.models.pixel_network import PixelNetwork
 from torchcaps.models.pretrained import CLASSES, CONFIG
+from torchcaps.models.segmentation import PixelNetwork
 from torchcaps.parts import flat
 from torchcaps.ranges import as_text
 from torchcaps.tasks import task_of
@@ -41,6 +40,7 @@ from torchcaps.training.folder import (
     lock_folder,
     on_main_process,
 )
+from torchcaps.training.image_spec import ImageSpec
 from torchcaps.training.load import load_initial_weights, preparation_of
 from torchcaps.training.loop import Trainer
 from torchcaps.training.progress import Progress, choose_progress

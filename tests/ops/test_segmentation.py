@@ -10,7 +10,7 @@ from torch import Tensor
 
 from support import assert_close
 from torchcaps.errors import InputError
-from torchcaps.ops.pixels import (
+from torchcaps.ops.segmentation import (
     confusions,
     dice_loss,
     mean_dice,

@@ -15,7 +15,7 @@ from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.models.images import infer_shapes
 from torchcaps.models.output import Losses, ModelOutput
-from torchcaps.models.pixel_network import Masks, PixelLoss, PixelNetwork, cut_to, pad_to_multiple
+from torchcaps.models.segmentation import Masks, PixelLoss, PixelNetwork, cut_to, pad_to_multiple
 from torchcaps.nn import Capsules, ConvCapsules, DeconvCapsules, join_types
 from torchcaps.nn.convolutions import CONVOLUTIONS
 from torchcaps.nn.map_layer import MapLayer

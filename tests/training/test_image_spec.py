@@ -9,7 +9,7 @@ import pytest
 from torchcaps.analysis.calibration import Calibration
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError
-from torchcaps.image_spec import MAX_IMAGE_VALUES, ImageSpec
+from torchcaps.training.image_spec import MAX_IMAGE_VALUES, ImageSpec
 
 PLAIN = ImageSpec(in_shape=(1, 28, 28), class_names=("a", "b", "c"))
 FULL = dataclasses.replace(

@@ -11,7 +11,7 @@ from support import assert_close, assert_finite, assert_raises
 from torchcaps import create_model
 from torchcaps.errors import InputError
 from torchcaps.models import ModelOutput
-from torchcaps.models.pixel_network import PixelNetwork, cut_to, pad_to_multiple
+from torchcaps.models.segmentation import PixelNetwork, cut_to, pad_to_multiple
 from torchcaps.nn.segmentation import InstanceNorm
 from torchcaps.parts import PARTS
 
