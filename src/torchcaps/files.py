@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import stat
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -152,19 +153,39 @@ def require_file(path: Path, what: str = "file", name: str | None = None) -> Non
 
 
 @contextmanager
+def one_sentence(complaint: str, *, says_all: bool = False) -> Iterator[None]:
+    """Turn any error of a third-party reader into an InputError that begins with ``complaint``; hide its warnings.
+
+    Every call of a third-party reader is made inside it. No list of types says what a reader may raise: damaged files
+    cause any of them, and a panic of a reader in Rust is not even an ``Exception``.
+
+    Args:
+        complaint: Beginning of the error: the file, and what it should be.
+        says_all: Put ``complaint`` before an InputError too. False: such errors name the file and stay unchanged.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except BaseException as error:
+        is_whole = isinstance(error, InputError) and not says_all
+        if is_whole or isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+            raise
+        reason = f"it has no {error}" if isinstance(error, KeyError) else reason_of(error)
+        raise InputError(f"{complaint}: {reason}") from error
+
+
+@contextmanager
 def reading(path: str | Path, what: str) -> Iterator[None]:
-    """Turn any error of reading or parsing a file into an InputError.
+    """Turn any error of reading or parsing a file into an InputError; see `one_sentence`.
 
     Args:
         path: The file.
         what: Words for the file in error messages, such as "weights file".
     """
     require_file(Path(path), what)
-    try:
+    with one_sentence(f"{what} {path} is damaged or no {what}", says_all=True):
         yield
-    except Exception as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else reason_of(error)
-        raise InputError(f"{what} {path} is damaged or no {what}: {reason}") from error
 
 
 def read_text(path: str | Path, what: str) -> str:

@@ -1,5 +1,7 @@
 """Volumes in NIfTI files: read with turned axes and bounds, written back with the affine map of the image."""
 
+import gzip
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +166,77 @@ def test_predicted_masks_have_the_axes_of_their_volume(tmp_path: Path) -> None:
     assert image.get_array().shape[:2] == answer.get_array().shape[:2] == (4, 6)
     twice = MaskAnswers([path, tmp_path / "scan.nii.gz"], [], [], (), [volume, volume])
     assert_raises(InputError, twice.names, say="would both be scan.nii.gz; predict them separately")
+
+
+def with_bytes(path: Path, change: Any) -> Path:
+    """Write a file again after a change of its bytes, unpacked if it is gzipped."""
+    packed = path.suffix == ".gz"
+    whole = bytearray(gzip.decompress(path.read_bytes()) if packed else path.read_bytes())
+    contents = change(whole) or whole
+    path.write_bytes(gzip.compress(bytes(contents), mtime=0) if packed else bytes(contents))
+    return path
+
+
+def long_extension(whole: bytearray) -> None:
+    """Say that a header has an extension of 1 GiB."""
+    whole[108:112] = np.float32(2**30 + 352).tobytes()
+    whole[348:356] = bytes([1, 0, 0, 0]) + np.int32(2**30).tobytes()
+
+
+BEYOND: dict[str, tuple[Any, str]] = {
+    "trailing": (lambda whole: whole + b"more", "it goes on after its last voxel"),
+    "truncated": (lambda whole: whole[:-1], "it ends too early"),
+    "extension": (long_extension, "but extensions of its header may have 64 MiB"),
+    "no header": (lambda whole: b"\0" * len(whole), "it does not begin with the header of a NIfTI file"),
+    "axes that are no directions": (
+        lambda whole: whole.__setitem__(slice(280, 328), np.full(12, np.nan, "<f4").tobytes()),
+        "cannot be read as a NIfTI file",
+    ),
+}
+
+
+@pytest.mark.parametrize("suffix", ["nii", "nii.gz"])
+@pytest.mark.parametrize("name", BEYOND)
+def test_what_a_file_holds_beyond_its_voxels_is_refused(
+    tmp_path: Path, name: str, suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change, words = BEYOND[name]
+    path = with_bytes(save(tmp_path / f"a.{suffix}", np.arange(60, dtype=np.int16).reshape(3, 4, 5)), change)
+    tracemalloc.start()
+    try:
+        assert_raises(InputError, read_volume, path, say=words)
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_extensions_other_headers_and_wrong_suffixes_are_read(tmp_path: Path) -> None:
+    values = np.arange(60, dtype=np.int16).reshape(3, 4, 5)
+    image = nib.Nifti1Image(values, np.diag([1, 2, 3, 1.0]))
+    image.header.extensions.append(nib.nifti1.Nifti1Extension(6, b"a comment of a scanner"))
+    nib.save(image, tmp_path / "extended.nii")
+    nib.save(nib.Nifti2Image(values, image.affine), tmp_path / "two.nii.gz")
+    (tmp_path / "packed.nii").write_bytes((tmp_path / "two.nii.gz").read_bytes())
+    for name in ("extended.nii", "two.nii.gz", "packed.nii"):
+        assert np.array_equal(read_volume(tmp_path / name).values, values.T)
+        assert read_volume(tmp_path / name).spacing == (3.0, 2.0, 1.0)
+
+
+def test_a_flipped_bit_of_a_packed_volume_never_gives_other_voxels(tmp_path: Path) -> None:
+    random, path = np.random.default_rng(0), tmp_path / "a.nii.gz"
+    values = random.integers(-1000, 1000, (12, 14, 12)).astype(np.int16)
+    whole = save(path, values, np.diag([1, 2, 3, 1.0])).read_bytes()
+    outcomes = {"refused": 0, "same": 0}
+    for place in np.linspace(0, len(whole) - 1, 2003).astype(int):
+        bad = bytearray(whole)
+        bad[place] ^= 1 << int(random.integers(8))
+        path.write_bytes(bad)
+        try:
+            read = read_volume(path).values
+        except InputError:
+            outcomes["refused"] += 1
+        else:  # the bit lies in the name or the time that gzip keeps
+            assert np.array_equal(read, values.T)
+            outcomes["same"] += 1
+    assert outcomes["refused"] > 1980

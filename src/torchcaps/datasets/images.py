@@ -13,9 +13,8 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from torchcaps.datasets.preparation import Preparation, Prepared, prepare_image, resized
-from torchcaps.datasets.reading import one_sentence
 from torchcaps.errors import InputError
-from torchcaps.files import require_file
+from torchcaps.files import one_sentence, require_file
 from torchcaps.ranges import image_shape, is_number
 
 Fit = Literal["pad", "stretch"]

@@ -11,9 +11,8 @@ from jaxtyping import UInt, UInt8
 from PIL import Image, ImageColor, UnidentifiedImageError
 
 from torchcaps.datasets.images import check_size
-from torchcaps.datasets.reading import one_sentence
 from torchcaps.errors import InputError, shown
-from torchcaps.files import read_text
+from torchcaps.files import one_sentence, read_text
 from torchcaps.ranges import IGNORED
 
 MAX_COLOURS = 64

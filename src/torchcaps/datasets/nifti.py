@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,9 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from torchcaps.datasets.images import is_hidden
-from torchcaps.errors import InputError, install, reason_of
-from torchcaps.files import atomic_path, require_file
+from torchcaps.datasets.reading import unpacked
+from torchcaps.errors import InputError, install
+from torchcaps.files import atomic_path, one_sentence, require_file
 from torchcaps.machine import check_memory
 
 SUFFIXES = (".nii", ".nii.gz")
@@ -23,6 +22,8 @@ RANGE = (0.5, 99.5)
 """Percentiles of a volume that become 0 and 1, if no range is given."""
 MAX_SIDE = 2048
 """Largest side of a volume, voxels."""
+MAX_EXTENSION_BYTES = 64 * 2**20
+"""Bytes between the header and the voxels of a file that are read, at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +33,7 @@ class Volume:
     Args:
         values: Numbers of the voxels.
         spacing: Distances of neighbouring voxels along the axes, usually in mm.
-        source: Image of nibabel, in the file's own order of axes.
+        source: Image of nibabel in the file's own order of axes, with its header and affine map but without voxels.
     """
 
     values: Float[np.ndarray, "D H W"]
@@ -70,31 +71,53 @@ def import_nibabel() -> Any:
 
 
 def read_volume(path: Path) -> Volume:
-    """Read a NIfTI file of one volume. The size in its header is checked before the voxels are read.
+    """Read a NIfTI file of one volume, gzipped or not. The sizes in its header are checked before more is read.
 
     Raises:
-        InputError: nibabel or the file is missing, the file is damaged, or it holds several volumes or too large ones.
+        InputError: nibabel or the file is missing, the file is damaged, it goes on after its last voxel, or it holds
+            several volumes or too large ones.
     """
     nib = import_nibabel()
     require_file(path, "NIfTI file")
-    with _one_sentence(path, nib):
-        image = nib.load(path)
-        shape = tuple(map(int, image.shape))
-    while len(shape) > 3 and shape[-1] == 1:
-        shape = shape[:-1]
-    if len(shape) != 3:
-        axes = {4: f"four-dimensional (T, {shape[-1]} volumes)"}.get(len(shape), f"an array of the shape {shape}")
-        raise InputError(f"{path.name} is {axes}; give one volume a file")
-    if not all(1 <= side <= MAX_SIDE for side in shape):
-        raise InputError(f"{path} has sides of {shape} voxels, but 1 to {MAX_SIDE} can be read")
-    check_memory(2 * 8 * math.prod(shape), f"the voxels of {path}")
-    with _one_sentence(path, nib):
+    with one_sentence(f"{path} cannot be read as a NIfTI file"), nib.imageglobals.LoggingOutputSuppressor():
+        image = _read_image(path, nib)
         body = nib.as_closest_canonical(image)
         values = np.asanyarray(body.dataobj).reshape(body.shape[:3]).T
         spacing = tuple(float(each) for each in body.header.get_zooms()[:3])[::-1]
+        source = nib.Nifti1Image(np.broadcast_to(np.uint8(0), image.shape), image.affine, image.header)
     if values.dtype.kind not in "iuf" or not np.isfinite(values).all():
         raise InputError(f"{path} has voxels that are no finite numbers")
-    return Volume(values, spacing, image)
+    return Volume(values, spacing, source)
+
+
+def _read_image(path: Path, nib: Any) -> Any:
+    """Return nibabel's image of a file, whose bytes were all read, up to a checksum at their end."""
+    with unpacked(path) as file:
+        start = file.read(4)
+        sizes = {size: kind for kind, size in ((nib.Nifti1Image, 348), (nib.Nifti2Image, 540))}
+        size = next((each for each in sizes if start in (each.to_bytes(4, "little"), each.to_bytes(4, "big"))), None)
+        if size is None:
+            raise ValueError("it does not begin with the header of a NIfTI file")
+        start += file.read(size - 4)
+        header = sizes[size].header_class(start)
+        shape = tuple(map(int, header.get_data_shape()))
+        while len(shape) > 3 and shape[-1] == 1:
+            shape = shape[:-1]
+        if len(shape) != 3:
+            axes = {4: f"four-dimensional (T, {shape[-1]} volumes)"}.get(len(shape), f"an array of the shape {shape}")
+            raise InputError(f"{path.name} is {axes}; give one volume a file")
+        if not all(1 <= side <= MAX_SIDE for side in shape):
+            raise InputError(f"{path} has sides of {shape} voxels, but 1 to {MAX_SIDE} can be read")
+        first = int(header.get_data_offset())
+        if first > size + MAX_EXTENSION_BYTES:
+            limit = MAX_EXTENSION_BYTES // 2**20
+            raise ValueError(f"its voxels begin at byte {first}, but extensions of its header may have {limit} MiB")
+        check_memory(3 * 8 * math.prod(shape), f"the voxels of {path}")
+        end = first + math.prod(shape) * header.get_data_dtype().itemsize
+        contents = start + file.read(end - size + 1)
+    if len(contents) != end:
+        raise ValueError("it ends too early" if len(contents) < end else "it goes on after its last voxel")
+    return sizes[size].from_bytes(contents)
 
 
 def to_uint8(values: Float[np.ndarray, "..."], scale: tuple[float, float] | None) -> UInt8[np.ndarray, "..."]:
@@ -107,13 +130,3 @@ def to_uint8(values: Float[np.ndarray, "..."], scale: tuple[float, float] | None
     low, high = np.percentile(values, RANGE) if scale is None else scale
     shares = (values.astype(np.float32) - low) / max(high - low, np.finfo(np.float32).tiny)
     return (shares.clip(0, 1) * 255).round().astype(np.uint8)
-
-
-@contextmanager
-def _one_sentence(path: Path, nib: Any) -> Iterator[None]:
-    """Turn nibabel's errors about a file into an InputError of one sentence."""
-    broken = (nib.filebasedimages.ImageFileError, nib.spatialimages.HeaderDataError, OSError, EOFError, ValueError)
-    try:
-        yield
-    except broken as error:
-        raise InputError(f"{path} cannot be read as a NIfTI file: {reason_of(error)}") from None

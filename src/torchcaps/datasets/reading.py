@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import gzip
 import math
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from jaxtyping import Shaped
 from numpy.typing import DTypeLike
 
-from torchcaps.errors import InputError, reason_of
-from torchcaps.files import require_file
+from torchcaps.files import one_sentence, require_file
 
 
 @contextmanager
-def one_sentence(complaint: str) -> Iterator[None]:
-    """Turn any error of a third-party reader into an InputError that begins with ``complaint``; hide its warnings."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except InputError:
-        raise
-    except Exception as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else reason_of(error)
-        raise InputError(f"{complaint}: {reason}") from error
+def unpacked(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
+    """Open a file to read its bytes, gzipped or not; its first bytes decide, not its name.
+
+    The checksum of a gzipped file is compared when a byte after its last one is read.
+    """
+    require_file(path)
+    with path.open("rb") as file:
+        if file.peek(2)[:2] != b"\x1f\x8b":
+            yield file
+            return
+        with gzip.GzipFile(fileobj=file) as contents:
+            yield contents
 
 
 def read_binary(
@@ -50,13 +49,9 @@ def read_binary(
     Raises:
         InputError: The file is missing, truncated, corrupt or not the expected one.
     """
-    require_file(path)
     size = len(header) + math.prod(shape) * np.dtype(dtype).itemsize
-    with one_sentence(f"{path} is not {what}, or it is truncated or corrupt"), path.open("rb") as file:
-        zipped = file.peek(2)[:2] == b"\x1f\x8b"
-        contents = (gzip.GzipFile(fileobj=file) if zipped else file).read(
-            size + 1
-        )  # +1, so that gzip checks its checksum
+    with one_sentence(f"{path} is not {what}, or it is truncated or corrupt"), unpacked(path) as file:
+        contents = file.read(size + 1)  # +1, so that gzip checks its checksum
         begin = contents[: len(header)]
         if begin != header[: len(begin)]:
             raise ValueError(f"it begins with the bytes {begin.hex(' ')} instead of {header.hex(' ')}")

@@ -25,6 +25,7 @@ from torchcaps.errors import InputError
 from torchcaps.explorer.learning import Learning
 from torchcaps.explorer.questions import MAX_QUESTION_BYTES, Questions
 from torchcaps.explorer.state import Explorer
+from torchcaps.files import one_sentence
 
 HOST, PORT = "127.0.0.1", 7860
 """Default address of the page; another port is used if this one is taken."""
@@ -166,9 +167,10 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         with self.server.answering:
             try:
-                question = json.loads(body)
-            except (ValueError, RecursionError):
-                return self.refuse(400, "The question is not valid JSON.")
+                with one_sentence("The question is not valid JSON"):
+                    question = json.loads(body)
+            except InputError as error:
+                return self.refuse(400, f"{error}.")
             answer = self.server.questions.answer(self.path.removeprefix("/ask/"), question)
         return self.send(200, answer.encode(), "application/json")
 

@@ -9,6 +9,7 @@ from typing import Self
 
 from torchcaps._version import __version__
 from torchcaps.errors import InputError, shown
+from torchcaps.files import one_sentence
 from torchcaps.training.image_spec import ImageSpec
 
 ENTRY = "torchcaps"
@@ -43,10 +44,8 @@ class Description(ImageSpec):
         """
         if ENTRY not in metadata:
             raise InputError(f"it has no entry {ENTRY}")
-        try:
+        with one_sentence(f"its entry {ENTRY} is not valid JSON"):
             values = json.loads(metadata[ENTRY])
-        except (ValueError, RecursionError):  # invalid JSON, numbers of thousands of digits, or lists nested too deep
-            raise InputError(f"its entry {ENTRY} is not valid JSON") from None
         if not isinstance(values, dict):
             raise InputError(f"its entry {ENTRY} is not the description of a network")
         try:

@@ -8,9 +8,9 @@ import torch
 
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, pad_sequences
-from torchcaps.datasets.reading import one_sentence
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.errors import InputError, install, reason_of
+from torchcaps.files import one_sentence
 
 
 @register_dataset(

@@ -15,12 +15,11 @@ from torchcaps.datasets.affine import cut_windows, inverse_maps, linear_maps, wa
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.preparation import Preparation
-from torchcaps.datasets.reading import one_sentence
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.sources.mnist import DIGITS, MADE_OF_MNIST, read_mnist
 from torchcaps.datasets.sources.source import data_folders
-from torchcaps.files import require_file
+from torchcaps.files import one_sentence, require_file
 
 MARGIN = 6  # pixels of zeros around a digit, and its largest shift in each direction
 SIDE = 28 + 2 * MARGIN  # height and width of the images

@@ -15,6 +15,7 @@ from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.reading import read_binary
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.source import Source
+from torchcaps.files import one_sentence
 
 _ARCHIVE, _FOLDER = "cifar-10-binary.tar.gz", "cifar-10-batches-bin"
 _FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
@@ -54,7 +55,7 @@ def load_cifar10(request: DataRequest) -> Splits:
         files = [read_binary(place / name, f"CIFAR-10's {name}", b"", form) for name in _FILES]
     else:
         SOURCE.verify(place)
-        with tarfile.open(place) as archive:
+        with one_sentence(f"{place} is not CIFAR-10's"), tarfile.open(place) as archive:
             members = [archive.extractfile(f"{_FOLDER}/{name}") for name in _FILES]
             files = [np.frombuffer(file.read(), np.uint8).reshape(form) for file in members if file]
     train, test = (torch.tensor(each) for each in (np.concatenate(files[:-1]), files[-1]))

@@ -14,11 +14,10 @@ from torch import Tensor
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, pad_sequences
 from torchcaps.datasets.pixels import Scale, channels_first, scale_pixels, to_bytes
-from torchcaps.datasets.reading import one_sentence
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.segmentation_folder import to_set
 from torchcaps.errors import InputError, shown
-from torchcaps.files import require_file
+from torchcaps.files import one_sentence, require_file
 from torchcaps.machine import check_memory
 from torchcaps.tasks import Task, find_task, guess_task
 from torchcaps.words import counted, each_of

@@ -8,6 +8,7 @@ from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.source import Source
+from torchcaps.files import one_sentence
 
 SOURCE = Source(
     name="svhn",
@@ -43,7 +44,8 @@ def load_svhn(request: DataRequest) -> Splits:
     sets = []
     for path in SOURCE.paths(request).values():
         SOURCE.verify(path)
-        variables = loadmat(path, variable_names=["X", "y"])
+        with one_sentence(f"{path} is not SVHN's"):
+            variables = loadmat(path, variable_names=["X", "y"])
         images = torch.from_numpy(variables["X"]).permute(3, 2, 0, 1).contiguous()
         sets.append(ImageSet(images, torch.from_numpy(variables["y"][:, 0]).long() % 10))
     train, test = sets

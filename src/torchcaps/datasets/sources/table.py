@@ -17,7 +17,7 @@ from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.sources.folder import PARTS, read_files, to_image_set
 from torchcaps.errors import InputError, shown
-from torchcaps.files import read_text, require_file
+from torchcaps.files import one_sentence, read_text, require_file
 from torchcaps.tasks import Task, find_task, guess_task
 from torchcaps.words import counted
 
@@ -100,11 +100,16 @@ def _read_table(path: Path) -> Table:
         raise InputError(f"{path} is no table, because it contains the character NUL")
     first = text.partition("\n")[0]
     delimiter = max((",", ";", "\t"), key=first.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    try:
-        rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
-    except csv.Error as error:
-        raise InputError(f"{path}, line {reader.line_num} is no line of a table: {error}") from None
+    rows, line = list[tuple[int, list[str]]](), 0
+    with one_sentence(f"{path} is no table"):
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    cells: list[str] | None = []
+    while cells is not None:
+        with one_sentence(f"{path}, line {line + 1} is no line of a table"):
+            cells = next(reader, None)
+        line = reader.line_num
+        if cells is not None and any(map(str.strip, cells)):
+            rows.append((line, [cell.strip() for cell in cells]))
     if len(rows) < 2:
         raise InputError(f"{path} must have a line with the names of the columns, and a line for each image")
     header = rows[0][1]
