@@ -25,16 +25,26 @@ PAGES = {
     "CODE_OF_CONDUCT.md": "code-of-conduct.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
-    "experiments/results/README.md": "recorded-runs.md",
     "src/torchcaps/explorer/page/playground.css": "assets/playground.css",
     "src/torchcaps/explorer/page/playground.js": "assets/playground.js",
-    "src/torchcaps/ops/convolution/README.md": "convolution.md",
-    "src/torchcaps/ops/fused/README.md": "derivation.md",
 }
+#: Addresses of the site that other sites may link to, and where their text is now.
+MOVED = {
+    "against-the-sources": "networks.html#compared-with",
+    "what-did-not-work": "paper.html#ten-lessons",
+}
+STUB = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>Moved</title>
+<meta http-equiv="refresh" content="0; url={target}">
+<link rel="canonical" href="{target}">
+<p>This page is now <a href="{target}">here</a>.</p>
+</html>
+"""
 #: Factors on the rank of a page in the search: pages that explain come first, pages that list or derive last.
 SEARCH_BOOST = dict.fromkeys(("capsules.md", "course.md", "glossary.md", "lesson.md", "routing.md"), 2.0)
-SEARCH_BOOST |= dict.fromkeys(("changelog.md", "convolution.md", "derivation.md", "recorded-runs.md"), 0.3)
-SEARCH_BOOST |= {"api/": 0.3, "lesson-answers.md": 0.3}
+SEARCH_BOOST |= dict.fromkeys(("api/", "changelog.md", "lesson-answers.md"), 0.3)
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 #: A link with all that it holds, or a picture that is in no link.
@@ -57,12 +67,15 @@ def on_nav(nav: Navigation, **_: Any) -> None:
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Write the explorer's page, which runs in the visitor's browser, to ``try/``."""
+    """Write the explorer's page, which runs in the visitor's browser, to ``try/``, and a page for each old address."""
     from torchcaps.explorer import open_explorer, write_page
     from torchcaps.models.pretrained import SHIPPED
     from torchcaps.training import load_run
 
-    write_page(open_explorer(load_run(SHIPPED["compact"])), Path(config.site_dir) / "try")
+    site = Path(config.site_dir)
+    write_page(open_explorer(load_run(SHIPPED["compact"])), site / "try")
+    for page, target in MOVED.items():
+        (site / f"{page}.html").write_text(STUB.format(target=target), encoding="utf-8")
 
 
 def on_post_page(output: str, **_: Any) -> str:
@@ -70,16 +83,17 @@ def on_post_page(output: str, **_: Any) -> str:
     return output.replace('data-md-component="source"', "")
 
 
-def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Turn links between files into links between pages, and rank the page for the search."""
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
+    """Turn links between files into links between pages or to the repository, and rank the page for the search."""
     here = page.file.src_uri
     page.meta["search"] = {"boost": SEARCH_BOOST.get("api/" if here.startswith("api/") else here, 1.0)}
     origin = next((source for source, target in PAGES.items() if target == here), f"docs/{here}")
 
     def site_link(link: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(origin), link[1]))
-        target = PAGES.get(target, target.removeprefix("docs/"))
-        return posixpath.relpath(target, posixpath.dirname(here) or ".")
+        if target not in PAGES and not target.startswith("docs/"):
+            return f"{config.repo_url}/blob/main/{target}"
+        return posixpath.relpath(PAGES.get(target, target.removeprefix("docs/")), posixpath.dirname(here) or ".")
 
     return LINK.sub(site_link, markdown)
 

@@ -24,7 +24,7 @@ import yaml
 from experiments.audit import Audit
 from experiments.leaderboard import boards
 from experiments.page import TESTS, Page
-from experiments.paper import FIGURES, Records, citations
+from experiments.paper import EQUAL, FIGURES, Records, bibliography, software
 from experiments.store import RESULTS
 from experiments.zoo import HEADS
 from torchcaps.analysis import save_figure
@@ -50,8 +50,9 @@ def values(results: Path) -> dict[str, Any]:
         "heads": HEADS,
         "tests": TESTS,
         "records": Records(page, read_lines(results / "sources.jsonl"), read_lines(results / "speed.jsonl")),
+        "equal": EQUAL,
         "citation": citation,
-        "references": citations(citation),
+        "own": software(citation),
     }
 
 
@@ -64,11 +65,12 @@ def render(template: str, given: Mapping[str, Any]) -> str:
 
 
 def write_pages(results: Path, docs: Path) -> list[Path]:
-    """Write the pages into a folder and the figures into ``images`` in it; return the paths."""
+    """Write the pages and references.bib into a folder and the figures into ``images`` in it; return the paths."""
     given = values(results)
     written = [docs / f"{name}.md" for name in PAGES]
     for name, path in zip(PAGES, written, strict=True):
         write_text(path, render(name, given))
+    write_text(docs / "references.bib", bibliography(given["citation"]))
     figures = [save_figure(draw(given), docs / "images" / f"paper-{name}.png") for name, draw in FIGURES.items()]
     return [*written, *figures]
 

@@ -1,4 +1,4 @@
-"""The figures of docs/paper.md, and its numbers that are not those of runs."""
+"""The figures of docs/paper.md, its numbers that are not those of runs, and the BibTeX of all papers."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ RATIOS = {
     "class layer, forward and backward": "routing, forward + backward, full: naive ÷ torchcaps",
 }
 COMPILED = "step, full: einsum (compiled) ÷ torchcaps", "step, full: naive (compiled) ÷ torchcaps"
+#: Presets that ran beside the whole code of their sources.
+EQUAL = ("sabour2017-code", "tf-notebook", "torch-tutorial")
 ISAS = {"avx2": "AVX2", "avx512": "AVX-512"}
 
 
@@ -34,9 +36,9 @@ class Records:
     def __init__(self, page: Page, sources: Sequence[Mapping[str, Any]], speed: Sequence[Mapping[str, Any]]) -> None:
         self.page, self.sources, self.speed = page, sources, speed
 
-    def comparisons(self, precision: str = "") -> int:
-        """Return the number of comparisons with the sources' code, in one precision or in both."""
-        return sum(line["comparisons"] for line in self.sources if precision in line["precision"])
+    def comparisons(self, *presets: str) -> int:
+        """Return the number of comparisons of presets with their sources, in both precisions."""
+        return sum(line["comparisons"] for line in self.sources if line["preset"] in presets)
 
     def largest(self, precision: str, but: str = "") -> str:
         """Format the largest difference from a source, without one preset."""
@@ -150,37 +152,34 @@ Draw = Callable[[Mapping[str, Any]], Figure]
 FIGURES: dict[str, Draw] = {"audit": draw_audit, "heads": draw_heads, "sources": draw_sources, "speed": draw_speed}
 
 
-def citations(citation: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return purpose, title and BibTeX of each reference of CITATION.cff."""
-    return [
-        {
-            "note": str(each["notes"]),
-            "title": str(each["title"]),
-            "year": str(each["year"]),
-            "authors": _short_authors(each["authors"]),
-            "bibtex": "\n".join(_bibtex(each)),
-        }
-        for each in citation["references"]
-    ]
+def software(citation: Mapping[str, Any]) -> str:
+    """Return the BibTeX of torchcaps."""
+    lines = {
+        "title": citation["title"],
+        "author": f"{{{citation['authors'][0]['name']}}}",
+        "year": 2026,
+        "version": citation["version"],
+        "url": citation["repository-code"],
+    }
+    return "\n".join(["@software{torchcaps,", *(f"  {key} = {{{value}}}," for key, value in lines.items()), "}"])
+
+
+def bibliography(citation: Mapping[str, Any]) -> str:
+    """Return the BibTeX of torchcaps and of each paper that CITATION.cff refers to."""
+    papers = (
+        f"% {each['notes']}\n" + "\n".join(_bibtex(each))
+        for each in sorted(citation["references"], key=lambda each: int(each["year"]))
+    )
+    return "\n\n".join([software(citation), *papers]) + "\n"
 
 
 def _bibtex(reference: Mapping[str, Any]) -> Iterator[str]:
-    names = [_name(each) for each in reference["authors"]]
-    first = re.sub(r"\W", "", reference["authors"][0].get("family-names", names[0])).lower()
-    yield f"@article{{{first}{reference['year']}{reference['title'].split()[0].lower()},"
+    names = [f"{each['family-names']}, {each['given-names']}" for each in reference["authors"]]
+    first, word = reference["authors"][0]["family-names"], reference["title"].split()[0]
+    key = re.sub(r"\W", "", f"{first}{reference['year']}{word}").lower()
+    yield f"@article{{{key},"
     yield f"  title = {{{reference['title']}}},"
     yield f"  author = {{{' and '.join(names)}}},"
     yield f"  year = {{{reference['year']}}},"
-    yield from (f"  {key} = {{{reference[key]}}}," for key in ("journal", "doi", "url") if key in reference)
+    yield from (f"  {field} = {{{reference[field]}}}," for field in ("journal", "doi", "url") if field in reference)
     yield "}"
-
-
-def _name(author: Mapping[str, str]) -> str:
-    if "family-names" in author:
-        return f"{author['family-names']}, {author['given-names']}"
-    return "others" if author["name"] == "and others" else author["name"]
-
-
-def _short_authors(authors: Sequence[Mapping[str, str]]) -> str:
-    first = authors[0]["family-names"]
-    return first if len(authors) == 1 else f"{first} and others"

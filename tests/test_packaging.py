@@ -15,11 +15,14 @@ from torchcaps.parts import PARTS
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 ADDRESS = PROJECT["project"]["urls"]["Repository"]
-LINK = re.compile(r"(!?)\[[^\]]*\]\(([^)\s]+)\)")
+LINK = re.compile(r"(!?)\[[^\[\]]*\]\(([^)\s]+)\)")
 
 
 def test_version_changelog_and_citation_agree() -> None:
-    """The version is the newest release; one in development comes after it, under the heading Unreleased."""
+    """The version is the newest release; one in development comes after it, under the heading Unreleased.
+
+    The citation has the version of the code beside it, and a date if this version was released.
+    """
     changelog, citation = ((ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "CITATION.cff"))
     headings = re.findall(r"^## (\S+)(?: – (\S+))?$", changelog, re.MULTILINE)
     released = [heading for heading in headings if heading[0] != "Unreleased"]
@@ -27,7 +30,8 @@ def test_version_changelog_and_citation_agree() -> None:
     assert (headings[0][0] == "Unreleased") == version.is_devrelease
     assert version > Version(released[0][0]) if version.is_devrelease else str(version) == released[0][0]
     cited = dict(re.findall(r"^([\w-]+): (\S+)$", citation, re.MULTILINE))
-    assert (cited["version"], cited["date-released"]) == released[0]
+    assert cited["version"] == torchcaps.__version__
+    assert cited.get("date-released") == (None if version.is_devrelease else released[0][1])
     assert f'repository-code: "{ADDRESS}"\n' in citation
 
 

@@ -89,5 +89,17 @@ def test_every_call_on_a_page_parses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_page_of_commands_shows_every_one_and_the_readme_is_short() -> None:
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     assert {call.split()[0] for call in calls_in(page)} == set(COMMANDS)
-    assert len(README.split()) <= 450
+    assert len(README.split()) <= 480
     assert calls_in(README)
+
+
+def test_the_two_commands_of_the_readme_are_whole_and_none_of_their_lines_hides_a_step() -> None:
+    """Each is one shell command, which a reader sees at the width of a page on GitHub."""
+    install, contribute = bash_blocks(README)
+    programs = [[words[0] for words in commands_in(block)] for block in (install, contribute)]
+    assert programs == [["python3", "pip", "torchcaps"], ["python3", "pip", "ruff", "ruff", "mypy", "pytest"]]
+    for block in (install, contribute):
+        lines = block.splitlines()
+        assert len(lines) == 4
+        assert all(line.endswith(" \\") for line in lines[:-1])
+        assert max(map(len, lines)) <= 100

@@ -10,7 +10,7 @@ import pytest
 from experiments.audit import KINDS, Audit
 from experiments.page import TESTS, Page
 from experiments.pages import PAGES, main, values
-from experiments.paper import FIGURES
+from experiments.paper import EQUAL, FIGURES
 from experiments.store import RESULTS
 from experiments.zoo import HEADS
 from torchcaps.testing.mistakes import LOOKS
@@ -28,6 +28,8 @@ def test_the_committed_pages_are_what_the_records_give(tmp_path: Path) -> None:
         assert (tmp_path / f"{name}.md").read_text(encoding="utf-8") == committed, (
             "write it: python experiments/pages.py"
         )
+    bibliography = (ROOT / "docs" / "references.bib").read_text(encoding="utf-8")
+    assert (tmp_path / "references.bib").read_text(encoding="utf-8") == bibliography
     text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
     for name in FIGURES:
         assert f"(images/paper-{name}.png)" in text
@@ -93,7 +95,7 @@ def test_a_board_shows_mean_and_deviation_of_both_epochs() -> None:
 
 
 def test_the_numbers_of_the_sources_are_those_of_their_page() -> None:
-    text = (ROOT / "docs/against-the-sources.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/networks.md").read_text(encoding="utf-8")
     shown = [
         re.findall(r"\d\.\de-\d+", row.split("(")[0])
         for row in text.splitlines()
@@ -110,11 +112,33 @@ def test_the_page_about_pixels_has_the_table_of_the_results() -> None:
         assert table in (ROOT / f"docs/{name}.md").read_text(encoding="utf-8"), f"copy it into docs/{name}.md"
 
 
+def test_the_readme_has_the_numbers_of_the_records() -> None:
+    """Of the audit, of the comparisons with sources, of MNIST and of a step beside common code."""
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    audit, records = GIVEN["audit"], GIVEN["records"]
+    assert f"{audit.wrong} of {audit.number} public capsule implementations" in readme
+    for number, presets in (("{} comparisons", EQUAL), ("({})", ["torch-notebook"]), ("({})", ["keras-tutorial"])):
+        assert number.format(records.comparisons(*presets)) in readme
+    page = GIVEN["page"]
+    accuracies = {f"{100 - float(page.error(row).split()[0]):.2f}" for row in ("mnist/compact", "mnist/cnn-twin-long")}
+    assert all(f"{accuracy} ± 0.03 %" in readme for accuracy in accuracies)
+    ratios = [records.ratio("step, full: naive ÷ torchcaps", isa) for isa in ("avx2", "avx512")]
+    assert all(5 <= ratio < 6.5 for ratio in ratios), "takes a fifth to a sixth of the time"
+    assert f"{records.compiled().split()[0]} times faster" in readme
+
+
+def test_the_presets_that_equal_their_sources_are_those_of_the_table() -> None:
+    table = (ROOT / "docs/networks.md").read_text(encoding="utf-8").partition("## Compared with")[2]
+    assert set(re.findall(r"^\| `([\w-]+)` \| original code \|", table, re.MULTILINE)) == set(EQUAL)
+
+
 def test_each_paper_has_bibtex_and_ours_is_that_of_the_citation_file() -> None:
-    text = (ROOT / "docs/paper.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/references.bib").read_text(encoding="utf-8")
     citation = GIVEN["citation"]
     for words in (citation["title"], f"version = {{{citation['version']}}}", citation["repository-code"]):
         assert words in text
-    keys = re.findall(r"^@article\{(\S+),$", text, re.MULTILINE)
+        assert words in (ROOT / "docs/paper.md").read_text(encoding="utf-8")
+    keys = re.findall(r"^@article\{([a-z]+\d{4}[a-z]+),$", text, re.MULTILINE)
     assert len(set(keys)) == len(keys) == len(citation["references"])
+    assert "others" not in text
     assert text.count("{") == text.count("}")

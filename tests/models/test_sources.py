@@ -216,8 +216,9 @@ def test_24_steps_of_a_preset_follow_its_source(name: str) -> None:
 
 
 def test_the_page_says_of_every_preset_what_it_was_compared_with() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "against-the-sources.md").read_text(encoding="utf-8")
-    rows = [line.split("|")[1:3] for line in page.partition("\n## ")[0].splitlines() if line.startswith("| `")]
+    page = (Path(__file__).parents[2] / "docs" / "networks.md").read_text(encoding="utf-8")
+    table = page.partition("## Compared with")[2].partition("*Original code* ran")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
     kinds = {name: kind.strip() for names, kind in rows for name in re.findall(r"`([^`]+)`", names)}
     every = {"original code", "original code in part", "rewriting", "the paper's numbers", "nothing"}
     assert set(kinds.values()) <= every

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from torchcaps.models import Network
 
+NOTHING = "–"
+"""Text of a result that is not known."""
 REFERENCE = "sabour2017"
 """Preset to compare with if a preset is no variant of another."""
 PAPER = re.compile(r"([\w ]+)[,:].*?\b(\d{4})\b")
@@ -47,7 +49,7 @@ def presets(
     figure: Annotated[Figure, "Draw the layers of PRESET, with their sizes, to this file, .png, .pdf or .svg."] = None,
     json: Json = False,
 ) -> None:
-    """List the published networks: source, number of parameters, and published test error.
+    """List the published networks and our own: source, number of parameters, and test error.
 
     With PRESET, show one network in full: its layers, with shapes and parameters, and all options.
     """
@@ -87,6 +89,20 @@ class Described(Result):
         return (total if self.preset.network.get("decoder") else None), total - decoder
 
     @property
+    def is_own(self) -> bool:
+        """True for a network of torchcaps, whose result was measured here."""
+        return self.preset.source.startswith("torchcaps")
+
+    @property
+    def results(self) -> dict[str, str]:
+        """Return the result that the source reports, and the one that was measured here."""
+        return {
+            "published": NOTHING,
+            "measured": NOTHING,
+            "measured" if self.is_own else "published": self.preset.published,
+        }
+
+    @property
     def recipe(self) -> Recipe:
         """Return the recipe with the preset's values."""
         return Recipe().replace(self.preset.recipe)
@@ -96,8 +112,9 @@ class Described(Result):
         from torchcaps.analysis import list_layers
 
         preset, (with_decoder, without) = self.preset, self.parameters
-        about = ("name", "description", "source", "published", "data", "in_shape", "num_classes")
+        about = ("name", "description", "source", "data", "in_shape", "num_classes")
         return {name: getattr(preset, name) for name in about} | {
+            **self.results,
             "variant_of": preset.base,
             "parameters": {"with_decoder": with_decoder, "without_decoder": without},
             "layers": [dataclasses.asdict(layer) for layer in list_layers(self.planned)],
@@ -109,7 +126,8 @@ class Described(Result):
         """Yield tables of its source, its layers, and the options of each part, of the recipe and of a run."""
         preset, recipe, (with_decoder, without) = self.preset, self.recipe, self.parameters
         counts = f"{without:,}" if with_decoder is None else f"{with_decoder:,}, {without:,} without the decoder"
-        about = [("What", preset.description), ("Source", preset.source), ("Published", preset.published)]
+        about = [("What", preset.description), ("Source", preset.source)]
+        about += [(name.capitalize(), result) for name, result in self.results.items() if result != NOTHING]
         about.append(("Data", f"{preset.data}, {by(preset.in_shape)} in {preset.num_classes} classes"))
         yield Table([*about, ("Parameters", counts)], title=preset.name)
         yield self._layers()
@@ -139,22 +157,26 @@ class Described(Result):
 
 
 def listing(presets: Sequence[Described]) -> Table:
-    """Return a table of presets: source, size, and the test error that the source reports."""
+    """Return a table of presets: source, size, and the test error that the source reports or that was measured here."""
     rows = []
     for each in presets:
         with_decoder, without = each.parameters
         error = ""
         if result := RESULT.match(each.preset.published):
             percent = float(result[1]) if result[2] == "error" else 100 - float(result[1])
-            error = f"{round(percent, 2)} % ({each.preset.data})"
+            error = f"{round(percent, 2)} % ({each.preset.data}){' *' * each.is_own}"
         rows.append((each.preset.name, cited(each.preset.source), f"{with_decoder or without:,}", error))
-    notes = "To see one in full: torchcaps presets PRESET", "To see how they differ: torchcaps presets --diff"
+    notes = (
+        "To see one in full: torchcaps presets PRESET",
+        "To see how they differ: torchcaps presets --diff",
+        "Test errors are those that the sources report; * was measured with torchcaps.",
+    )
     return Table(rows, ("Networks", "source", "parameters", "test error"), text_columns=2, note=notes)
 
 
 def cited(source: str) -> str:
     """Shorten a source to the first author and the year, or to the text before its first comma or colon."""
-    paper = PAPER.match(source)
+    paper = None if source.startswith("torchcaps") else PAPER.match(source)
     return f"{paper[1]} {paper[2]}" if paper else re.split("[,:]", source)[0]
 
 

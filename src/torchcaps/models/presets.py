@@ -696,7 +696,7 @@ register_preset(
     "unet-twin",
     "A U-Net of four levels with as many parameters as segcaps, within 3 %: two 3×3 convolutions a level, instance "
     "normalisation, skips. With parameters_of it is the twin of another network for pixels.",
-    source="torchcaps: Ronneberger, Fischer, Brox 2015, arXiv:1505.04597, with instance normalisation",
+    source="torchcaps: the U-Net of Ronneberger, Fischer and Brox 2015 (arXiv:1505.04597), with instance normalisation",
     network={"name": "unet", "parameters_of": "segcaps"},
     recipe={"epochs": 200, "batch_size": 1, "learning_rate": 1e-3},
     data="multimnist-pixels", in_shape=(1, 36, 36), num_classes=11,
