@@ -47,16 +47,16 @@ def test_fgsm_moves_every_pixel_along_the_gradient(network, images: ImageSet) ->
 
 def test_fgsm_by_hand() -> None:
     """A network of one dense layer: its logit of class j is the pixel j."""
-    model = create_model("baseline-cnn", (1, 1, 3), 3, channels=(1,), kernel=1, hidden=(), dropout=0.0).eval()
+    model = create_model("baseline-cnn", (1, 3, 1), 3, channels=(1,), kernel=1, hidden=(), dropout=0.0).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
         model.convs[0].weight.fill_(1)
         model.classify.weight.copy_(torch.eye(3))
-    image, label = torch.tensor([[[[0.5, 0.4, 0.05]]]]), torch.tensor([0])
+    image, label = torch.tensor([0.5, 0.4, 0.05]).view(1, 1, 3, 1), torch.tensor([0])
     assert_close(attack(model, image, label, 0.1).flatten(), [0.4, 0.5, 0.15])  # the right pixel down, the others up
     assert_close(attack(model, image, label, 0.1, goal="scores").flatten(), [0.4, 0.5, 0.05])  # only the best wrong
-    bright = attack(model, torch.tensor([[[[0.0, 0.95, 1.0]]]]), label, 0.1).flatten()
+    bright = attack(model, torch.tensor([0.0, 0.95, 1.0]).view(1, 1, 3, 1), label, 0.1).flatten()
     assert_close(bright, [0.0, 1.0, 1.0])  # pixels stay pixels
 
 

@@ -1,11 +1,14 @@
 """``torchcaps robustness``, ``probe`` and ``detect``."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from cli_support import Cli
 from torchcaps.analysis import accuracy_curve, distance_ratios, fit_detector
+from torchcaps.files import read_json, write_json
 from torchcaps.models import create_model
 from torchcaps.training import load_run
 
@@ -25,6 +28,28 @@ def test_robustness_shows_what_the_library_computes(cli: Cli, run_folder: Path) 
         assert (each["strengths"], each["accuracy"]) == (list(wanted.strengths), list(wanted.accuracy))
     (found,) = cli.json("robustness", *QUICK)
     assert (found["run"], found["data"], len(found["curves"])) == ("compact", "digits", 3)
+
+
+def test_rotated_images_are_filled_as_in_training(
+    cli: Cli, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default as the recipe of the run says, with --fill as the user says."""
+    trained = tmp_path / "edge"
+    shutil.copytree(run_folder, trained)
+    config = read_json(trained / "config.json", "configuration")
+    config["recipe"]["fill"] = "edge"
+    write_json(trained / "config.json", config)
+    rotation, filled = (*FEW, "--kind", "rotation", "--angles=15"), []
+    for words in ([run_folder], [trained], [trained, "--fill", "zeros"], [run_folder, "--fill", "edge"], []):
+        (found,) = cli.json("robustness", *words, *rotation)
+        filled.append(found["curves"][0]["fill"])
+    assert filled == ["zeros", "edge", "zeros", "edge", "zeros"]
+    assert "Rotation, filled with the edge: accuracy" in cli("robustness", trained, *rotation).out
+    seen: list[str] = []
+    monkeypatch.setattr("torchcaps.analysis.with_affine_factors", lambda images, fill, **_: seen.append(fill) or images)
+    for words in ([run_folder], [trained], [trained, "--fill", "zeros"]):
+        cli("probe", *words)
+    assert seen == ["zeros", "zeros", "edge", "edge", "zeros", "zeros"]
 
 
 def test_networks_are_compared_side_by_side(cli: Cli, run_folder: Path, cnn_folder: Path) -> None:

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from torchcaps.analysis.defaults import EVASION_STEPS
-from torchcaps.analysis.inference import over_batches, require_decoder, require_one_object
+from torchcaps.analysis.inference import over_batches, require_decoder, require_one_object, require_pixels
 from torchcaps.analysis.results import Result, Table, percent
 from torchcaps.analysis.robustness import Goal, attack, score_margin
 from torchcaps.checks import check, checked
@@ -148,6 +148,7 @@ def fit_detector(model: Network, validation: ImageSet, *, measure: Measure | Non
     check("measure", measure, Measure)
     if measure == "reconstruction":
         require_decoder(model, "a distance to the reconstruction", "detect")
+        require_pixels(model, validation.images, "a distance to the reconstruction")
     unit = Detector(measure, (1.0,) * model.num_classes, len(validation))
     distances, classes = distance_ratios(model, validation.images, unit)
     limits = []
@@ -171,6 +172,10 @@ def distance_ratios(
         return detector.ratios(output, pixels), output.scores.argmax(1)
 
     ratios, classes = over_batches(measure, model, images)
+    if not ratios.isfinite().all():
+        raise InputError(
+            f"the network's answers to {counted(int((~ratios.isfinite()).sum()), 'image')} are NaN or infinite"
+        )
     return ratios.double().numpy(), classes.numpy()
 
 
@@ -220,10 +225,10 @@ def detect(
         progress: Called with the name of each attack when it starts.
     """
     clean, _ = distance_ratios(model, test.images, detector)
-    found = [_compare("test images", clean, clean, np.ones(len(clean), dtype=bool))]
+    detections = [_compare("test images", clean, clean, np.ones(len(clean), dtype=bool))]
     for name, images in (others or {}).items():
         ratios, _ = distance_ratios(model, images.images, detector)
-        found.append(_compare(name, clean, ratios, np.ones(len(ratios), dtype=bool)))
+        detections.append(_compare(name, clean, ratios, np.ones(len(ratios), dtype=bool)))
     many: Any = {"steps": steps, "seed": seed}
     attacks: dict[str, Any] = {
         "FGSM": {"goal": "scores"},
@@ -237,8 +242,8 @@ def detect(
                 progress(kind)
             changed = attack(model, test.images, test.labels, epsilon, **how)
             ratios, classes = distance_ratios(model, changed, detector)
-            found.append(_compare(kind, clean, ratios, classes != test.labels.numpy()))
-    return Detections(detector, found)
+            detections.append(_compare(kind, clean, ratios, classes != test.labels.numpy()))
+    return Detections(detector, detections)
 
 
 def _compare(

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
+from torchcaps.datasets.pixels import ROUNDING
 from torchcaps.errors import InputError, WrongType
 from torchcaps.models import CapsNet, Network
 from torchcaps.models.images import check_image_shape
@@ -136,6 +137,28 @@ def require_one_object(model: Network, purpose: str, analysis: str) -> None:
     task_of(model).require(analysis, purpose)
     if model.objects != 1:
         raise InputError(f"{purpose} needs images of one object, but this network finds {model.objects} in each")
+
+
+def require_pixels(model: Network, images: Tensor, purpose: str, *, planes: bool = False) -> None:
+    """Raise InputError unless images have pixels of 0..1, as sequences and normalised images have not.
+
+    Args:
+        model: The network, which takes sequences if its images have height 1.
+        images: The images.
+        purpose: Subject of the sentence.
+        planes: Images must have several rows and columns.
+    """
+    if planes and 1 in model.in_shape[1:]:
+        raise InputError(f"{purpose} needs images of several rows and columns, but this network takes a single row")
+    if images.dtype == torch.uint8:
+        return
+    if model.in_shape[1] == 1:
+        raise InputError(
+            f"{purpose} needs pixels of 0..1, but this network takes sequences, whose numbers have no range"
+        )
+    low, high = (float(end) for end in images.aminmax())
+    if not (low >= -ROUNDING and high <= 1 + ROUNDING):
+        raise InputError(f"{purpose} needs pixels of 0..1, got numbers from {low:g} to {high:g}")
 
 
 def require_capsules(model: Network, purpose: str, analysis: str, *, decoder: bool = False) -> CapsNet:

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from torchcaps.analysis.figures import COLOURS, draw_legend, find_axes, style_axes
-from torchcaps.analysis.inference import over_batches, require_one_object
+from torchcaps.analysis.inference import over_batches, require_one_object, require_pixels, to_pixels
 from torchcaps.analysis.results import Comparison, Result, Styled, Table
 from torchcaps.checks import checked
 from torchcaps.datasets import ImageSet
@@ -27,6 +27,7 @@ from torchcaps.datasets.affine import inverse_maps, linear_maps, warp
 from torchcaps.datasets.rng import generator
 from torchcaps.errors import InputError
 from torchcaps.models import Network
+from torchcaps.ranges import Fill
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,15 +69,15 @@ class Probing(Comparison):
         return [{"probes": [each.to_dict() for each in probes]} for probes in self.networks.values()]
 
     def tables(self) -> list[Table]:
-        found = []
+        tables = []
         for (name, probes), where in zip(self.networks.items(), self.images.values(), strict=True):
             rows: list[list[str | Styled]] = []
             for each in probes:
                 rows.append([each.numbers, str(each.width), *(f"{value:z.3f}" for value in each.r2.values())])
                 shuffled = ("  shuffled", "", *(f"{value:z.3f}" for value in each.shuffled.values()))
                 rows.append([Styled(cell, "dim") for cell in shuffled])
-            found.append(Table(rows, ("R²", "numbers", *probes[0].r2), f"{name}: fitted and evaluated on {where}"))
-        return found
+            tables.append(Table(rows, ("R²", "numbers", *probes[0].r2), f"{name}: fitted and evaluated on {where}"))
+        return tables
 
     def figures(self, *, ax: Axes | None = None) -> dict[str, Figure]:
         """Draw R² of each factor as bars, a colour per network and set of numbers; R² below 0 is drawn as 0.
@@ -107,7 +108,7 @@ class Probing(Comparison):
 
 
 @checked
-def with_affine_factors(image_set: ImageSet, *, seed: int = 0) -> ImageSet:
+def with_affine_factors(image_set: ImageSet, *, seed: int = 0, fill: Fill = "zeros") -> ImageSet:
     """Change each image by a random affine map, and keep the changes as factors.
 
     Changes are drawn uniformly: ``"scale"`` in 0.8..1.2, ``"shear"`` in ±0.2 pixels to the right per pixel down,
@@ -117,17 +118,25 @@ def with_affine_factors(image_set: ImageSet, *, seed: int = 0) -> ImageSet:
     Args:
         image_set: Images to change.
         seed: Random seed, 0 to 2³² − 1.
+        fill: Pixels that enter from outside, as in the training of the network: ``"zeros"``, or the nearest pixel of
+            the ``"edge"``.
+
+    Raises:
+        InputError: The images have a single row or column, such as sequences.
     """
+    if 1 in image_set.in_shape[1:]:
+        raise InputError("rotation, scale and shifts need images of several rows and columns, got a single one")
     numbers = torch.from_numpy(2 * generator(seed).random_sample((len(image_set), 5)) - 1)
     height, width = image_set.in_shape[1:]
     ranges = torch.tensor([ROTATION, SCALE, SHEAR, SHIFT * width, SHIFT * height], dtype=torch.float64)
     rotation, scaling, shear, *shift = (numbers * ranges).unbind(1)
     maps = inverse_maps(linear_maps(rotation, 1 + scaling[:, None].expand(-1, 2), shear), torch.stack(shift, 1))
     chunks = zip(image_set.images.split(_CHUNK), maps.split(_CHUNK), strict=True)
-    images = [warp(some, places, (height, width)).round_().to(torch.uint8) for some, places in chunks]
+    changed = (warp(some, places, (height, width), fill) for some, places in chunks)
+    images = torch.cat([each.round_().to(torch.uint8) if image_set.is_uint8 else each.float() for each in changed])
     names = ("rotation", "scale", "shear", "shift right", "shift down")
     factors = dict(zip(names, (rotation, 1 + scaling, shear, *shift), strict=True))
-    return ImageSet(torch.cat(images), image_set.labels, factors=factors)
+    return ImageSet(images, image_set.labels, factors=factors)
 
 
 @checked
@@ -152,10 +161,12 @@ def probe(model: Network, fitted: ImageSet, held_out: ImageSet, *, seed: int = 0
         Probes of the pose, or of the features of a CNN and of their 16 first principal components; and of the pixels.
 
     Raises:
-        InputError: No factors, different factors, too few images, or a network without poses and without a method
-            ``features``.
+        InputError: No factors, different factors, too few images, sequences, or a network without poses and without a
+            method ``features``.
     """
     require_one_object(model, "a probe", "probe")
+    for each in (fitted, held_out):
+        require_pixels(model, each.images, "a probe")
     names = [name for name, values in fitted.factors.items() if values.is_floating_point()]
     if not names:
         raise InputError("the images have no factors that are quantities; make some by with_affine_factors")
@@ -177,8 +188,8 @@ def probe(model: Network, fitted: ImageSet, held_out: ImageSet, *, seed: int = 0
 
         components = PCA(min(_COMPONENTS, *x.shape), random_state=0).fit(x)
         kinds["principal components"] = components.transform(x), components.transform(others)
-    pixels, other_pixels = (each.images.flatten(1).float().div_(255).numpy() for each in (fitted, held_out))
-    kinds["pixels"] = pixels, other_pixels
+    rows, other_rows = (to_pixels(model, each.images).flatten(1).float().cpu().numpy() for each in (fitted, held_out))
+    kinds["pixels"] = rows, other_rows
     labels = fitted.labels.numpy(), held_out.labels.numpy()
     targets = {name: (_target(name, fitted), _target(name, held_out)) for name in names}
     order = _shuffle_within_classes(labels[0], generator(seed).permutation(len(fitted)))
@@ -229,13 +240,13 @@ def _r2_of_factors(
     from sklearn.linear_model import RidgeCV
     from sklearn.metrics import r2_score
 
-    wanted = np.concatenate([fit for fit, _ in targets.values()], 1)
+    targets_fitted = np.concatenate([fit for fit, _ in targets.values()], 1)
     truth = np.concatenate([held for _, held in targets.values()], 1)
     guess = np.empty_like(truth)
     for label in np.unique(labels[1]):
         mine, others = labels[0] == label, labels[1] == label
         scale = float(fitted[mine].var(0).mean()) ** 0.5 or 1.0
-        regression = RidgeCV(_PENALTIES, alpha_per_target=True).fit(fitted[mine] / scale, wanted[mine])
+        regression = RidgeCV(_PENALTIES, alpha_per_target=True).fit(fitted[mine] / scale, targets_fitted[mine])
         guess[others] = regression.predict(held_out[others] / scale).reshape(guess[others].shape)
     ends = list(itertools.accumulate((held.shape[1] for _, held in targets.values()), initial=0))
     return {

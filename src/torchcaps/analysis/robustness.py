@@ -22,14 +22,21 @@ from torch import Tensor
 
 from torchcaps.analysis.defaults import ANGLES, EPSILONS, PGD_STEPS, STEPS
 from torchcaps.analysis.figures import COLOURS, draw_legend, new_figure, style_axes
-from torchcaps.analysis.inference import as_pixels, in_batches, inference, over_batches, require_one_object
+from torchcaps.analysis.inference import (
+    as_pixels,
+    in_batches,
+    inference,
+    over_batches,
+    require_one_object,
+    require_pixels,
+)
 from torchcaps.analysis.results import Comparison, Result, Table, percent
 from torchcaps.checks import checked
 from torchcaps.datasets import ImageSet
 from torchcaps.datasets.affine import inverse_maps, linear_maps, warp
 from torchcaps.errors import InputError
 from torchcaps.models import ModelOutput, Network
-from torchcaps.ranges import Range, Seed, Share
+from torchcaps.ranges import Fill, Range, Seed, Share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,12 +72,19 @@ class RobustnessCurve(Result):
         strengths: Degrees of a rotation, or largest change of a pixel (0..1).
         accuracy: Share of correctly classified images at each strength, 0..1.
         num_images: Number of images.
+        fill: Pixels that enter rotated images: ``"zeros"`` or the nearest pixel of the ``"edge"``; None for an attack.
     """
 
     kind: Kind
     strengths: Sequence[float]
     accuracy: Sequence[float]
     num_images: int
+    fill: Fill | None = None
+
+    @property
+    def title(self) -> str:
+        """Name of the disturbance: ``Rotation``, or ``Rotation, filled with the edge``."""
+        return KINDS[self.kind][0] + ", filled with the edge" * (self.fill == "edge")
 
 
 class Robustness(Comparison):
@@ -80,13 +94,13 @@ class Robustness(Comparison):
         return [{"curves": [curve.to_dict() for curve in curves]} for curves in self.networks.values()]
 
     def tables(self) -> list[Table]:
-        found = [Table(note=[*self.title.split("\n"), ""])]
+        tables = [Table(note=[*self.title.split("\n"), ""])]
         for curves in zip(*self.networks.values(), strict=True):
-            name, unit = KINDS[curves[0].kind]
+            name, unit = ", ".join(dict.fromkeys(curve.title for curve in curves)), KINDS[curves[0].kind][1]
             columns = zip(curves[0].strengths, *(curve.accuracy for curve in curves), strict=True)
             rows = [[f"{strength:g}", *map(percent, accuracies)] for strength, *accuracies in columns]
-            found.append(Table(rows, (unit, *self.networks), f"{name}: accuracy", text_columns=0))
-        return found
+            tables.append(Table(rows, (unit, *self.networks), f"{name}: accuracy", text_columns=0))
+        return tables
 
     def figures(self, *, ax: Axes | None = None) -> dict[str, Figure]:
         """Draw accuracy over strength: a panel for each kind, a line for each network.
@@ -136,11 +150,11 @@ class Robustness(Comparison):
                 panel.fill_between(strengths, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
 
 
-def rotate(images: Float[Tensor, "B C H W"], degrees: float) -> Float[Tensor, "B C H W"]:
-    """Rotate images counter-clockwise about their centre, with bilinear interpolation and zeros from outside."""
+def rotate(images: Float[Tensor, "B C H W"], degrees: float, fill: Fill = "zeros") -> Float[Tensor, "B C H W"]:
+    """Rotate images counter-clockwise about their centre, with bilinear interpolation; ``fill`` enters from outside."""
     turn = linear_maps(torch.full((len(images),), degrees), torch.ones(len(images), 2))
     maps = inverse_maps(turn, torch.zeros(len(images), 2)).to(images)
-    return warp(images, maps, (images.shape[2], images.shape[3]))
+    return warp(images, maps, (images.shape[2], images.shape[3]), fill)
 
 
 @checked
@@ -162,7 +176,7 @@ def attack(
 
     Args:
         model: A network with one object per image.
-        images: uint8 of 0..255 or floating-point of 0..1.
+        images: uint8 of 0..255 or floating-point of 0..1. Sequences and normalised images have no such range.
         labels: Classes of the images.
         epsilon: Largest change of a pixel, 0..1.
         goal: Number to increase: the network's own ``"loss"``; ``"scores"``, the score of the best wrong class minus
@@ -174,10 +188,11 @@ def attack(
     (arXiv:1706.06083).
     """
     require_one_object(model, "an attack", "robustness")
+    require_pixels(model, images, "an attack")
     start = None if seed is None else torch.Generator().manual_seed(seed)
     objective = goal_of(model, goal) if isinstance(goal, str) else goal
     size = epsilon if start is None else 2.5 * epsilon / steps
-    found = []
+    attacked = []
     for pixels, classes in in_batches(model, images, labels):
         assert classes is not None
         changed = pixels
@@ -185,8 +200,8 @@ def attack(
             noise = torch.rand(pixels.shape, generator=start).to(pixels)  # drawn on the CPU, so equal on every device
             changed = (pixels + epsilon * (2 * noise - 1)).clamp_(0, 1)
         with inference(model, gradients=True):
-            found.append(_follow_gradient(objective, pixels, changed, classes, epsilon, steps, size))
-    return torch.cat(found)
+            attacked.append(_follow_gradient(objective, pixels, changed, classes, epsilon, steps, size))
+    return torch.cat(attacked)
 
 
 def _follow_gradient(
@@ -244,6 +259,7 @@ def accuracy_curve(
     *,
     steps: Steps = PGD_STEPS,
     seed: Seed = 0,
+    fill: Fill = "zeros",
 ) -> RobustnessCurve:
     """Measure the accuracy on rotated or attacked images at each strength.
 
@@ -255,9 +271,13 @@ def accuracy_curve(
             attack. None: −90° to 90° in steps of 15°, or 0 to 0.3 in steps of 0.05.
         steps: Number of steps of PGD.
         seed: Random seed of the starts of PGD.
+        fill: Pixels that enter rotated images, as in the training of the network: ``"zeros"``, or the nearest pixel of
+            the ``"edge"``. Dark corners can lower the accuracy of photos more than the rotation itself.
     """
     require_one_object(model, "robustness", "robustness")
-    name, allowed, default = ("angle", ANGLE, ANGLES) if kind == "rotation" else ("epsilon", Range(0, 1), EPSILONS)
+    is_rotation = kind == "rotation"
+    require_pixels(model, image_set.images, KINDS[kind][0], planes=is_rotation)
+    name, allowed, default = ("angle", ANGLE, ANGLES) if is_rotation else ("epsilon", Range(0, 1), EPSILONS)
     strengths, accuracy = default if strengths is None else strengths, []
     if not strengths:
         raise InputError(f"there must be at least one {name}, got none")
@@ -267,12 +287,13 @@ def accuracy_curve(
     options |= {"steps": steps, "seed": seed} if kind.startswith("pgd") else {}
     for strength in strengths:
         images = image_set.images
-        if kind == "rotation":
-            images = rotate(as_pixels(model, images), strength)
+        if is_rotation:
+            images = rotate(as_pixels(model, images), strength, fill)
         elif strength:
             images = attack(model, images, image_set.labels, strength, **options)
         (right,) = over_batches(
             lambda pixels, labels: [model(pixels).scores.argmax(-1) == labels], model, images, image_set.labels
         )
         accuracy.append(float(right.double().mean()))
-    return RobustnessCurve(kind, tuple(map(float, strengths)), tuple(accuracy), len(image_set))
+    shown = tuple(map(float, strengths)), tuple(accuracy), len(image_set)
+    return RobustnessCurve(kind, *shown, fill=fill if is_rotation else None)

@@ -13,7 +13,7 @@ from torchcaps.cli.options import Accelerator, Data, DataDir, Figure, Json, Sour
 from torchcaps.cli.runs import data_for, name_of, open_images, open_run, open_runs, refuse_options
 from torchcaps.cli.show import say, show
 from torchcaps.errors import InputError
-from torchcaps.ranges import Count, Seed, image_shape
+from torchcaps.ranges import Count, Fill, Seed, image_shape
 from torchcaps.words import counted, first_of
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from torchcaps.datasets import Dataset, ImageSet
     from torchcaps.training import Run
 
+FillOption = Annotated[
+    Fill | None, "Pixels that enter moved images: zeros, or the nearest of the edge (default: as in training)."
+]
 Kind = Literal["rotation", "fgsm", "pgd"]
 Objective = Literal["loss", "scores"]
 Measure = Literal["reconstruction", "score"] | None
@@ -72,6 +75,7 @@ def robustness(
     objective: Annotated[
         Objective, "Function that attacks increase: the training loss, or a loss of the scores without flat regions."
     ] = "loss",
+    fill: FillOption = None,
     limit: Annotated[Count, "Use the first images only, this many."] = 1000,
     seed: Annotated[Seed, "Random seed of PGD's starts."] = 0,
     accelerator: Accelerator = "auto",
@@ -84,7 +88,7 @@ def robustness(
     """
     kinds = [each for each in get_args(Kind) if not kind or each in kind]
     if "rotation" not in kinds:
-        refuse_options(("angles",), "is for rotations, but --kind excludes them")
+        refuse_options(("angles", "fill"), "is for rotations, but --kind excludes them")
     if kinds == ["rotation"]:
         refuse_options(("epsilons", "objective"), "is for attacks, but --kind excludes them")
     if "pgd" not in kinds:
@@ -99,7 +103,7 @@ def robustness(
         images, networks[name] = images.preview(limit), []
         for each in kinds:
             say(f"{name}: {each}", err=True)
-            options: Any = {"kind": each, "strengths": angles}
+            options: Any = {"kind": each, "strengths": angles, "fill": fill or fill_of(opened)}
             if each != "rotation":
                 options = {"kind": each + along, "strengths": epsilons, "steps": steps, "seed": seed}
             networks[name].append(accuracy_curve(opened.model, images, **options))
@@ -119,6 +123,7 @@ def probe(
     which: WhichEpoch = "best",
     data: Data = None,
     data_dir: DataDir = None,
+    fill: FillOption = None,
     limit: Annotated[Count, "Use this many training and test images, the first ones."] = 5000,
     seed: Annotated[Seed, "Random seed of the changes of images and of shuffles."] = 0,
     accelerator: Accelerator = "auto",
@@ -138,7 +143,7 @@ def probe(
     wheres, abouts = {}, []
     for name, place, opened in open_runs(run, which, accelerator):
         dataset = opened.dataset(data_for(opened, data), data_dir)
-        fitted, held_out = images_with_factors(dataset, limit, seed)
+        fitted, held_out = images_with_factors(dataset, limit, seed, fill, fill_of(opened))
         networks[name] = measure(opened.model, fitted, held_out, seed=seed)
         wheres[name] = f"{len(fitted):,} training and {counted(len(held_out), 'test image')} of {dataset.name}"
         about = {"run": place, "which": which, "data": dataset.name, "seed": seed}
@@ -146,14 +151,29 @@ def probe(
     show(Probing(networks, wheres), json=json, figure=figure, about=abouts)
 
 
-def images_with_factors(dataset: Dataset, limit: int, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Return images to fit and to test on, with the data set's factors or, if it has none, of affine changes."""
+def fill_of(run: Run) -> Fill:
+    """Return the pixels that entered moved images in the training of a network; zeros if it is not known."""
+    return "zeros" if run.config is None else run.config.recipe.fill
+
+
+def images_with_factors(
+    dataset: Dataset, limit: int, seed: int, fill: Fill | None, trained: Fill
+) -> tuple[ImageSet, ImageSet]:
+    """Return images to fit and to test on, with the data set's factors or, if it has none, of affine changes.
+
+    Pixels that enter from outside are ``fill``; None: ``trained``, as in the training of the network.
+    """
     from torchcaps.analysis import with_affine_factors
 
     train, test = (images.preview(limit) for images in (dataset.train, dataset.test))
     if train.num_objects > 1 or train.factors:
+        refuse_options(("fill",), f"is for images without factors, but {dataset.name} has some")
         return train, test
-    return with_affine_factors(train, seed=seed), with_affine_factors(test, seed=seed ^ 1)
+    train, test = (
+        with_affine_factors(images, seed=each, fill=fill or trained)
+        for images, each in ((train, seed), (test, seed ^ 1))
+    )
+    return train, test
 
 
 @command(
