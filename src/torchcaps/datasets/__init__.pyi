@@ -3,14 +3,14 @@ from .batches import Batch as Batch
 from .batches import BatchLoader as BatchLoader
 from .dataset import Dataset as Dataset
 from .dataset import Splits as Splits
+from .image_files import get_max_megapixels as get_max_megapixels
+from .image_files import set_max_megapixels as set_max_megapixels
 from .image_set import ImageSet as ImageSet
 from .image_set import center_crop as center_crop
 from .image_set import resize_images as resize_images
 from .images import Photo as Photo
-from .images import get_max_megapixels as get_max_megapixels
 from .images import read_image as read_image
 from .images import read_photo as read_photo
-from .images import set_max_megapixels as set_max_megapixels
 from .loading import find_dataset as find_dataset
 from .loading import list_datasets as list_datasets
 from .loading import load_dataset as load_dataset

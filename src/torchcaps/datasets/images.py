@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,56 +9,17 @@ from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 
+from torchcaps.datasets.image_files import FORMATS, opened_pages
 from torchcaps.datasets.preparation import Preparation, Prepared, prepare_image, resized
 from torchcaps.errors import InputError
-from torchcaps.files import one_sentence, require_file
-from torchcaps.ranges import image_shape, is_number
+from torchcaps.ranges import image_shape
 
 Fit = Literal["pad", "stretch"]
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
+SUFFIXES = frozenset(suffix for _, suffixes in FORMATS.values() for suffix in suffixes)
 """Suffixes of image files; other files in a folder are ignored."""
-
-MAX_MEGAPIXELS = 64.0
-"""Default limit of the size of an image file."""
-PILLOW_MAX_MEGAPIXELS = 178.0
-"""Limit of Pillow itself (twice ``PIL.Image.MAX_IMAGE_PIXELS``)."""
-
-_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")  # Pillow knows more, but some start other programs
-_TILE_WIDTH, _TILE_LENGTH = 322, 323  # TIFF tags: a tile may be larger than its image, and is decoded as a whole
-
-
-# Pillow's decoders log the errors that they raise; without a handler Python would print these records
-logging.getLogger("PIL").addHandler(logging.NullHandler())
-
-
-class _Limit:
-    megapixels = MAX_MEGAPIXELS
-
-
-def set_max_megapixels(megapixels: float) -> None:
-    """Set the largest size of an image file. Larger files are refused before they are decoded.
-
-    A file of a few hundred kilobytes may decode to gigabytes. Reading an image takes up to 24 bytes of memory for each
-    pixel. The limit applies to all threads, and to every reader of image files: `read_image`, ``folder:`` data sets,
-    the command line and the explorer.
-
-    Args:
-        megapixels: Height · width / 10⁶, above 0, at most 178 (the limit of Pillow). Default: 64.
-
-    Raises:
-        InputError: ``megapixels`` is out of that range.
-    """
-    if not is_number(megapixels) or not 0 < megapixels <= PILLOW_MAX_MEGAPIXELS:
-        raise InputError(f"megapixels must be above 0 and at most {PILLOW_MAX_MEGAPIXELS:g}, got {megapixels}")
-    _Limit.megapixels = float(megapixels)
-
-
-def get_max_megapixels() -> float:
-    """Return the largest size of an image file in megapixels; see `set_max_megapixels`."""
-    return _Limit.megapixels
 
 
 def is_hidden(path: Path) -> bool:
@@ -132,7 +92,7 @@ def read_photo(
     see :func:`read_pixels`. Resizing is bicubic, with smoothing if the image shrinks.
 
     Args:
-        path: PNG, JPEG, BMP, GIF, WebP or TIFF file.
+        path: PNG, JPEG, BMP, GIF, WebP, TIFF or PNM file.
         in_shape: Input shape of the network (C, H, W); C is 1 or 3.
         preparation: Preprocessing that turned drawings into the network's training images, such as ``Run.preparation``.
             :func:`~torchcaps.datasets.prepare_image` applies it to the photo, and ``fit`` is ignored.
@@ -175,7 +135,7 @@ def read_image(path: str | Path, in_shape: Sequence[int], **options: Any) -> UIn
 def read_pixels(path: Path, name: str | None = None) -> UInt8[np.ndarray, "C H W"]:
     """Read an image file without resizing: one channel if all pixels are grey, else three, of 0..255.
 
-    - The first of several frames is read.
+    - A file of several pages or frames is refused.
     - A photo is rotated upright by its EXIF data.
     - Transparent parts become white.
     - 16-bit and 32-bit integers are divided by 65,535 (by 255 for a 32-bit TIFF without larger numbers).
@@ -183,38 +143,12 @@ def read_pixels(path: Path, name: str | None = None) -> UInt8[np.ndarray, "C H W
     ``name`` and errors as in `read_photo`.
     """
     name = str(path) if name is None else name
-    require_file(path, "image file", name)
-    with one_sentence(f"{name} cannot be read as an image"):
-        try:
-            image = Image.open(path, formats=_FORMATS)
-        except UnidentifiedImageError:
-            raise InputError(
-                f"{name} cannot be read as an image; PNG, JPEG, BMP, GIF, WebP and TIFF files can"
-            ) from None
-        with image:
-            check_size(image, name)
-            image.load()
-            ImageOps.exif_transpose(image, in_place=True)
-            pixels = pillow_pixels(image)
+    with opened_pages(path, name) as pages:
+        pixels = pillow_pixels(pages[0])
     # The pixels decide, not the file's mode: grey drawings are often saved as RGB.
     if pixels.ndim == 2 or all(np.array_equal(pixels[..., channel], pixels[..., 0]) for channel in (1, 2)):
         return pixels.reshape(*pixels.shape[:2], -1)[None, ..., 0].copy()
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
-
-
-def check_size(image: Image.Image, name: str) -> None:
-    """Raise InputError if an image, not yet decoded, or one of its tiles has too many pixels."""
-    sizes = {"": image.size}
-    if image.format == "TIFF":
-        tags = image.tag_v2  # type: ignore[attr-defined]  # of a TiffImageFile
-        sizes[" in a tile"] = (int(tags.get(_TILE_WIDTH, 0)), int(tags.get(_TILE_LENGTH, 0)))
-    for where, (width, height) in sizes.items():
-        if width * height > 1e6 * _Limit.megapixels:
-            raise InputError(
-                f"{name} has {width}×{height} pixels{where}, {width * height / 1e6:.3g} megapixels, but the "
-                f"limit is {_Limit.megapixels:g} megapixels; make it smaller, or raise the limit (--max-megapixels of "
-                "commands that take image files, torchcaps.datasets.set_max_megapixels)"
-            )
 
 
 def pillow_pixels(image: Image.Image) -> UInt8[np.ndarray, "..."]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import UInt, UInt8
-from PIL import Image, ImageColor, UnidentifiedImageError
+from PIL import ImageColor
 
-from torchcaps.datasets.images import check_size
+from torchcaps.datasets.image_files import MASK_FORMATS, opened_pages
 from torchcaps.errors import InputError, shown
 from torchcaps.files import one_sentence, read_text
 from torchcaps.ranges import IGNORED
@@ -29,17 +29,10 @@ def read_mask(path: Path, name: str) -> UInt[np.ndarray, "H W"]:
     Raises:
         InputError: The file cannot be read, or it has more than ``MAX_COLOURS`` values; errors begin with ``name``.
     """
-    with one_sentence(f"{name} cannot be read as a mask"):
-        try:
-            image = Image.open(path, formats=("PNG", "BMP", "GIF", "TIFF"))
-        except UnidentifiedImageError:
-            raise InputError(f"{name} cannot be read as a mask; PNG, BMP, GIF and TIFF files can") from None
-        with image:
-            check_size(image, name)
-            image.load()
-            is_coloured = image.mode in ("RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV")
-            plain = {"LA": "L", "PA": "P"}.get(image.mode, "RGB" if is_coloured else image.mode)  # without transparency
-            values = np.asarray(image if plain == image.mode else image.convert(plain))
+    with opened_pages(path, name, what="a mask", formats=MASK_FORMATS) as (image,):
+        is_coloured = image.mode in ("RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV")
+        plain = {"LA": "L", "PA": "P"}.get(image.mode, "RGB" if is_coloured else image.mode)  # without transparency
+        values = np.asarray(image if plain == image.mode else image.convert(plain))
     if is_coloured and (values == values[..., :1]).all():  # numbers that were saved in colour
         is_coloured, values = False, values[..., 0]
     if is_coloured:

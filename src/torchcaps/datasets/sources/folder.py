@@ -42,7 +42,7 @@ Files = dict[str, dict[str, list[Path]]]
 
 @register_dataset(
     "folder",
-    title="your own images: PNG, JPEG, BMP, GIF, WebP or TIFF in one sub-folder a class",
+    title="your own images: PNG, JPEG, BMP, GIF, WebP, TIFF or PNM in one sub-folder a class",
     source="your folder; test/ and val/ beside train/ are used if present",
     licence="yours",
     takes_path=True,
