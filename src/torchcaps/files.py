@@ -188,12 +188,19 @@ def reading(path: str | Path, what: str) -> Iterator[None]:
         yield
 
 
-def read_text(path: str | Path, what: str) -> str:
-    """Read a text file of at most ``MAX_TEXT_BYTES``; see :func:`reading` for errors."""
+def read_bytes(path: str | Path, what: str) -> bytes:
+    """Read a file of at most ``MAX_TEXT_BYTES``; see :func:`reading` for errors."""
     with reading(path, what), Path(path).open("rb") as file:
         contents = file.read(MAX_TEXT_BYTES + 1)
         if len(contents) > MAX_TEXT_BYTES:
             raise InputError(f"it must have at most {MAX_TEXT_BYTES // 2**20} MiB, but is larger")
+        return contents
+
+
+def read_text(path: str | Path, what: str) -> str:
+    """Read a text file in UTF-8; see :func:`read_bytes` for limit and errors."""
+    contents = read_bytes(path, what)
+    with reading(path, what):
         return contents.decode("utf-8")
 
 

@@ -127,7 +127,10 @@ def test_hidden_and_missing_files_are_left_out_and_said(folder: Path) -> None:
         (["file,label"], "and a line for each image"),
         ([""], "and a line for each image"),
         (["a,b", "1,2"], "has no column with image files"),
-        (["file,what,age", "im03,cat,3"], "but what holds texts; name the column of the labels label"),
+        (
+            ["file,what,age", "im03,cat,3"],
+            "line 2: the column what has 'cat', a text, but the table has several columns",
+        ),
         (["file,label,split", "im03,cat,fold1"], "line 2: the split must be train, val or test, got 'fold1'"),
         (["file,label,split", "im03,cat,test"], "names no image for train"),
         (["file,label", "im03,dog", "im04,dog", "im05,dog"], "only the class dog; at least two are needed"),
@@ -141,6 +144,102 @@ def test_tables_that_cannot_be(lines: list[str], said: str, folder: Path) -> Non
         load_dataset(f"csv:{folder / 't.csv'}")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def numbered(row: str, header: str = "", first: str = "") -> str:
+    """Return the text of a table, a row for each image, with its number n, a class c and fractions x and y."""
+    rows = [row.format(n=f"{n:02}", c="abc"[n % 3], x=n + 0.25, y=-n / 8) for n in range(N)]
+    return "\n".join([*([first] if first else []), *([header] if header else []), *rows]) + "\n"
+
+
+WRITTEN: dict[str, tuple[bytes, str]] = {
+    "no header": (numbered("im{n}.png,{c}").encode(), "classes"),
+    "no header, labels first": (numbered("{c}\timages/x/im{n}.png").replace("images/x/", "").encode(), "classes"),
+    "decimal commas": (numbered("im{n}.png;{x}", "file;x").replace(".25", ",25").encode(), "regression"),
+    "decimal commas, no header": (numbered("im{n}.png;{x}").replace(".25", ",25").encode(), "regression"),
+    "decimal commas in two columns": (
+        numbered("im{n};{x};{y}", "file;x;y").replace(".", ",").encode(),
+        "regression",
+    ),
+    "commas between tabs": (numbered("im{n}\t{x}", "file\tsize, in mm").replace(".", ",").encode(), "regression"),
+    "UTF-16": (numbered("im{n};{c}", "file;klasse").encode("utf-16"), "classes"),
+    "UTF-16, the other way": (b"\xfe\xff" + numbered("im{n}\t{c}", "file\tklasse").encode("utf-16-be"), "classes"),
+    "a mark of UTF-8": (numbered("im{n};{c}", "file;label").encode("utf-8-sig"), "classes"),
+    "a line for Excel": (numbered("im{n}|{c}", "file|label", "sep=|").encode(), "classes"),
+    "backslashes": (numbered("images\\{f}\\im{n}.png,{c}".replace("{f}", "a"), "file,label").encode(), "classes"),
+    "paths of another machine": (numbered("C:\\scans\\im{n}.png,{c}", "file,label").encode(), "classes"),
+    "empty columns of a spreadsheet": (numbered("im{n},{c},,", "file,label,,").encode() + b",,,\n", "classes"),
+    "an index": (numbered("{n},im{n},{c}", ",file,label").encode(), "classes"),
+    "exponents": (numbered("im{n},{x}e-3", "file,x").encode(), "regression"),
+    "NA as a class": (numbered("im{n},{c}", "file,label").replace(",a", ",NA").encode(), "classes"),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_tables_as_other_programs_write_them(name: str, folder: Path) -> None:
+    contents, task = WRITTEN[name]
+    if name == "backslashes":
+        for file in (folder / "images/b").iterdir():
+            file.rename(folder / "images/a" / file.name)
+    (folder / "t.csv").write_bytes(contents)
+    data = load_dataset(f"csv:{folder / 't.csv'}")
+    numbers, labels = all_of(data)
+    assert (sorted(numbers), data.task.name) == (list(range(N)), task)
+    if task == "classes":
+        names = ["NA", "b", "c"] if "NA" in name else ["a", "b", "c"]
+        assert [data.class_names[label] for label in labels] == [names[n % 3] for n in numbers]
+    else:
+        factor = 1e-3 if name == "exponents" else 1
+        rows = torch.tensor([[n + 0.25, -n / 8] for n in numbers])[:, : labels.shape[1]] * factor
+        torch.testing.assert_close(labels, rows)
+
+
+REFUSED: dict[str, tuple[bytes, str]] = {
+    "no header, several columns": (numbered("im{n}.png,{x},{y}").encode(), "line 1 must name the columns"),
+    "no header, no suffix": (numbered("im{n},{c}").encode(), "line 1 must name the columns, such as image,label"),
+    "NA among fractions": (
+        numbered("im{n},{x}", "file,x").replace("7.25", "NA", 1).encode(),
+        "line 9: the column x has 'NA'",
+    ),
+    "NA among whole numbers": (
+        numbered("im{n},1{n}", "file,x").replace(",107", ",#N/A").encode(),
+        "line 9: the column x has '#N/A' in place of a number",
+    ),
+    "NaN": (numbered("im{n},{x},{y}", "file,x,y").replace("7.25", "nan", 1).encode(), "line 9: the column x has 'nan'"),
+    "quoted decimal commas": (
+        numbered('im{n},"{x}"', "file,x").replace(".25", ",25").encode(),
+        "line 2: the column x has '0,25' in place of a number, written like 1.5",
+    ),
+    "thousands": (numbered("im{n};1.{n}0,5", "file;x").encode(), "line 2: the column x has '1.000,5', and every line"),
+    "a unit": (
+        numbered("im{n};{x}", "file;x").replace("7.25", "7.25 mm", 1).encode(),
+        "line 9: the column x has '7.25 mm'",
+    ),
+    "cp1252": (
+        numbered("im{n};{c}", "file;label").replace(";b", ";Käfer").encode("cp1252"),
+        "line 3, 'im01;Käfer', is not UTF-8",
+    ),
+    "UTF-16 without a mark": (numbered("im{n};{c}", "file;label").encode("utf-16-le"), "contains the character NUL"),
+    "another text on each line": (
+        numbered("im{n},of {n}", "file,patient").encode(),
+        "has 'of 00', and every line has another",
+    ),
+    "an index beside numbers": (numbered("{n},im{n},{x},{y}", ",file,x,y").encode(), "has a column without a name"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_cells_that_would_be_misread_are_named(name: str, folder: Path) -> None:
+    contents, words = REFUSED[name]
+    (folder / "t.csv").write_bytes(contents)
+    assert_raises(InputError, load_dataset, f"csv:{folder / 't.csv'}", say=words)
+
+
+def test_a_regression_of_texts_is_refused(folder: Path) -> None:
+    spec = write(folder, "file,label", "im{n},{c}", c=CATS)
+    assert_raises(
+        InputError, load_dataset, spec, task="regression", say="line 2: the column label has 'dog' in place of"
+    )
 
 
 def test_what_is_no_table_is_refused_at_once(tmp_path: Path) -> None:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from pathlib import Path, PureWindowsPath
 
 import numpy as np
 from torch import Tensor
 
 from torchcaps.datasets.dataset import Splits
-from torchcaps.datasets.images import image_files_in, is_hidden
+from torchcaps.datasets.images import SUFFIXES, image_files_in, is_hidden
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.sources.folder import PARTS, read_files, to_image_set
+from torchcaps.datasets.table_file import Table, numbers_of, read_table
 from torchcaps.errors import InputError, shown
-from torchcaps.files import one_sentence, read_text, require_file
 from torchcaps.tasks import Task, find_task, guess_task
-from torchcaps.words import counted
 
 IMAGE_COLUMNS = ("image", "file", "filename", "file_name", "path", "filepath", "image_id", "img", "id", "name")
 """Usual names of the column with the image files."""
@@ -29,13 +25,6 @@ SPLIT_COLUMNS = ("split", "part", "subset", "set")
 """Usual names of the column with train, val or test."""
 MAX_NAMED = 20
 """Number of columns or missing files in an error."""
-
-
-class Table(NamedTuple):
-    """Cells of a table by column, and the line of each row in the file."""
-
-    columns: dict[str, list[str]]
-    lines: list[int]
 
 
 @register_dataset(
@@ -65,9 +54,9 @@ def load_table(request: DataRequest) -> Splits:
             missing or unreadable; or the labels do not fit the task.
     """
     path = request.path
-    table = _read_table(path)
-    columns = dict(table.columns)
     files = _Files(path.parent)
+    table = read_table(path, files.named_by)
+    columns = dict(table.columns)
     image = _image_column(path, columns, files)
     split = next((name for name in columns if name.lower() in SPLIT_COLUMNS), None)
     others = [name for name in columns if name not in (image, split)]
@@ -76,7 +65,7 @@ def load_table(request: DataRequest) -> Splits:
         raise InputError(f"{path} has no column of labels, only {image}")
     chosen = named if len(named) == 1 else others
     found, hidden = _find_files(path, columns[image], table.lines, files)
-    task, names, targets = _targets(path, {name: columns[name] for name in chosen}, table.lines, request)
+    task, names, targets = _targets(table, chosen, request)
     kept = [row for row in range(len(found)) if row not in hidden]
     images, damaged = read_files([found[row] for row in kept], request.image_size, skip=request.skip_damaged)
     parts = ["train"] * len(found) if split is None else _parts(path, columns[split], table.lines)
@@ -91,40 +80,6 @@ def load_table(request: DataRequest) -> Splits:
         raise InputError(f"{path}: the column {split} names no image for train")
     skipped = (*(f"{path}, line {table.lines[row]}: {found[row]} is hidden" for row in sorted(hidden)), *damaged)
     return Splits(sets["train"], sets.get("test"), names, sets.get("validation"), skipped=skipped, task=task.name)
-
-
-def _read_table(path: Path) -> Table:
-    require_file(path, "table")
-    text = read_text(path, "table").removeprefix("\ufeff")
-    if "\0" in text:
-        raise InputError(f"{path} is no table, because it contains the character NUL")
-    first = text.partition("\n")[0]
-    delimiter = max((",", ";", "\t"), key=first.count)
-    rows, line = list[tuple[int, list[str]]](), 0
-    with one_sentence(f"{path} is no table"):
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    cells: list[str] | None = []
-    while cells is not None:
-        with one_sentence(f"{path}, line {line + 1} is no line of a table"):
-            cells = next(reader, None)
-        line = reader.line_num
-        if cells is not None and any(map(str.strip, cells)):
-            rows.append((line, [cell.strip() for cell in cells]))
-    if len(rows) < 2:
-        raise InputError(f"{path} must have a line with the names of the columns, and a line for each image")
-    header = rows[0][1]
-    twice = next((name for n, name in enumerate(header) if name in header[:n]), None)
-    if twice is not None or len(header) < 2:
-        raise InputError(f"{path} must have columns with different names, separated by commas, got {shown(header)}")
-    for line, cells in rows[1:]:
-        if len(cells) != len(header):
-            raise InputError(
-                f"{path}, line {line} has {counted(len(cells), 'cell')}, but there are {len(header)} columns"
-            )
-    cells_of = zip(*(cells for _, cells in rows[1:]), strict=True)
-    return Table(
-        {name: list(cells) for name, cells in zip(header, cells_of, strict=True)}, [line for line, _ in rows[1:]]
-    )
 
 
 def _image_column(path: Path, columns: Mapping[str, Sequence[str]], files: _Files) -> str:
@@ -150,14 +105,21 @@ class _Files:
                 self.named.setdefault(name, []).append(file)
 
     def find(self, name: str) -> list[Path]:
-        """Return the files that a cell may refer to."""
-        direct = self.folder / name
-        try:
-            if name and direct.is_file():
-                return [direct]
-        except (OSError, ValueError):  # the name is too long, or contains NUL
-            return []
-        return self.named.get(Path(name).name, [])
+        """Return the files that a cell may refer to; folders may be separated by backslashes."""
+        for path in dict.fromkeys((name, name.replace("\\", "/"))):
+            try:
+                if path and (self.folder / path).is_file():
+                    return [self.folder / path]
+            except (OSError, ValueError):  # the name is too long, or contains NUL
+                return []
+        return self.named.get(PureWindowsPath(name).name, [])
+
+    def named_by(self, cell: str) -> Path | None:
+        """Return the file of a cell in the first line of a table; None for the name of a column."""
+        if PureWindowsPath(cell).suffix.lower() in SUFFIXES:
+            return Path(cell)
+        is_usual = cell.lower() in {*IMAGE_COLUMNS, *LABEL_COLUMNS, *SPLIT_COLUMNS}
+        return None if is_usual else next(iter(self.find(cell)), None)
 
 
 def _find_files(path: Path, cells: Sequence[str], lines: Sequence[int], files: _Files) -> tuple[list[Path], set[int]]:
@@ -166,7 +128,8 @@ def _find_files(path: Path, cells: Sequence[str], lines: Sequence[int], files: _
     for row, (cell, line) in enumerate(zip(cells, lines, strict=True)):
         if not cell:
             raise InputError(f"{path}, line {line} names no image file")
-        candidates = files.find(cell) or [path.parent / cell]  # reading a missing file raises the error
+        # reading a missing file raises the error
+        candidates = files.find(cell) or [path.parent / cell.replace("\\", "/")]
         if len(candidates) > 1:
             both = " and ".join(str(each.relative_to(path.parent)) for each in candidates[:2])
             raise InputError(f"{path}, line {line}: {cell} may be {both}; write paths from the folder of the table")
@@ -174,7 +137,7 @@ def _find_files(path: Path, cells: Sequence[str], lines: Sequence[int], files: _
         if file in first:
             raise InputError(f"{path} names {file} twice, in lines {first[file]} and {line}")
         first[file] = line
-        if any(is_hidden(Path(part)) for part in Path(cell).parts if part not in (".", "..")):
+        if any(is_hidden(Path(part)) for part in PureWindowsPath(cell).parts if part not in (".", "..")):
             hidden.add(row)
         found.append(file)
     return found, hidden
@@ -188,38 +151,48 @@ def _parts(path: Path, cells: Sequence[str], lines: Sequence[int]) -> list[str]:
     return [PARTS[cell.lower()] for cell in cells]
 
 
-def _targets(
-    path: Path, columns: Mapping[str, Sequence[str]], lines: Sequence[int], request: DataRequest
-) -> tuple[Task, tuple[str, ...], Tensor]:
-    """Return the task, the names of its outputs, and the targets."""
-    where = f"{path}: {', '.join(columns)}"
+def _targets(table: Table, names: Sequence[str], request: DataRequest) -> tuple[Task, tuple[str, ...], Tensor]:
+    """Return the task, the names of its outputs, and the targets in these columns."""
+    where = f"{table.path}: {', '.join(names)}"
     requested = None if request.task is None else find_task(request.task)
-    if len(columns) == 1:
-        (cells,) = columns.values()
+    needs_numbers = requested is not None and requested.could_be(np.zeros(1))
+    if len(names) == 1:
+        (name,) = names
+        cells = table.columns[name]
         texts, joined = np.array(cells), any("|" in cell for cell in cells)
-        numbers = None if joined else _numbers(cells)
+        numbers = None if joined else numbers_of(table, name, must=needs_numbers)
         if numbers is None and (joined or (requested is not None and not requested.could_be(texts))):
-            names = tuple(sorted({each for cell in cells for each in cell.split("|") if each}))
-            rows = np.array([[name in cell.split("|") for name in names] for cell in cells], np.int64)
-            return _of_rows(rows, names, requested, where)
-        _require_cells(path, cells, lines)
+            labels = tuple(sorted({each for cell in cells for each in cell.split("|") if each}))
+            rows = np.array([[label in cell.split("|") for label in labels] for cell in cells], np.int64)
+            return _of_rows(rows, labels, requested, where)
+        _require_cells(table, name)
         task = requested or guess_task(texts if numbers is None else numbers, where)
-        if task.could_be(texts):  # classes are named by the texts
-            if numbers is not None and numbers.dtype.kind == "f":
-                task.convert_targets(numbers, None, where)  # raises for fractions
-            names = tuple(sorted(set(cells), key=lambda name: (int(name) if name.isdecimal() else 0, name)))
-            return task, names, task.convert_targets(texts, len(names), where, names)
-        return task, tuple(columns), task.convert_targets(texts if numbers is None else numbers, None, where)
-    values = []
-    for name, cells in columns.items():
-        _require_cells(path, cells, lines)
-        if (numbers := _numbers(cells)) is None:
+        if not task.could_be(texts):
+            return task, (name,), task.convert_targets(texts if numbers is None else numbers, None, where)
+        if numbers is not None and numbers.dtype.kind == "f":
+            task.convert_targets(numbers, None, where)  # raises for fractions
+        classes = tuple(sorted(set(cells), key=lambda name: (int(name) if name.isdecimal() else 0, name)))
+        if len(classes) == len(cells) > 2:
             raise InputError(
-                f"{path} has several columns beside the image files, but {name} holds texts; name the column of the "
-                "labels label, or remove columns that are no labels"
+                f"{table.where(name, 0)}, and every line has another text; classes repeat, and numbers to predict need "
+                "--task regression"
+            )
+        return task, classes, task.convert_targets(texts, len(classes), where, classes)  # texts name the classes
+    values = []
+    for name in names:
+        _require_cells(table, name)
+        if not name:
+            raise InputError(
+                f"{table.path} has a column without a name, such as pandas adds; name the column of the labels label, "
+                "or write the table without an index"
+            )
+        if (numbers := numbers_of(table, name)) is None:
+            raise InputError(
+                f"{table.where(name, 0)}, a text, but the table has several columns beside the image files; "
+                "name the column of the labels label, or remove columns that are no labels"
             )
         values.append(numbers)
-    return _of_rows(np.stack(values, 1), tuple(columns), requested, where)
+    return _of_rows(np.stack(values, 1), tuple(names), requested, where)
 
 
 def _of_rows(
@@ -231,17 +204,7 @@ def _of_rows(
     return task, names, task.convert_targets(rows, len(names), where)
 
 
-def _require_cells(path: Path, cells: Sequence[str], lines: Sequence[int]) -> None:
-    for cell, line in zip(cells, lines, strict=True):
+def _require_cells(table: Table, name: str) -> None:
+    for row, cell in enumerate(table.columns[name]):
         if not cell:
-            raise InputError(f"{path}, line {line} has no label")
-
-
-def _numbers(cells: Sequence[str]) -> np.ndarray | None:
-    """Return cells as integers or floats; None if one is no number."""
-    for kind in (np.int64, np.float64):
-        try:
-            return np.array(cells).astype(kind)
-        except (ValueError, OverflowError):
-            continue
-    return None
+            raise InputError(f"{table.path}, line {table.lines[row]} has no label")
