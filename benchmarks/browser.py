@@ -26,7 +26,7 @@ from measuring import environment
 from playwright.sync_api import Browser, sync_playwright
 
 from torchcaps.explorer import Explorer, open_explorer, serving, write_page
-from torchcaps.models.pretrained import SHIPPED
+from torchcaps.models.files import SHIPPED
 from torchcaps.training import load_run
 
 CLOCKS = """

@@ -69,7 +69,7 @@ def on_nav(nav: Navigation, **_: Any) -> None:
 def on_post_build(config: MkDocsConfig) -> None:
     """Write the explorer's page, which runs in the visitor's browser, to ``try/``, and a page for each old address."""
     from torchcaps.explorer import open_explorer, write_page
-    from torchcaps.models.pretrained import SHIPPED
+    from torchcaps.models.files import SHIPPED
     from torchcaps.training import load_run
 
     site = Path(config.site_dir)

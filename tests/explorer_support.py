@@ -11,7 +11,7 @@ from PIL import Image
 
 from torchcaps.explorer import Explorer, open_explorer
 from torchcaps.models import Network, create_model
-from torchcaps.models.pretrained import SHIPPED
+from torchcaps.models.files import SHIPPED
 from torchcaps.training import load_run
 
 if TYPE_CHECKING:

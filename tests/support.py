@@ -163,10 +163,10 @@ def registered_for_now() -> Iterator[None]:
     import torchcaps.training.recipe  # noqa: F401  registers the optimizers
     from torchcaps import plugins
     from torchcaps.datasets.registry import _DATASETS
-    from torchcaps.models import presets
+    from torchcaps.models.presets import registry
     from torchcaps.parts import PARTS
 
-    registries: list[dict[str, Any]] = [presets._PRESETS, plugins._loaded, _DATASETS, *PARTS.values()]
+    registries: list[dict[str, Any]] = [registry._PRESETS, plugins._loaded, _DATASETS, *PARTS.values()]
     before, modules = [dict(registry) for registry in registries], set(sys.modules)
     try:
         yield

@@ -21,7 +21,7 @@ from torchcaps.datasets import Preparation, get_max_megapixels
 from torchcaps.export import OnnxModel
 from torchcaps.files import read_json, write_json
 from torchcaps.models import create_model, load_pretrained
-from torchcaps.models.pretrained import SHIPPED
+from torchcaps.models.files import SHIPPED
 from torchcaps.training import load_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

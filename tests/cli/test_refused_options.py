@@ -8,7 +8,7 @@ import pytest
 
 from cli_support import Cli
 from torchcaps.cli.app import COMMANDS, app
-from torchcaps.models.pretrained import SHIPPED
+from torchcaps.models.files import SHIPPED
 from torchcaps.training.rates import UNUSED_SETTINGS
 
 #: A value of each option that is not a number.

@@ -12,7 +12,7 @@ from torchcaps.datasets import load_dataset
 from torchcaps.errors import InputError
 from torchcaps.explorer import open_explorer
 from torchcaps.explorer.state import shipped_images
-from torchcaps.models.pretrained import SHIPPED
+from torchcaps.models.files import SHIPPED
 from torchcaps.training import Run, load_run, train
 
 

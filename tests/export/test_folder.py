@@ -19,7 +19,7 @@ from torchcaps.analysis import evaluate
 from torchcaps.errors import InputError
 from torchcaps.export import describe_run, export_folder, random_images, sample_images, share, training_record
 from torchcaps.files import read_json, write_json
-from torchcaps.models.pretrained import SHIPPED
+from torchcaps.models.files import SHIPPED
 from torchcaps.training import Run, load_run, train
 from torchcaps.training.config import override
 

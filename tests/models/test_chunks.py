@@ -11,7 +11,7 @@ from support import assert_close
 from torchcaps import create_model
 from torchcaps.machine import MIB
 from torchcaps.models import CapsNet
-from torchcaps.models.images import map_chunks
+from torchcaps.models.chunks import map_chunks
 from torchcaps.nn import Capsules, PrimaryCapsules
 
 

@@ -202,7 +202,7 @@ def test_what_no_file_could_bring_back_is_not_saved(tmp_path: Path) -> None:
         ("backbone", nn.Conv2d(1, 8, 9), "a Conv2d cannot be saved: register its class with torchcaps.register, and"),
         ("layers.0.routing", Mine(), "a Mine cannot be saved: register its class"),
         ("backbone.conv", nn.Conv2d(1, 8, 3), "its options build another one: backbone.conv.weight is floats (8, 1, 3"),
-        ("another", nn.Linear(3, 3), "another.weight is floats (3, 3), wanted nothing; register your own part"),
+        ("another", nn.Linear(3, 3), "another.weight is floats (3, 3), but must be absent; register your own part"),
     ):
         model = network()
         owner, _, name = place.rpartition(".")

@@ -1,5 +1,6 @@
 """save_pretrained and from_pretrained: exact, readable, and strict about what does not fit."""
 
+import copy
 import dataclasses
 import json
 import re
@@ -10,21 +11,26 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load, load_file, save_file
+from torch import Tensor, nn
 
-from support import assert_raises, small
+from support import assert_raises, registered_for_now, small
 from torchcaps import create_model, load_pretrained
 from torchcaps.analysis import calibrate, evaluate
 from torchcaps.datasets import Preparation, load_dataset
 from torchcaps.errors import InputError
-from torchcaps.models import BaselineCNN, CapsNet, Network, pretrained
-from torchcaps.models.pretrained import SHIPPED
+from torchcaps.models import BaselineCNN, CapsNet, Network
+from torchcaps.models.files import SHIPPED
+from torchcaps.models.files.weights import checksum, weights_file
+from torchcaps.parts import register
 from torchcaps.training import load_run
 
 SHAPE, CLASSES = (3, 18, 21), 4
 FILES = {"config.json", "model.safetensors", "classes.json", "README.md"}
 
 
-def network(preset: str = "sabour2017", **overrides: Any) -> Network:
+def network(preset: str = "sabour2017", seed: int | None = None, **overrides: Any) -> Network:
+    if seed is not None:
+        torch.manual_seed(seed)
     return create_model(preset, SHAPE, CLASSES, **small(preset, **overrides)).eval()
 
 
@@ -43,10 +49,13 @@ def test_weights_that_are_damaged_or_do_not_fit(folder: Path) -> None:
         assert_raises(InputError, CapsNet.from_pretrained, folder, say=f"weights file {weights} is damaged")
     name = "backbone.conv.bias"
     for other, said in (
-        ({key: tensor for key, tensor in tensors.items() if key != name}, f"{name} is nothing, wanted floats (8,)"),
-        (tensors | {name: torch.zeros(5)}, f"{name} is floats (5,), wanted floats (8,)"),
-        (tensors | {name: torch.zeros(8).long()}, f"{name} is torch.int64 (8,), wanted floats (8,)"),
-        (tensors | {"more": torch.zeros(5)}, "more is floats (5,), wanted nothing"),
+        (
+            {key: tensor for key, tensor in tensors.items() if key != name},
+            f"{name} is missing, but must be floats (8,)",
+        ),
+        (tensors | {name: torch.zeros(5)}, f"{name} is floats (5,), but must be floats (8,)"),
+        (tensors | {name: torch.zeros(8).long()}, f"{name} is torch.int64 (8,), but must be floats (8,)"),
+        (tensors | {"more": torch.zeros(5)}, "more is floats (5,), but must be absent"),
         (tensors | {name: torch.full((8,), float("nan"))}, f"{weights} cannot be used: {name} holds NaN"),
     ):
         save_file(other, weights)
@@ -151,6 +160,64 @@ def test_one_wrong_bit_in_any_weight_is_noticed(tmp_path: Path) -> None:
     load_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("version", [None, "1", "3"])
+def test_weights_of_another_format_are_refused(version: str | None, folder: Path) -> None:
+    """Format 1 has other axes, of the same sizes if the sizes of a weight are equal."""
+    weights = folder / "model.safetensors"
+    tensors = load_file(weights)
+    metadata = {"sha256": checksum(tensors)} | ({} if version is None else {"format": version})
+    save_file(tensors, weights, metadata=metadata)
+    said = f"weights file {weights} has format {version or 1}, but this version of torchcaps reads format 2 only"
+    assert_raises(InputError, load_pretrained, folder, say=said)
+
+
+def test_equal_weights_are_equal_bytes(tmp_path: Path) -> None:
+    """In each process: safetensors writes metadata in the order of a hash that changes from call to call."""
+    files = []
+    for number in range(12):
+        network(seed=0).save_pretrained(tmp_path / str(number), class_names="abcd")
+        files.append({path.name: path.read_bytes() for path in (tmp_path / str(number)).iterdir()})
+    assert all(each == files[0] for each in files)
+    tensors = load(files[0]["model.safetensors"])
+    reordered = dict(reversed(tensors.items()))
+    assert weights_file(reordered) == weights_file(tensors) == files[0]["model.safetensors"]
+
+
+# modules with several names
+
+
+class Twice(nn.Module):
+    """A backbone whose convolution is used under two names."""
+
+    def __init__(self, in_channels: int, *, share_twice: bool = True) -> None:
+        super().__init__()
+        self.share_twice = share_twice
+        self.first = nn.Conv2d(in_channels, in_channels, 3, padding=1)
+        self.second = self.first if share_twice else nn.Conv2d(in_channels, in_channels, 3, padding=1)
+        self.last = nn.Conv2d(in_channels, 8, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.last(self.second(self.first(images)))
+
+
+def test_a_module_under_two_names_stays_one(tmp_path: Path) -> None:
+    with registered_for_now():
+        register("backbone", "twice")(Twice)
+        model = network(backbone="twice")
+        model.save_pretrained(tmp_path)
+        again = load_pretrained(tmp_path)
+        assert again.backbone.first is again.backbone.second
+        images = torch.rand(2, *SHAPE)
+        assert torch.equal(again(images).scores, model(images).scores)
+        model.backbone.second = copy.deepcopy(model.backbone.first)
+        said = "backbone.second.weight and backbone.first.weight are one parameter in one of them, and two in the other"
+        assert_raises(InputError, model.save_pretrained, tmp_path / "x", say=said)
+        model = network(backbone={"name": "twice", "share_twice": False})
+        model.backbone.second = model.backbone.first
+        assert_raises(InputError, model.save_pretrained, tmp_path / "x", say=said)
+        assert not (tmp_path / "x").exists()
+
+
 # half precision
 
 
@@ -195,7 +262,7 @@ def test_what_is_shipped_is_small_whole_and_described(name: str) -> None:
     weights = load_file(folder / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.float16}
     with safe_open(folder / "model.safetensors", framework="pt") as file:
-        assert file.metadata()["sha256"] == pretrained.checksum(weights)
+        assert file.metadata()["sha256"] == checksum(weights)
     card = (folder / "README.md").read_text(encoding="utf-8")
     for heading in ("## Results", "## Training", "## Limits", "## Citation", "measured after rounding"):
         assert heading in card

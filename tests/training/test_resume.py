@@ -274,15 +274,14 @@ def test_a_run_from_other_weights_goes_on_without_them(bars: Path, trained: Path
     assert float(rows(whole)[0]["train_loss"]) < float(rows(tmp_path / "other")[0]["train_loss"]) / 2
 
 
-def test_the_last_weights_of_a_run_of_the_older_format_are_read(trained: Path, tmp_path: Path) -> None:
-    run_folder = shutil.copytree(trained, tmp_path / "old")
-    new = load_run(trained, "last").model
-    old = read_checkpoint(trained / "last.ckpt")
-    weight = "layers.0.transform.weight"
-    old["model"][weight] = old["model"][weight].permute(3, 0, 1, 2).contiguous()
-    del old["format"]
-    torch.save(old, run_folder / "last.ckpt")
-    assert same_weights(load_run(run_folder, "last").model.state_dict(), new.state_dict())
+@pytest.mark.parametrize("version", [None, 1, 3])
+def test_a_checkpoint_of_another_format_is_refused(version: int | None, trained: Path, tmp_path: Path) -> None:
+    run_folder = shutil.copytree(trained, tmp_path / "other")
+    checkpoint = read_checkpoint(trained / "last.ckpt")
+    del checkpoint["format"]
+    torch.save(checkpoint | ({} if version is None else {"format": version}), run_folder / "last.ckpt")
+    with pytest.raises(InputError, match=f"has format {version or 1}, but this version of torchcaps reads format 2"):
+        load_run(run_folder, "last")
 
 
 def test_saved_and_shipped_networks_can_be_started_from(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torchcaps.analysis.figures import EDGE, GAP, LINE, MARGIN, MUTED, SMALL, ca
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Network, PixelCapsules
-from torchcaps.models.images import infer_shapes
+from torchcaps.models.shapes import infer_shapes
 from torchcaps.nn import CapsuleLayer, DeconvCapsules, PrimaryCapsules
 from torchcaps.nn.map_layer import MapLayer
 from torchcaps.parts import part_of

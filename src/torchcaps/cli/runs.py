@@ -26,7 +26,7 @@ def open_run(run: Path | None, which: Which, accelerator: str = "cpu") -> Run:
     Raises:
         InputError: There is no such network, or its task does not support the running command.
     """
-    from torchcaps.models.pretrained import SHIPPED
+    from torchcaps.models.files import SHIPPED
     from torchcaps.training import load_run
     from torchcaps.training.devices import pick_device
 

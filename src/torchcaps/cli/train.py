@@ -196,7 +196,7 @@ def build_config(preset: str | None, file: Path | None, overrides: Mapping[str, 
 
 def show_summary(summary: Mapping[str, Any]) -> None:
     """Print the test results of a run, its folder, and commands to go on with."""
-    from torchcaps.models.pretrained import CONFIG
+    from torchcaps.models.files import CONFIG
     from torchcaps.training.folder import FIGURES
 
     out, test, task = Path(summary["out"]), summary["test"], find_task(summary["task"])

@@ -29,7 +29,7 @@ from torchcaps.errors import InputError
 from torchcaps.explorer.patches import find_patches
 from torchcaps.files import real
 from torchcaps.models import CapsNet, Network
-from torchcaps.models.pretrained import SHIPPED
+from torchcaps.models.files import SHIPPED
 from torchcaps.ops.labels import top_classes
 from torchcaps.parts import options
 from torchcaps.ranges import AtLeastOneIteration

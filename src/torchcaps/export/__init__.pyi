@@ -1,3 +1,6 @@
+from .card import SeedResult as SeedResult
+from .card import TrainingRecord as TrainingRecord
+from .card import model_card as model_card
 from .description import Description as Description
 from .folder import export_folder as export_folder
 from .folder import share as share

@@ -6,9 +6,10 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -20,7 +21,50 @@ from torchcaps.tasks import task_of
 from torchcaps.words import counted
 
 if TYPE_CHECKING:
-    from torchcaps.models.record import TrainingRecord
+    from torchcaps.models.presets.registry import Preset
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedResult:
+    """Result of one training run: test errors (0..1) of the epoch chosen by validation and of the last epoch."""
+
+    seed: int
+    best_epoch: int
+    best_error: float
+    last_error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecord:
+    """Facts about a network's training for its model card."""
+
+    preset: Preset
+    """Preset of the network and its recipe."""
+    data: str | None
+    """Name of the data set for ``load_dataset``; None for the user's own files."""
+    data_title: str
+    data_source: str
+    data_licence: str
+    images: Mapping[str, int]
+    """Number of images in ``train``, ``validation`` and ``test``."""
+    recipe: Mapping[str, Any]
+    """Settings of the recipe to show, in their order."""
+    last_epoch: int
+    precision: Literal["32", "bf16"]
+    which: Literal["best", "last"]
+    """Epoch of the weights: the best or the last."""
+    results: tuple[SeedResult, ...]
+    """Result of this network, then results of the same training with other seeds."""
+    stored_error: float | None = None
+    """Test error (0..1) of the stored weights, if storing rounded them and the error was measured again."""
+    command: str
+    """Command that repeats the training."""
+    seconds: float
+    hardware: str
+    versions: Mapping[str, str]
+    """Versions of torchcaps, torch and Python."""
+    preparation: str | None = None
+    """Preprocessing of the drawings, in words; None if the images are not drawings."""
 
 
 def model_card(

@@ -13,10 +13,11 @@ import torch
 from torchcaps.analysis import evaluate
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
+from torchcaps.export.card import TrainingRecord
 from torchcaps.export.record import training_record
 from torchcaps.files import real
-from torchcaps.models import TrainingRecord, load_pretrained
-from torchcaps.models.pretrained import SHIPPED
+from torchcaps.models import load_pretrained
+from torchcaps.models.files import SHIPPED
 from torchcaps.training import Run
 
 Which = Literal["best", "last"]

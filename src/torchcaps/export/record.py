@@ -14,10 +14,11 @@ from torch import Tensor
 from torchcaps.checks import checked
 from torchcaps.datasets import DatasetInfo, find_dataset
 from torchcaps.errors import InputError
+from torchcaps.export.card import SeedResult, TrainingRecord
 from torchcaps.export.description import Description
 from torchcaps.files import could_be_repository, reading
-from torchcaps.models import SeedResult, TrainingRecord, get_preset
-from torchcaps.models.pretrained import CONFIG, SHIPPED
+from torchcaps.models import get_preset
+from torchcaps.models.files import CONFIG, SHIPPED
 from torchcaps.parts import flat
 from torchcaps.ranges import Count, spatial_shape
 from torchcaps.training import Recipe, Run, TrainConfig, read_config

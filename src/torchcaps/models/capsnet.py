@@ -12,9 +12,11 @@ from torch import Tensor, nn
 import torchcaps.models.loss  # noqa: F401  registers the losses
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
-from torchcaps.models.images import check_images, infer_map_shape, infer_shapes, map_chunks, standardise
+from torchcaps.models.chunks import map_chunks
+from torchcaps.models.images import check_images, standardise
 from torchcaps.models.network import Network
 from torchcaps.models.output import Losses, ModelOutput, Targets
+from torchcaps.models.shapes import infer_map_shape, infer_shapes
 from torchcaps.nn import (
     CapsuleLayer,
     Capsules,

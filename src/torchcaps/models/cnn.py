@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
-from torchcaps.models.images import check_images, infer_map_shape
+from torchcaps.models.images import check_images
 from torchcaps.models.network import Network
 from torchcaps.models.output import Losses, ModelOutput, Targets
+from torchcaps.models.shapes import infer_map_shape
 from torchcaps.nn.convolutions import ChannelNorm, ConvNorm, Convolution, conv_stem
 from torchcaps.ops.precision import in_full_precision
 from torchcaps.parts import Choice, Spec, build, register

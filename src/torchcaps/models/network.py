@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.checks import checked
+from torchcaps.checks import check, checked
 from torchcaps.errors import InputError
+from torchcaps.models import files
 from torchcaps.models.output import Losses, ModelOutput, Targets
-from torchcaps.models.saving import SavedNetwork
-from torchcaps.models.scores import ScoresOnly
+from torchcaps.models.planning import SizedNetwork
 from torchcaps.nn import Decoder
 from torchcaps.ranges import COUNT, Range, spatial_shape
 from torchcaps.tasks import TaskName, find_task
 from torchcaps.words import counted
 
+if TYPE_CHECKING:
+    from torchcaps.export.card import TrainingRecord
 
-class Network(SavedNetwork):
+
+class Network(SizedNetwork):
     """Network for images of one shape and a number of classes; its options and weights can be saved.
 
     Register a subclass with ``@register("network", "mine")``.
@@ -116,3 +121,135 @@ class Network(SavedNetwork):
         self, output: ModelOutput, images: Float[Tensor, "B C H W"] | Float[Tensor, "B P C H W"], targets: Targets
     ) -> Losses:
         """Return the loss to minimise; see :meth:`torchcaps.CapsNet.loss`."""
+
+    # ---- files
+
+    def save_files(
+        self,
+        folder: Path,
+        dtype: torch.dtype | None = None,
+        class_names: Sequence[str] | None = None,
+        images: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write the files of :meth:`save_pretrained` except the model card, each in full or not at all."""
+        files.write(self, folder, dtype, class_names, images)
+
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        class_names: Sequence[str] | None = None,
+        training: TrainingRecord | None = None,
+        dtype: torch.dtype | None = None,
+        source: str | None = None,
+        images: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write the network, the names of its classes and a model card into a folder for :meth:`from_pretrained`.
+
+        The card is written only if the extra ``app`` is installed.
+
+        Args:
+            folder: Folder to write to, created if missing. Existing files are replaced one by one.
+            class_names: Name of each class.
+            training: Facts for the card; :func:`torchcaps.export.training_record` takes them from a run.
+            dtype: ``torch.float16`` stores the weights in half the space, and loading turns them into float32. None
+                keeps their dtype.
+            source: Name to load in the card's example: a repository of the hub, or a network that comes with
+                torchcaps; None: the folder.
+            images: Description of the images, with the names of the classes, from ``Run.images.to_dict()``.
+
+        Raises:
+            InputError: The number of names is not the number of classes, ``dtype`` cannot hold a weight, or a part is
+                not registered.
+            OSError: The folder cannot be written, or the disk is full.
+        """
+        files.save(self, folder, class_names=class_names, training=training, dtype=dtype, source=source, images=images)
+
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        private: bool = False,
+        commit_message: str = "A network made with torchcaps",
+        token: str | None = None,
+        **contents: Any,
+    ) -> str:
+        """Upload the files of :meth:`save_pretrained` to a repository of the Hugging Face hub, in one commit.
+
+        Args:
+            repository: Owner and name, such as ``"someone/capsnet-mnist"``; created if missing.
+            private: Create a new repository that only you can read.
+            commit_message: Message of the commit in the repository.
+            token: Token with permission to write; None: the one from ``hf auth login`` or the environment variable
+                HF_TOKEN.
+            **contents: ``class_names``, ``images``, ``training`` and ``dtype``, as for :meth:`save_pretrained`.
+
+        Returns:
+            Address of the repository.
+
+        Raises:
+            InputError: The hub cannot be reached, or refuses the token or the upload; or as for
+                :meth:`save_pretrained`.
+        """
+        return files.push(self, repository, private, commit_message, token, **contents)
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, *, device: torch.device | str = "cpu", **download: Any) -> Self:
+        """Load a network from the files of ``save_pretrained`` or ``push_to_hub``, in evaluation mode.
+
+        Weights stored in half precision become float32. Nothing in the files is executed. If the weights have a
+        checksum, as in all files of this version, they are checked against it.
+
+        Args:
+            source: A folder; the name of a network that comes with torchcaps, ``"compact"``; or a repository of the
+                hub such as ``"someone/capsnet-mnist"``.
+            device: Device of the network.
+            **download: Options for the hub: ``revision``, ``token``, ``cache_dir``, ``force_download`` and
+                ``local_files_only`` of :func:`huggingface_hub.snapshot_download`.
+
+        Raises:
+            InputError: There is no such folder, and the hub has no such repository or cannot be reached; or a file is
+                missing, damaged, or does not fit another file; or the network is of another class.
+        """
+        return files.load(source, cls, **download).to(device).eval()
+
+
+class ScoresOnly(nn.Module):
+    """A network that returns only its class scores (B, J); see :meth:`torchcaps.models.Network.scores_only`.
+
+    Args:
+        network: A :class:`torchcaps.models.Network`, which shares its parameters.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        check("network", network, Network)
+        self.network = network
+        self.train(network.training)
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B J"]:
+        """Return the scores of images."""
+        scores: Tensor = self.network(images).scores
+        return scores
+
+
+@checked
+def load_pretrained(source: str | Path = "compact", *, device: torch.device | str = "cpu", **download: Any) -> Network:
+    """Load a trained network, in evaluation mode; nothing in its files is executed.
+
+    Args:
+        source: A folder from ``save_pretrained``; the name of a network that comes with torchcaps, ``"compact"``; or a
+            repository of the Hugging Face hub such as ``"someone/capsnet-mnist"``.
+        device: Device of the network.
+        **download: Options for the hub, as for :meth:`torchcaps.CapsNet.from_pretrained`.
+
+    Raises:
+        InputError: As for :meth:`torchcaps.CapsNet.from_pretrained`.
+
+    Examples:
+        >>> from torchcaps import create_model, load_pretrained
+        >>> create_model("compact").save_pretrained("my-network")
+        >>> load_pretrained("my-network").in_shape
+        (1, 28, 28)
+    """
+    return Network.from_pretrained(source, device=device, **download)

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.machine import MIB
-from torchcaps.models.images import check_images, infer_shapes
+from torchcaps.models.images import check_images
 from torchcaps.models.network import Network
 from torchcaps.models.output import Losses, ModelOutput
+from torchcaps.models.shapes import infer_shapes
 from torchcaps.nn import Capsules
 from torchcaps.nn.map_layer import MapLayer
 from torchcaps.parts import Choice, Spec, build

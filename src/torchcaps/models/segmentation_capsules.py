@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
-from torchcaps.models.images import infer_shapes
 from torchcaps.models.output import Losses, ModelOutput
 from torchcaps.models.segmentation import Masks, PixelLoss, PixelNetwork, cut_to, pad_to_multiple
+from torchcaps.models.shapes import infer_shapes
 from torchcaps.nn import Capsules, ConvCapsules, DeconvCapsules, join_types
 from torchcaps.nn.convolutions import CONVOLUTIONS
 from torchcaps.nn.map_layer import MapLayer

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import InputError
-from torchcaps.models.building import plan_network
 from torchcaps.models.output import ModelOutput
+from torchcaps.models.planning import plan
 from torchcaps.models.segmentation import Masks, PixelLoss, PixelNetwork, cut_to
 from torchcaps.nn.convolutions import CONVOLUTIONS
 from torchcaps.nn.segmentation import TRANSPOSED, InstanceNorm
@@ -82,12 +82,12 @@ class UNet(PixelNetwork):
 
     def _widths_of(self, preset: str) -> tuple[int, ...]:
         """Return the channels of each level with which the network has as many parameters as a preset."""
-        from torchcaps.models.presets import get_preset  # the presets import this module
+        from torchcaps.models.presets.registry import get_preset  # their table imports this module
 
         tree = get_preset(preset).network
         if find("network", tree["name"]) is UNet:
             raise InputError(f"parameters_of must be a preset that is not a U-Net itself, got {preset}")
-        planned = plan_network(tree, self.in_shape, self.num_classes)
+        planned = plan(tree, self.in_shape, self.num_classes)
         wanted = sum(parameter.numel() for parameter in planned.parameters())
         scales = [0.0, 1.0]
         while self._count(self._scaled(scales[1])) < wanted:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torchcaps.checks import check_contents
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, reading
-from torchcaps.models.older_files import CURRENT_FORMAT, FORMAT
-from torchcaps.models.pretrained import difference
+from torchcaps.models.files.weights import FORMAT, check_format, difference
 from torchcaps.parts import build
 from torchcaps.ranges import Range
 
@@ -38,7 +37,7 @@ class Checkpoint(TypedDict):
     progress: dict[str, Any]
     data: list[int]
     settings: dict[str, Any]
-    format: NotRequired[Annotated[int, Range(1, CURRENT_FORMAT, whole=True)]]
+    format: NotRequired[Annotated[int, Range(1, 2**31, whole=True)]]
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
@@ -62,7 +61,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
                 raise InputError(f"the checksum of its part {damaged} is wrong")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         check_contents("it", checkpoint, Checkpoint)
-        return {FORMAT: 1} | {part: checkpoint[part] for part in Checkpoint.__annotations__ if part in checkpoint}
+    check_format(f"checkpoint {path}", checkpoint.get(FORMAT, 1))
+    return {part: checkpoint[part] for part in Checkpoint.__annotations__ if part in checkpoint}
 
 
 def check_state(

@@ -32,7 +32,7 @@ from torchcaps.checks import check_contents
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, locked, read_json, reading, remove_temporaries, write_json, write_text
 from torchcaps.models import Network
-from torchcaps.models.pretrained import CLASSES, CONFIG, WEIGHTS, weights_file
+from torchcaps.models.files.weights import CLASSES, CONFIG, WEIGHTS, weights_file
 from torchcaps.ranges import Amount, Count, Finite, Index, Seed
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from torchcaps.datasets import Dataset, Preparation, find_dataset, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.files import could_be_repository, read_json, reading
 from torchcaps.models import Network, load_pretrained
-from torchcaps.models.older_files import FORMAT, to_current_weights
-from torchcaps.models.pretrained import CLASSES, CONFIG, SHIPPED, SHIPPED_DATA, WEIGHTS, find_pretrained, load_weights
+from torchcaps.models.files import CLASSES, CONFIG, SHIPPED, SHIPPED_DATA, WEIGHTS, find_pretrained
+from torchcaps.models.files.weights import load_weights
 from torchcaps.tasks import task_of
 from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.config import TrainConfig, read_config
@@ -127,9 +127,7 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
     model = load_pretrained(path / BEST)
     if which == "last":
         checkpoint = read_checkpoint(path / CHECKPOINT)
-        with reading(path / CHECKPOINT, "checkpoint"):
-            weights = to_current_weights(model, checkpoint["model"], checkpoint[FORMAT])
-        load_weights(model, weights, path / CHECKPOINT)
+        load_weights(model, checkpoint["model"], path / CHECKPOINT)
     summary = read_summary(path / SUMMARY) if (path / SUMMARY).exists() else None
     images = _read_spec(path / BEST / CLASSES, model, must_exist=True)
     return Run(path, model.to(device), config, summary, images)

@@ -28,8 +28,7 @@ from torchcaps.datasets.item_reader import Keys
 from torchcaps.datasets.pixels import Scale
 from torchcaps.errors import InputError
 from torchcaps.files import reading
-from torchcaps.models.older_files import CURRENT_FORMAT, FORMAT, to_current_moments, to_current_weights
-from torchcaps.models.pretrained import WEIGHTS, read_weights
+from torchcaps.models.files.weights import CURRENT_FORMAT, FORMAT, WEIGHTS, read_weights
 from torchcaps.parts import build, flat
 from torchcaps.tasks import task_of
 from torchcaps.training.checkpoint import check_state, read_checkpoint, write_checkpoint
@@ -371,9 +370,7 @@ class Trainer:
             raise InputError(f"the run in {out} was trained on other images; resume it with the same images")
         with reading(out / CHECKPOINT, "checkpoint of this run"):
             self.state = state = ProgressState.read(checkpoint["progress"], self.data.validation is not None)
-            version, state_of = checkpoint[FORMAT], checkpoint["optimizer"]["state"]
-            weights = to_current_weights(self.network, checkpoint["model"], version)
-            moments = to_current_moments(self.network, self.optimizer.param_groups, state_of, version)
+            weights, moments = checkpoint["model"], checkpoint["optimizer"]["state"]
             check_state(self.network, self.recipe, weights, moments)
             self.network.load_state_dict(weights)
             groups = self.optimizer.state_dict()["param_groups"]  # with the settings of this device
@@ -412,7 +409,7 @@ class Trainer:
         """Load the weights of the best epoch into the network."""
         self.fabric.barrier()  # until the first process has written them
         if self.out is not None:
-            self._best = read_weights(self.out / BEST / WEIGHTS, self.network)
+            self._best = read_weights(self.out / BEST / WEIGHTS)
         if self._best:
             self.network.load_state_dict(self._best)
         self.network.eval()

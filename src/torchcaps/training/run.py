@@ -23,7 +23,7 @@ from torchcaps.errors import InputError
 from torchcaps.files import check_path, real, remove_temporaries, write_json
 from torchcaps.machine import MIB, free_memory_mib
 from torchcaps.models import Network, build_network, load_pretrained
-from torchcaps.models.pretrained import CLASSES, CONFIG
+from torchcaps.models.files import CLASSES, CONFIG
 from torchcaps.models.segmentation import PixelNetwork
 from torchcaps.parts import flat
 from torchcaps.ranges import as_text

@@ -1,0 +1,53 @@
+"""Build the network of a preset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torchcaps.models.building import build_network
+from torchcaps.models.network import Network
+from torchcaps.models.presets.large_images import fit_to_images
+from torchcaps.models.presets.registry import get_preset
+from torchcaps.parts import override
+from torchcaps.ranges import spatial_shape
+from torchcaps.tasks import find_task
+
+
+def create_model(
+    preset: str, in_shape: Sequence[int] | None = None, num_classes: int | None = None, **overrides: Any
+) -> Network:
+    """Build the network of a preset for images of any size.
+
+    Args:
+        preset: A name from :func:`torchcaps.list_presets`.
+        in_shape: Shape of an image (C, H, W). None: that of the preset's source, (1, 28, 28) for MNIST. If a side is
+            longer than 64 pixels, compact and its variants have larger strides along this side and a decoder that ends
+            in convolutions, unless ``overrides`` set these options.
+        num_classes: Number of classes (J). None: that of the preset's source, 10 for MNIST.
+        **overrides: Options of the network and its parts by their names: ``num_iterations=2``, ``routing="dynamic"``,
+            ``layers=(…)``. A module as ``backbone`` replaces the preset's backbone.
+
+    Returns:
+        A :class:`~torchcaps.CapsNet`, or a :class:`~torchcaps.models.BaselineCNN` for the CNN presets. Its weights are
+        drawn from torch's random generator.
+
+    Raises:
+        InputError: The preset or an option is unknown (the message suggests the nearest name), a value does not fit its
+            option, the images are too small for the convolutions, or the network does not fit into memory.
+
+    Examples:
+        >>> from torchcaps import create_model
+        >>> model = create_model("sabour2017", in_shape=(3, 32, 32), num_iterations=2)
+        >>> model.in_shape, model.num_classes
+        ((3, 32, 32), 10)
+    """
+    chosen = get_preset(preset)
+    tree = override("network", chosen.network, overrides, f"option of {preset}")
+    axes = find_task(tree.get("task")).spatial_axes
+    shape = chosen.in_shape if in_shape is None else spatial_shape(in_shape, axes)
+    return build_network(
+        override("network", tree, fit_to_images(chosen, tree, shape, overrides)),
+        shape,
+        chosen.num_classes if num_classes is None else num_classes,
+    )

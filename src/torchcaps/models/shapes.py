@@ -1,0 +1,123 @@
+"""Infer the shapes inside a network on the meta device, while it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from torchcaps.errors import InputError, reason_of
+from torchcaps.tracing import is_eager
+
+
+class TooSmall(InputError):  # noqa: N818  the name is the fault of a map; callers who know the images catch it
+    """A map that is smaller than the windows of the next layer."""
+
+
+Inferred = tuple[Any, int]
+"""Output of a module for a batch, and the largest number of values in a tensor of one image on the way."""
+
+
+class ShapePlan:
+    """Results of :func:`infer_shapes` while a network is planned, for the network that is built after it.
+
+    Both ask for the same shapes in the same order. From the first difference on, shapes are inferred again.
+    """
+
+    def __init__(self) -> None:
+        self._inferred: list[tuple[Any, Inferred]] = []
+        self._known: Iterator[tuple[Any, Inferred]] = iter(())
+
+    def rewind(self) -> None:
+        """Return the recorded results from now on."""
+        self._known = iter(self._inferred.copy())
+
+    def infer(self, module: nn.Module, inputs: Any) -> Inferred:
+        """Return the recorded result of a module with such inputs, or infer and record it."""
+        asked = type(module), (inputs if isinstance(inputs, Tensor) else inputs.poses).shape
+        if is_eager():
+            before, found = next(self._known, (None, None))
+            if before == asked and found is not None:
+                return found
+            self._known = iter(())
+        result = _run_without_numbers(module, inputs)
+        self._inferred.append((asked, result))
+        return result
+
+
+_PLAN: ContextVar[ShapePlan | None] = ContextVar("plan", default=None)
+
+
+@contextmanager
+def shape_plan() -> Iterator[ShapePlan]:
+    """Let :func:`infer_shapes` record its results in a plan."""
+    token = _PLAN.set(plan := ShapePlan())
+    try:
+        yield plan
+    finally:
+        _PLAN.reset(token)
+
+
+def infer_shapes(module: nn.Module, inputs: Any) -> Inferred:
+    """Run a module on the meta device, without numbers; its parameters and statistics do not change.
+
+    Within :func:`shape_plan`, a module that was seen with such inputs before is not run again.
+
+    Returns:
+        Output of the module for a batch, and the largest number of values in a tensor of one image on the way.
+
+    Raises:
+        TooSmall: The module refuses the shape.
+    """
+    plan = _PLAN.get()
+    return _run_without_numbers(module, inputs) if plan is None else plan.infer(module, inputs)
+
+
+def _run_without_numbers(module: nn.Module, inputs: Any) -> Inferred:
+    sizes: list[int] = []
+
+    def note_size(_module: nn.Module, _inputs: object, output: object) -> None:
+        if isinstance(output, Tensor):
+            sizes.append(output[0].numel())
+
+    # each module once, because torch ties the tensors of a module under two names wrongly
+    planned = {
+        f"{path}.{name}".lstrip("."): torch.empty_like(tensor, device="meta")
+        for path, each in module.named_modules()
+        for of_one in (each.named_parameters, each.named_buffers)
+        for name, tensor in of_one(recurse=False, remove_duplicate=False)
+    }
+    hooks = [each.register_forward_hook(note_size) for each in module.modules()]
+    try:
+        with torch.no_grad():
+            return functional_call(module, planned, (inputs,), tie_weights=False), max(sizes, default=0)
+    except (RuntimeError, ValueError, AssertionError) as error:
+        name, shape = type(module).__name__, tuple((inputs if isinstance(inputs, Tensor) else inputs.poses).shape[1:])
+        reason = reason_of(error)
+        raise TooSmall(reason if name in reason else f"{name} takes no input of shape {shape}: {reason}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def infer_map_shape(backbone: nn.Module, in_shape: Sequence[int]) -> tuple[Tensor, int]:
+    """Return a backbone's maps (2, c, h, w) of two images on the meta device, and the size of the largest tensor.
+
+    Raises:
+        TooSmall: The backbone refuses the shape.
+        InputError: The backbone does not return maps.
+    """
+    images = torch.empty(2, *in_shape, device="meta")
+    maps, largest = infer_shapes(backbone, images)
+    if not isinstance(maps, Tensor) or maps.ndim != 4 or maps.dtype != images.dtype or len(maps) != 2:
+        got = f"{tuple(maps.shape)} of {maps.dtype}" if isinstance(maps, Tensor) else type(maps).__name__
+        raise InputError(
+            f"{type(backbone).__name__} must return maps (B, c, h, w), as many as images and of their dtype; for 2 "
+            f"images of {images.dtype} it returns {got}"
+        )
+    return maps, largest
