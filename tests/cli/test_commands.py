@@ -10,8 +10,9 @@ from PIL import Image
 
 from cli_support import Cli
 from own_parts import two_layers
+from support import registered_for_now
 from torchcaps.analysis import perturb_capsule, predict, routing_statistics, trace_routing
-from torchcaps.datasets import Dataset, PairSet, list_datasets, load_dataset
+from torchcaps.datasets import PairSet, Splits, list_datasets, load_dataset, register_dataset
 from torchcaps.files import read_json
 from torchcaps.models import create_model, get_preset, list_presets
 from torchcaps.training import load_run
@@ -238,30 +239,30 @@ def test_own_images_are_counted(cli: Cli, tmp_path: Path) -> None:
     assert [row[0] for row in read_rows(out) if row[:1] in (["cat"], ["dog"])] == ["cat", "dog"]
 
 
-def test_images_of_several_objects(cli: Cli, digit_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network that sees two objects in an image, and a data set of such images called digits."""
+def test_images_of_several_objects(cli: Cli, digit_file: Path) -> None:
+    """A network that sees two objects in an image, and a data set of such images."""
     digits = load_dataset("digits")
     train = PairSet(digits.train.take(40))
-    dataset = Dataset("pairs", train, train.preview(20), train.preview(30), digits.class_names)
-    for place in ("training.load", "datasets"):
-        monkeypatch.setattr(f"torchcaps.{place}.load_dataset", lambda *_, **__: dataset)
-    small = {"conv_channels": 4, "primary_types": 1, "decoder_hidden": (8,)}
-    create_model("sabour2017-multimnist", **small).save_pretrained("pairs")
-    of_pairs = ("pairs", "--data", "digits")
-    found = cli.json("evaluate", *of_pairs)
-    assert (found["num_images"], found["objects"], np.sum(found["confusion"])) == (30, 2, 60)
-    assert cli.json("evaluate", *of_pairs, "--split", "train")["num_images"] == 40
-    assert "with the right classes" in cli("reconstruct", *of_pairs, "--count", "6", "--figure", "a.png").out
-    for command in ("perturb", "routing"):
-        result = cli(command, *of_pairs, "--index", "3", "--figure", "a.png")
-        assert re.search(r"Image 3 of the test images of pairs, class \d \+ \d", result.out)
-    refused = cli("perturb", *of_pairs, "--follow", "label")
-    assert "needs an image of one object" in refused.err
-    (said,) = cli.json("predict", "pairs", digit_file)
-    longest = sorted(said["lengths"], key=lambda name: -said["lengths"][name])[:2]
-    assert (said["classes"], "class" in said) == (longest, False)
-    assert cli("predict", "pairs", digit_file).out.splitlines()[0] == f"{digit_file}  {' + '.join(longest)}"
-    result = cli("datasets", "digits", "--sample", "20", "--figure", "sample.png")
-    assert ["images", "40", "20", "30"] in read_rows(result.out)
-    assert "Each image shows 2 objects" in result.out
-    assert f"Labels  {' + '.join(map(str, train.preview(1).labels[0].tolist()))}, " in result.out
+    splits = Splits(train.objects, train.preview(30), digits.class_names, train.preview(20), as_train=PairSet)
+    with registered_for_now():
+        register_dataset("pairs", title="Pairs", source="here", licence="none")(lambda _: splits)
+        small = {"conv_channels": 4, "primary_types": 1, "decoder_hidden": (8,)}
+        create_model("sabour2017-multimnist", **small).save_pretrained("pairs")
+        of_pairs = ("pairs", "--data", "pairs")
+        found = cli.json("evaluate", *of_pairs)
+        assert (found["num_images"], found["objects"], np.sum(found["confusion"])) == (30, 2, 60)
+        assert cli.json("evaluate", *of_pairs, "--split", "train")["num_images"] == 40
+        assert "with the right classes" in cli("reconstruct", *of_pairs, "--count", "6", "--figure", "a.png").out
+        for command in ("perturb", "routing"):
+            result = cli(command, *of_pairs, "--index", "3", "--figure", "a.png")
+            assert re.search(r"Image 3 of the test images of pairs, class \d \+ \d", result.out)
+        refused = cli("perturb", *of_pairs, "--follow", "label")
+        assert "needs an image of one object" in refused.err
+        (said,) = cli.json("predict", "pairs", digit_file)
+        longest = sorted(said["lengths"], key=lambda name: -said["lengths"][name])[:2]
+        assert (said["classes"], "class" in said) == (longest, False)
+        assert cli("predict", "pairs", digit_file).out.splitlines()[0] == f"{digit_file}  {' + '.join(longest)}"
+        result = cli("datasets", "pairs", "--sample", "20", "--figure", "sample.png")
+        assert ["images", "40", "20", "30"] in read_rows(result.out)
+        assert "Each image shows 2 objects" in result.out
+        assert f"Labels  {' + '.join(map(str, train.preview(1).labels[0].tolist()))}, " in result.out

@@ -155,7 +155,7 @@ def test_a_run_is_read_back(bars: Path, out: Path) -> None:
     assert best.class_names == ("0", "1", "2")
     assert best.images.calibration is not None
     assert best.dataset().in_shape == best.dataset(f"npz:{bars}").in_shape == best.model.in_shape
-    assert_raises(InputError, best.dataset, "digits", say="digits has images of shape")
+    assert_raises(InputError, best.dataset, "digits", say="digits has 10 classes, but the network has 3")
     for text in ('{"class_names": ["a"]}', '{"class_names": 3}', '{"preparation": 7}', '{"calibration": [1, 2]}'):
         (out / "best" / "classes.json").write_text(text)
         with pytest.raises(InputError, match=r"list of classes .*classes\.json is damaged or no list of classes"):

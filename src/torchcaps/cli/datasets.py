@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from torchcaps.analysis.results import Result, Styled, Table
 from torchcaps.cli.options import DataDir, Figure, Json, Split, command
-from torchcaps.cli.runs import parts_of, refuse_options
+from torchcaps.cli.runs import refuse_options
 from torchcaps.cli.show import by, print_json, print_table, say, show
 from torchcaps.ranges import Count, Pixels, ValidationSplit
 from torchcaps.tasks import TaskName
@@ -87,7 +87,7 @@ def datasets(
     )
     found = path if info.takes_path else info.locate(data_dir)  # a download may have added it
     file = figure or Path(f"{path.name if path else info.name}-sample.png")
-    drawn = None if sample is None else parts_of(dataset)[split].preview(sample)
+    drawn = None if sample is None else dataset.parts[split].preview(sample)
     part = "training" if split == "train" else split
     title = first_of(len(drawn or ()), f"{part} images of {dataset.name}")
     return show(Described(info, found, dataset, drawn, title), json=json, figure=None if drawn is None else file)
@@ -146,7 +146,7 @@ class Described(Result):
         loaded |= {"task": dataset.task.name}
         counts = {
             part: {"images": len(images), f"per_{dataset.task.output}": statistics_to_dict(images, dataset)}
-            for part, images in parts_of(dataset).items()
+            for part, images in dataset.parts.items()
         }
         sample = {"sample": self.labels} if self.sample else {}
         return found | {"loaded": {**loaded, "skipped": dataset.skipped, **counts}} | sample
@@ -163,7 +163,7 @@ class Described(Result):
         yield Table(about, title=info.title)
         if dataset is None:
             return
-        task, parts = dataset.task, parts_of(dataset)
+        task, parts = dataset.task, dataset.parts
         names = task.statistics_names
         rows: list[Sequence[str | Styled]] = [
             (name, *itertools.chain.from_iterable(map(cells, numbers)))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from torchcaps.cli.options import Data, DataDir, MaxMegapixels, WhichEpoch, command
-from torchcaps.cli.runs import open_runs, refuse_options
+from torchcaps.cli.options import MaxMegapixels, OtherData, WhichEpoch, command
+from torchcaps.cli.runs import NO_OTHER_DATA, open_runs, refuse_options
 from torchcaps.cli.show import say, typed
 from torchcaps.ranges import Range
 
@@ -34,8 +34,7 @@ def explore(
     *,
     which: WhichEpoch = "best",
     train: Annotated[str | None, "Train the preset `first` on this data set and show its progress."] = None,
-    data: Data = None,
-    data_dir: DataDir = None,
+    source: OtherData,
     max_megapixels: MaxMegapixels = None,  # noqa: ARG001  applied when it is parsed
     port: Annotated[
         int | None, Range(0, 65_535, whole=True), "Port of the page (default: 7860, or a free one if that is taken)."
@@ -59,8 +58,11 @@ def explore(
     if train is not None:
         if run:
             raise click.UsageError("--train trains a new network; leave RUN or --train out")
-        refuse_options(("which", "data", "save"), "does not go with --train")
-        return watch(train, data_dir, port, browser)
+        refuse_options(("which", "data", "by_number", "save"), "does not go with --train")
+        return watch(train, source.data_dir, port, browser)
+
+    if source.data is None:
+        refuse_options(("by_number",), NO_OTHER_DATA)
 
     import torch
 
@@ -69,7 +71,7 @@ def explore(
     torch.set_num_threads(1)  # more threads do not speed up single images, and slow them down on a busy machine
     explorers = []
     for name, _, opened in open_runs(run, which):
-        explorers.append(open_explorer(opened, data, data_dir))
+        explorers.append(open_explorer(opened, source.data, source.data_dir, by_number=source.by_number))
         explorers[-1].name = name
     if save is not None:
         write_page(explorers[0], save)

@@ -49,19 +49,22 @@ def read_pictures(
     from torchcaps.analysis.inference import join_names
 
     if image is not None:
-        refuse_options(("index", "data", "data_dir", "split", "count"), "is for images of a data set, not for --image")
+        refuse_options(
+            ("index", "data", "data_dir", "by_number", "split", "count"), "is for images of a data set, not for --image"
+        )
         options: Any = {"preparation": preparation_for(files, run.images.preparation), "invert": files.invert}
         pixels = load_image(image, run.model.in_shape, fit=files.fit or run.images.fit, **options)
         return [Picture(pixels, str(image))]
     refuse_options(("prepare", "invert", "fit"), "is for a file given with --image")
-    images, dataset, where = open_images(run, source)
+    part = open_images(run, source)
+    images: Any = part.images
     pictures = []
     for number in index:
         if number >= len(images):
-            raise InputError(f"--index must be below {len(images)}, the number of {where}, got {number}")
+            raise InputError(f"--index must be below {len(images)}, the number of {part.words}, got {number}")
         labels = images.labels[number].reshape(-1)
-        words = f"Image {number} of the {where}, class {join_names(dataset.class_names, labels)}"
-        pictures.append(Picture(images.images[number], words, labels.tolist(), images, where))
+        words = f"Image {number} of the {part.words}, class {join_names(part.class_names, labels)}"
+        pictures.append(Picture(images.images[number], words, labels.tolist(), images, part.words))
     return pictures
 
 
@@ -81,11 +84,11 @@ def reconstruct(
     from torchcaps.analysis import reconstruct as decode
 
     opened = open_run(run, source.which)
-    images, dataset, where = open_images(opened, source)
-    images = images.preview(count)
-    title = f"{name_of(run)}: the {first_of(len(images), where)}"
+    part = open_images(opened, source)
+    images = part.images.preview(count)
+    title = f"{name_of(run)}: the {first_of(len(images), part.words)}"
     found = decode(opened.model, images.images, images.labels)
-    found = replace(found, class_names=dataset.class_names, title=title)
+    found = replace(found, class_names=part.class_names, title=title)
     show(found, json=json, figure=figure_path(figure, run, "reconstructions"))
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from torchcaps.analysis.defaults import ANGLES, EPSILONS, EVASION_STEPS, PGD_STEPS, STEPS
-from torchcaps.cli.options import Accelerator, Data, DataDir, Figure, Json, Source, WhichEpoch, command
-from torchcaps.cli.runs import data_for, name_of, open_images, open_run, open_runs, refuse_options
+from torchcaps.cli.options import Accelerator, Figure, Json, OtherData, Source, WhichEpoch, command
+from torchcaps.cli.runs import data_options, name_of, open_images, open_run, open_runs, refuse_options
 from torchcaps.cli.show import say, show
 from torchcaps.errors import InputError
 from torchcaps.ranges import Count, Fill, Seed, image_shape
@@ -31,7 +31,7 @@ Measure = Literal["reconstruction", "score"] | None
 
 @command(
     ("evaluate runs/first-digits-1", "on the test images of the run's data set"),
-    ("evaluate runs/sabour2017-mnist-1 --data kmnist", "on other images of the same shape and number of classes"),
+    ("evaluate runs/photos-1 --data folder:new --split all", "on all images of another folder, by class names"),
     ("evaluate runs/first-digits-1 --figure confusion.png", "draw the confusion matrix, too"),
     ("evaluate --data mnist", "the network that comes with torchcaps"),
 )
@@ -49,13 +49,14 @@ def evaluate(
     from torchcaps.analysis import evaluate as measure
 
     opened = open_run(run, source.which, accelerator)
-    images, dataset, where = open_images(opened, source)
-    found = measure(opened.model, images, batch_size=batch_size, class_names=dataset.class_names, precision=precision)
+    part = open_images(opened, source)
+    options: Any = {"batch_size": batch_size, "class_names": part.class_names, "precision": precision}
+    found = measure(opened.model, part.images, **options)
     weights = {"best": "best epoch", "last": "last checkpoint"}[source.which]
     if opened.config is None:
         weights = "comes with torchcaps" if run is None else "a saved network"
-    about = {"run": name_of(run), "which": source.which, "data": dataset.name, "split": source.split}
-    show(replace(found, title=f"{name_of(run)} ({weights}) on the {where}"), json=json, figure=figure, about=about)
+    about = {"run": name_of(run), "which": source.which, "data": part.name, "split": source.split}
+    show(replace(found, title=f"{name_of(run)} ({weights}) on the {part.words}"), json=json, figure=figure, about=about)
 
 
 @command(
@@ -99,16 +100,16 @@ def robustness(
     networks: dict[str, list[RobustnessCurve]] = {}
     shown, abouts, along = {}, [], "-scores" * (objective == "scores")
     for name, place, opened in open_runs(run, source.which, accelerator):
-        images, dataset, where = open_images(opened, source)
-        images, networks[name] = images.preview(limit), []
+        part = open_images(opened, source)
+        images, networks[name] = part.images.preview(limit), []
         for each in kinds:
             say(f"{name}: {each}", err=True)
             options: Any = {"kind": each, "strengths": angles, "fill": fill or fill_of(opened)}
             if each != "rotation":
                 options = {"kind": each + along, "strengths": epsilons, "steps": steps, "seed": seed}
             networks[name].append(accuracy_curve(opened.model, images, **options))
-        shown[name] = f"the {first_of(len(images), where)}"
-        abouts.append({"run": place, "which": source.which, "data": dataset.name, "split": source.split})
+        shown[name] = f"the {first_of(len(images), part.words)}"
+        abouts.append({"run": place, "which": source.which, "data": part.name, "split": source.split})
     show(Robustness(networks, shown), json=json, figure=figure, about=abouts)
 
 
@@ -121,8 +122,7 @@ def probe(
     run: Sequence[Path] = (),
     *,
     which: WhichEpoch = "best",
-    data: Data = None,
-    data_dir: DataDir = None,
+    source: OtherData,
     fill: FillOption = None,
     limit: Annotated[Count, "Use this many training and test images, the first ones."] = 5000,
     seed: Annotated[Seed, "Random seed of the changes of images and of shuffles."] = 0,
@@ -142,7 +142,7 @@ def probe(
     networks: dict[str, list[Probe]] = {}
     wheres, abouts = {}, []
     for name, place, opened in open_runs(run, which, accelerator):
-        dataset = opened.dataset(data_for(opened, data), data_dir)
+        dataset = opened.dataset(**data_options(opened, source))
         fitted, held_out = images_with_factors(dataset, limit, seed, fill, fill_of(opened))
         networks[name] = measure(opened.model, fitted, held_out, seed=seed)
         wheres[name] = f"{len(fitted):,} training and {counted(len(held_out), 'test image')} of {dataset.name}"
@@ -185,8 +185,7 @@ def detect(
     run: Path | None = None,
     *,
     which: WhichEpoch = "best",
-    data: Data = None,
-    data_dir: DataDir = None,
+    source: OtherData,
     against: Annotated[Sequence[str], "Data set of out-of-distribution images; may be repeated."] = (),
     measure: Annotated[
         Measure, "Detection score: distance to the reconstruction, or 1 − the highest class score."
@@ -206,9 +205,9 @@ def detect(
     from torchcaps.analysis import fit_detector
 
     opened = open_run(run, which, accelerator)
-    dataset = opened.dataset(data_for(opened, data), data_dir)
+    dataset = opened.dataset(**data_options(opened, source))
     detector = fit_detector(opened.model, dataset.validation, measure=measure)
-    others = {name: other_images(opened, name, data_dir).preview(limit) for name in against}
+    others = {name: other_images(opened, name, source.data_dir).preview(limit) for name in against}
     test, progress = dataset.test.preview(limit), partial(say, err=True)
     attacks: Any = {"epsilons": epsilons, "steps": steps, "seed": seed}
     found = measure_detection(opened.model, test, detector, others=others, progress=progress, **attacks)
@@ -219,10 +218,12 @@ def detect(
 
 def other_images(run: Run, data: str, data_dir: str | None) -> ImageSet:
     """Return the test images of a data set with any classes, in the network's shape."""
-    from torchcaps.datasets import find_dataset, load_dataset
+    from torchcaps.datasets import find_dataset
+    from torchcaps.datasets.loading import load_part
 
     own = find_dataset(data)[0].find is not None
-    images = load_dataset(data, data_dir=data_dir if own else None, image_size=image_shape(run.model.in_shape)[1:]).test
+    sizes: Any = {"image_size": image_shape(run.model.in_shape)[1:]}
+    images = load_part(data, data_dir=data_dir if own else None, **sizes).images
     if images.in_shape != run.model.in_shape:
         raise InputError(
             f"{data} has images of {counted(images.in_shape[0], 'channel')}, but the network takes "

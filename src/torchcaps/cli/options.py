@@ -378,13 +378,23 @@ MaxMegapixels = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class OtherData:
+    """Options that choose a data set and match its classes with those of a run."""
+
+    data: Data = None
+    data_dir: DataDir = None
+    by_number: Annotated[bool, "Match the classes of --data with those of the run by number, not by name."] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(OtherData):
     """Options that choose an epoch of a run and images of a data set."""
 
     which: WhichEpoch = "best"
-    data: Data = None
-    data_dir: DataDir = None
-    split: Annotated[Split, "Part of the data set."] = "test"
+    split: Annotated[
+        Literal["test", "validation", "train", "all"],
+        "Part of the data set; all: all its images, for a data set on which the network was not trained.",
+    ] = "test"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,11 +13,16 @@ from torchcaps.files import real
 from torchcaps.tasks import task_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
-    from torchcaps.cli.options import ImageFiles, Source, Which
-    from torchcaps.datasets import Dataset, ImageSet, PairSet, Preparation
+    from torchcaps.cli.options import ImageFiles, OtherData, Source, Which
+    from torchcaps.datasets import Preparation
+    from torchcaps.datasets.dataset import Part
     from torchcaps.training import Run
+
+
+NO_OTHER_DATA = "matches the classes of another data set, but there is no --data"
+"""Reason to refuse --by-number."""
 
 
 def open_run(run: Path | None, which: Which, accelerator: str = "cpu") -> Run:
@@ -58,30 +63,24 @@ def names_of(runs: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(folder) for folder in runs]
 
 
-def open_images(run: Run, source: Source) -> tuple[ImageSet, Dataset, str]:
-    """Return the images that the options choose, their data set, and a description of them.
-
-    Training images that are generated on demand are always the same.
-    """
-    dataset = run.dataset(data_for(run, source.data), source.data_dir)
+def open_images(run: Run, source: Source) -> Part:
+    """Return the images that the options choose."""
+    part = run.part(source.split, **data_options(run, source))
     if source.data is None and run.config is None:
         say(
-            f"This network was trained on MNIST. These images are {dataset.name}, which come with scikit-learn: "
+            f"This network was trained on MNIST. These images are {part.name}, which come with scikit-learn: "
             "smaller digits by other writers. To use MNIST, which is downloaded, add --data mnist.",
             err=True,
         )
-    images = parts_of(dataset)[source.split]
-    return images.preview(len(images)), dataset, f"{source.split} images of {dataset.name}"
+    return part
 
 
-def parts_of(dataset: Dataset) -> Mapping[str, ImageSet | PairSet]:
-    """Return the images of a data set by part."""
-    return {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
-
-
-def data_for(run: Run, data: str | None) -> str | None:
-    """Return the data set to use: ``data``; None for the run's own; or, without a run, the default of the network."""
-    return run.shown_data if data is None and run.config is None else data
+def data_options(run: Run, source: OtherData) -> dict[str, Any]:
+    """Return arguments of :meth:`Run.part` and :meth:`Run.dataset`; a network without a run has a default data set."""
+    if source.data is None:
+        refuse_options(("by_number",), NO_OTHER_DATA)
+    data = run.shown_data if source.data is None and run.config is None else source.data
+    return {"data": data, "data_dir": source.data_dir, "by_number": source.by_number}
 
 
 def preparation_for(files: ImageFiles, own: Preparation | None) -> Preparation | None:

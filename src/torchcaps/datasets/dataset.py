@@ -20,7 +20,8 @@ class Splits:
     """Images that the loading function of a data set returns.
 
     Args:
-        train: All training images in a fixed order; ``load_dataset`` takes the validation images from them.
+        train: All training images in a fixed order; ``load_dataset`` takes the validation images from them. None: the
+            source has only images to test on, on which networks can be evaluated.
         test: Test images, which do not depend on the user's seed. None: a fixed stratified fifth of the training images
             becomes the test set.
         class_names: Name of each label.
@@ -29,9 +30,10 @@ class Splits:
         as_validation: Turns the images held out into the validation part or the test part.
         skipped: A sentence for each image that was left out, with the reason.
         task: Name of the task of the labels; None: the form of the labels decides.
+        has_names: False if the source names no classes, so that ``class_names`` are their numbers.
     """
 
-    train: ImageSet
+    train: ImageSet | None
     test: ImageSet | None
     class_names: tuple[str, ...]
     validation: ImageSet | None = None
@@ -39,6 +41,13 @@ class Splits:
     as_validation: Callable[[ImageSet], ImageSet] = lambda images: images
     skipped: tuple[str, ...] = ()
     task: TaskName | None = None
+    has_names: bool = True
+
+    @property
+    def parts(self) -> dict[str, ImageSet]:
+        """The parts that the source has, by name."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {part: images for part, images in parts.items() if images is not None}
 
     def for_task(self, task: TaskName | None, where: str) -> Splits:
         """Return the same images with labels converted to the form of a task.
@@ -50,20 +59,18 @@ class Splits:
         Raises:
             InputError: The labels do not fit the task.
         """
-        parts = {"train": self.train, "validation": self.validation, "test": self.test}
-        sets = {part: images for part, images in parts.items() if images is not None}
-        own = widest_task(images.task for images in sets.values())
+        own = widest_task(images.task for images in self.parts.values())
         target = find_task(task or self.task or own.name)
         if own.name == target.name:
             return replace(self, task=target.name)
-        if own.masks(self.train.labels) is not None:
+        if any(own.masks(images.labels) is not None for images in self.parts.values()):
             raise InputError(f"{where} has a mask for each image; set --task {own.name}")
 
         def brought(part: str, images: ImageSet) -> ImageSet:
             labels = target.convert_targets(images.labels, len(self.class_names), f"{where}: {part} labels")
             return replace(images, labels=labels)
 
-        changed: dict[str, Any] = {part: brought(part, images) for part, images in sets.items()}
+        changed: dict[str, Any] = {part: brought(part, images) for part, images in self.parts.items()}
         return replace(self, task=target.name, **changed)
 
     def in_patches(self, patch: int | tuple[int, ...], where: str) -> Splits:
@@ -72,13 +79,43 @@ class Splits:
         Raises:
             InputError: The images have no masks; the error begins with ``where``.
         """
-        if self.train.task.masks(self.train.labels) is None:
+        if any(images.task.masks(images.labels) is None for images in self.parts.values()):
             raise InputError(
                 f"{where} has no masks, and only images with masks are trained on in patches; leave patch (--patch) out"
             )
-        parts = {"train": self.train, "validation": self.validation, "test": self.test}
-        changed: dict[str, Any] = {part: patches_of(each, patch) for part, each in parts.items() if each is not None}
+        changed: dict[str, Any] = {part: patches_of(each, patch) for part, each in self.parts.items()}
         return replace(self, **changed)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Images of a data set on which a network is evaluated.
+
+    Args:
+        name: Name by which the data set was loaded.
+        words: Description of the images, such as ``"test images of mnist"``.
+        images: The images.
+        class_names: Name of each label.
+        has_names: False if ``class_names`` are only numbers.
+        task_name: Name of the task of the labels; None: the form of the labels decides.
+    """
+
+    name: str
+    words: str
+    images: ImageSet
+    class_names: tuple[str, ...]
+    has_names: bool = True
+    task_name: TaskName | None = None
+
+    @property
+    def parts(self) -> dict[str, ImageSet]:
+        """The images, by the name of their field."""
+        return {"images": self.images}
+
+    @property
+    def task(self) -> Task:
+        """Task of the labels."""
+        return self.images.task if self.task_name is None else find_task(self.task_name, self.images.num_objects)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +130,7 @@ class Dataset:
         class_names: Name of each label, in the order of the labels, all different.
         skipped: A sentence for each image that was left out, with the reason.
         task_name: Name of the task of the labels; None: the form of the labels decides.
+        has_names: False if ``class_names`` are only numbers.
 
     Raises:
         InputError: The parts differ in image shape or in the number of objects, a label has no class name, two classes
@@ -106,6 +144,7 @@ class Dataset:
     class_names: tuple[str, ...]
     skipped: tuple[str, ...] = ()
     task_name: TaskName | None = None
+    has_names: bool = True
 
     def __post_init__(self) -> None:
         kinds: dict[str, Any] = {"name": str, "train": ImageSet | PairSet, "validation": ImageSet, "test": ImageSet}
@@ -125,6 +164,11 @@ class Dataset:
                     f"{counted(images.num_objects, 'object')} each, but the training images {form[0]} with {form[1]}"
                 )
             self.task.check_targets(images.labels, self.num_classes, f"{self.name}: a {part} label")
+
+    @property
+    def parts(self) -> dict[str, ImageSet | PairSet]:
+        """The three parts by name."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}
 
     @property
     def task(self) -> Task:

@@ -122,6 +122,14 @@ class ImageSet:
         """Return a copy of the images at ``indices``, in that order."""
         return self._each(lambda tensor: tensor[indices])
 
+    def followed_by(self, other: ImageSet) -> ImageSet:
+        """Return the images of both sets, those of ``other`` last; factors that only one of them has are left out."""
+        pairs = zip(self.tensors, other.tensors, strict=True)
+        factors = {
+            name: torch.cat([self.factors[name], other.factors[name]]) for name in self.factors if name in other.factors
+        }
+        return ImageSet(*(torch.cat(pair) for pair in pairs), factors=factors)
+
     def resize(self, size: tuple[int, int]) -> ImageSet:
         """Return the set resized to (height, width): images and parts by `resize_images`, masks by `resize_masks`."""
         return self.with_pixels(partial(resize_images, size=size), partial(resize_masks, size=size))

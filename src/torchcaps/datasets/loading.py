@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
 import torchcaps.datasets.sources  # noqa: F401  registers the data sets of torchcaps
 from torchcaps.checks import checked
-from torchcaps.datasets.dataset import Dataset
+from torchcaps.datasets.dataset import Dataset, Part, Splits
 from torchcaps.datasets.image_set import ImageSet
+from torchcaps.datasets.pairs import PairSet
 from torchcaps.datasets.pixels import check_scale
 from torchcaps.datasets.registry import _DATASETS, DataRequest, DatasetInfo
 from torchcaps.datasets.rng import FIXED_SEED
@@ -20,6 +25,7 @@ from torchcaps.ranges import Count, Pixels, Seed, ValidationSplit
 from torchcaps.tasks import TaskName, find_task
 from torchcaps.words import counted
 
+PartName = Literal["test", "validation", "train", "all"]
 _TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.1
 
 
@@ -101,6 +107,86 @@ def load_dataset(
     Raises:
         InputError: The name is unknown, files are missing or broken, or a number does not fit the images.
     """
+    options: Any = {"data_dir": data_dir, "image_size": image_size, "scale": scale, "task": task, "patch": patch}
+    splits = _read(spec, limit_test=limit_test, skip_damaged=skip_damaged, **options)
+    held_out: Any = {"validation_size": validation_size, "validation": validation, "seed": seed}
+    dataset = _split(spec, splits, image_size, limit_train=limit_train, **held_out)
+    find_task(splits.task).check_training(dataset.train.labels, splits.class_names, spec)
+    return replace(dataset, test=dataset.test.take(limit_test))
+
+
+@checked
+def load_part(spec: str, part: PartName = "test", *, seed: Seed = 0, **options: Any) -> Part:
+    """Load images of a data set to evaluate a network on. Unlike training images, they may lack classes.
+
+    Args:
+        spec: As for `load_dataset`.
+        part: ``"test"``, ``"validation"`` or ``"train"`` as of `load_dataset`; or ``"all"`` images, such as those of a
+            folder without test/, if the network was trained on none of them. If a data set has only test images, these
+            are all.
+        seed: Random seed of the choice of validation images.
+        **options: ``data_dir``, ``image_size``, ``scale``, ``task`` and ``patch`` as for `load_dataset`.
+
+    Raises:
+        InputError: As for `load_dataset`, or the data set has no such part.
+    """
+    splits = _read(spec, part=part if part in ("test", "all") else None, **options)
+    if part == "all" or (part == "test" and splits.train is None and splits.test is None):
+        if splits.as_train is not Splits.as_train:
+            raise InputError(f"{spec} makes new training images in each epoch; choose --split test")
+        images = joined(list(splits.parts.values()), spec)
+    elif part != "train" and part in splits.parts:
+        images = splits.parts[part]
+    elif part == "test":
+        rest, test = _set_test_aside(spec, splits)
+        images = splits.as_validation(test)
+        warnings.warn(
+            f"{spec} has no test images of its own, so these are {len(test)} of its {len(rest) + len(test)} images; if "
+            "the network was trained on none of them, choose --split all",
+            stacklevel=2,
+        )
+    else:
+        chosen = _split(spec, splits, None, seed=seed).parts[part]
+        images = chosen.preview(len(chosen))
+    size = _both_sides(options.get("image_size"))
+    images = images if size is None else images.resize(size)
+    words = f"images of {spec}" if part == "all" else f"{part} images of {spec}"
+    return Part(spec, words, images, splits.class_names, splits.has_names, splits.task)
+
+
+def joined(sets: Sequence[ImageSet | PairSet], where: str) -> ImageSet:
+    """Return all images of several sets as one.
+
+    Raises:
+        InputError: The sets differ in the shape of images, or images are made anew in each epoch; the error begins with
+            ``where``.
+    """
+    images = None
+    for each in sets:
+        if isinstance(each, PairSet) or (images is not None and each.in_shape != images.in_shape):
+            raise InputError(f"{where} has parts that cannot be joined; choose another --split")
+        images = each if images is None else images.followed_by(each)
+    assert images is not None
+    return images
+
+
+def _both_sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    return (size, size) if isinstance(size, int) else size
+
+
+def _read(
+    spec: str,
+    *,
+    data_dir: str | Path | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    limit_test: int | None = None,
+    skip_damaged: bool = False,
+    scale: tuple[float, float] | None = None,
+    task: TaskName | None = None,
+    patch: int | tuple[int, ...] | None = None,
+    part: PartName | None = None,
+) -> Splits:
+    """Return the parts that the source of a data set has, with labels in the form of the task."""
     info, path = find_dataset(spec)
     if data_dir is not None and info.find is None:
         raise InputError(f'the data set "{info.name}" has no files in a data folder; leave data_dir (--data-dir) out')
@@ -112,38 +198,58 @@ def load_dataset(
         if not info.takes_scale:
             raise InputError(f"the pixels of {spec} have a fixed range; leave scale (--scale) out")
     folder = None if data_dir is None else user_path(data_dir)
-    size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    request = DataRequest(path or Path(), folder, size, limit_test, skip_damaged, scale, task, patch)
+    size = _both_sides(image_size)
+    request = DataRequest(path or Path(), folder, size, limit_test, skip_damaged, scale, task, part, patch)
     splits = info.load(request).for_task(task, spec)
-    if patch is not None:
-        splits = splits.in_patches(patch, spec)
-    names, known, test = splits.class_names, splits.train, splits.test
-    fewest = find_task(splits.task).min_images(len(names))
+    return splits if patch is None else splits.in_patches(patch, spec)
+
+
+def _split(
+    spec: str,
+    splits: Splits,
+    image_size: int | tuple[int, int] | None,
+    *,
+    seed: int,
+    validation_size: int | None = None,
+    validation: ValidationSplit = "random",
+    limit_train: int | None = None,
+) -> Dataset:
+    """Return the three parts of a data set; the arguments are those of `load_dataset`."""
+    if splits.train is None:
+        raise InputError(
+            f"{spec} has only {' and '.join(splits.parts)} images, and none to train on; add them in train"
+        )
+    known, test = splits.train, splits.test
     if test is None:
-        known, test = _set_test_aside(spec, known, fewest, len(names))
+        known, test = _set_test_aside(spec, splits)
         test = splits.as_validation(test)
     if splits.validation is None:
-        count = _validation_size(spec, len(known), fewest, validation_size, info.validation_size)
+        fewest = find_task(splits.task).min_images(len(splits.class_names))
+        default = find_dataset(spec)[0].validation_size
+        count = _validation_size(spec, len(known), fewest, validation_size, default)
         learned, chosen = _set_validation_apart(known, count, validation, seed, limit_train)
     elif validation_size is None and validation == "random":
         learned, chosen = known.take(limit_train), splits.validation
     else:
         option = "validation" if validation_size is None else "validation_size"
         raise InputError(f"{spec} brings its own validation images; leave {option} out")
-    find_task(splits.task).check_training(learned.labels, names, spec)
-    train, held, test = splits.as_train(learned), splits.as_validation(chosen), test.take(limit_test)
-    if size is not None:
+    train, held = splits.as_train(learned), splits.as_validation(chosen)
+    if (size := _both_sides(image_size)) is not None:
         train, held, test = train.resize(size), held.resize(size), test.resize(size)
-    return Dataset(spec, train, held, test, names, splits.skipped, splits.task)
+    skipped, names = splits.skipped, splits.class_names
+    return Dataset(spec, train, held, test, names, skipped, splits.task, splits.has_names)
 
 
-def _set_test_aside(spec: str, images: ImageSet, fewest: int, classes: int) -> tuple[ImageSet, ImageSet]:
-    """Split images into training images and a fixed fifth for the test, at least ``fewest`` of each."""
+def _set_test_aside(spec: str, splits: Splits) -> tuple[ImageSet, ImageSet]:
+    """Split images into training images and a fixed fifth for the test, each with an image for each class."""
+    images, classes = splits.train, len(splits.class_names)
+    assert images is not None
+    fewest = find_task(splits.task).min_images(classes)
     size = max(round(_TEST_SHARE * len(images)), fewest)
     if len(images) - size < fewest:
         raise InputError(
             f"{spec} has {counted(len(images), 'image')} of {images.task.count(classes)}, too few to split off a "
-            "test set; give more, or a separate test set"
+            "test set; give more, or a separate test set; to evaluate a run on all of them, choose --split all"
         )
     left, held = stratified_split(images.task.strata(images.labels), size, seed=FIXED_SEED)
     return images.select(left), images.select(held)

@@ -128,6 +128,13 @@ class PatchSet(ImageSet):
         spacing = None if self.spacing is None else chosen(self.spacing)
         return replace(self, images=chosen(self.images), labels=chosen(self.labels), spacing=spacing)
 
+    def followed_by(self, other: ImageSet) -> PatchSet:
+        """Return the images of both sets, those of ``other`` last."""
+        assert isinstance(other, PatchSet)
+        spacing = None if self.spacing is None or other.spacing is None else (*self.spacing, *other.spacing)
+        images, labels = (*self.images, *other.images), (*self.labels, *other.labels)
+        return replace(self, images=images, labels=labels, spacing=spacing)
+
     def resize(self, size: tuple[int, int]) -> PatchSet:
         """Return the set with all images resized to (height, width), and masks to the nearest pixel."""
         if len(self.patch) != 2:

@@ -39,6 +39,8 @@ class DataRequest:
     """Pixel values that become 0 and 1, if pixels are neither uint8 nor 0..1; None: by the dtype."""
     task: TaskName | None = None
     """Task of the targets; None: the form of the targets decides."""
+    part: str | None = None
+    """The only part to use, ``"test"``, or ``"all"``: nothing is trained on the images. None: all parts."""
     patch: int | tuple[int, ...] | None = None
     """Side of the patches of images with masks that training takes, pixels; None: whole images."""
 

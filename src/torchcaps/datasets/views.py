@@ -51,6 +51,7 @@ def register_views(
 
 def _load_sides(load: Callable[[DataRequest], Splits], factor: str, familiar: bool, request: DataRequest) -> Splits:
     splits = load(request)
+    assert splits.train is not None
     assert splits.test is not None  # test objects differ from training objects
     return Splits(_seen(splits.train, factor, True), _seen(splits.test, factor, familiar), splits.class_names)
 

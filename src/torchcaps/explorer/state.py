@@ -303,7 +303,9 @@ def check_side_by_side(explorers: Sequence[Explorer]) -> None:
 
 
 @checked
-def open_explorer(run: Run, data: str | None = None, data_dir: str | None = None) -> Explorer:
+def open_explorer(
+    run: Run, data: str | None = None, data_dir: str | None = None, *, by_number: bool = False
+) -> Explorer:
     """Return an explorer of a run's network, with the test images of the run's data set to pick from.
 
     Nothing is downloaded. Without the data set's files the explorer has no test images, and says why.
@@ -312,6 +314,7 @@ def open_explorer(run: Run, data: str | None = None, data_dir: str | None = None
         run: The run.
         data: Another data set than the run's.
         data_dir: Folder of its files.
+        by_number: Match its classes with those of the run by number, not by name.
 
     Raises:
         InputError: ``data`` is given, but is not on this machine or does not fit the network.
@@ -335,13 +338,13 @@ def open_explorer(run: Run, data: str | None = None, data_dir: str | None = None
                 f"the files of {name} are not on this machine, and the explorer downloads nothing; give their folder "
                 "by --data-dir or TORCHCAPS_DATA"
             )
-        dataset = run.dataset(data, data_dir)
+        part = run.part("test", data, data_dir, by_number=by_number)
     except InputError as error:
         if data is not None:
             raise
         explorer.no_images = f"There are no test images to pick from: {error}."
     else:
-        explorer.images, explorer.images_of = dataset.test, f"test images of {describe_data(dataset.name)}"
+        explorer.images, explorer.images_of = part.images, f"test images of {describe_data(part.name)}"
     return explorer
 
 

@@ -182,8 +182,13 @@ class Task(ABC):
         """Return True if targets whose task was not named could belong to this task."""
 
     @abstractmethod
-    def names(self, targets: Any, where: str = "labels") -> tuple[str, ...]:
-        """Return names of the outputs, derived from training targets of any form: their texts, or numbers from 0.
+    def names(self, targets: Any, where: str = "labels", *, complete: bool = True) -> tuple[str, ...]:
+        """Return names of the outputs, derived from targets of any form: their texts, or numbers from 0.
+
+        Args:
+            targets: The targets.
+            where: Name of the targets, to begin errors with.
+            complete: True for training targets, which have all classes from 0; False: some may be absent.
 
         Raises:
             InputError: The targets do not fit the task, or class numbers do not begin at 0.
@@ -258,6 +263,16 @@ class Task(ABC):
     def move(self, targets: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the targets of images that were moved, cropped or resized; ``change`` does the same to masks."""
         return targets
+
+    def renumber(self, targets: Tensor, numbers: Sequence[int], num_outputs: int) -> Tensor:
+        """Return targets for ``num_outputs`` outputs in which output ``j`` is number ``numbers[j]``."""
+        renumbered = targets.clone()
+        for before, after in enumerate(numbers):
+            renumbered[targets == before] = after
+        return renumbered
+
+    def check_absent(self, names: Sequence[str], where: str) -> None:  # noqa: B027  optional hook
+        """Raise InputError, or warn, if targets without these outputs of a network cannot be compared with it."""
 
     # ---- training
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from torchcaps.tasks.base import Row
 
 
+MAX_NUMBER = 2**20
+"""Limit of class numbers in targets that do not have all classes."""
+
+
 class Classes(Task):
     """Task with one class per image: int64 (N,), from 0.
 
@@ -88,7 +92,7 @@ class Classes(Task):
         is_column = array.ndim == 1 or array.shape[1:] == (1,)
         return (array.dtype.kind in "iuUS" and is_column) or is_one_hot(array)
 
-    def names(self, targets: Any, where: str = "labels") -> tuple[str, ...]:
+    def names(self, targets: Any, where: str = "labels", *, complete: bool = True) -> tuple[str, ...]:
         import numpy as np
 
         array = as_array(targets, where)
@@ -96,9 +100,9 @@ class Classes(Task):
             return tuple(map(str, np.unique(_decoded(array, where)).tolist()))
         if is_one_hot(array):
             return tuple(map(str, range(array.shape[1])))
-        numbers = self.convert_targets(array, None, where)
+        numbers = self.convert_targets(array, None if complete else MAX_NUMBER, where)
         least, highest = int(numbers.min()), int(numbers.max())
-        if least > 0:
+        if least > 0 and complete:
             raise InputError(
                 f"{where} has labels from {least} to {highest}, but classes are counted from 0; subtract {least}"
             )

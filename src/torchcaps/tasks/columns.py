@@ -64,11 +64,16 @@ class ColumnTask(Task):
     def _fits(self, rows: np.ndarray) -> bool:
         """Return True if the numbers have values that this task takes."""
 
-    def names(self, targets: Any, where: str = "labels") -> tuple[str, ...]:
+    def names(self, targets: Any, where: str = "labels", *, complete: bool = True) -> tuple[str, ...]:
         return tuple(map(str, range(self.convert_targets(targets, None, where).shape[1])))
 
     def num_outputs(self, targets: Tensor) -> int:
         return targets.shape[1]
+
+    def renumber(self, targets: Tensor, numbers: Sequence[int], num_outputs: int) -> Tensor:
+        renumbered = targets.new_zeros(len(targets), num_outputs)
+        renumbered[:, list(numbers)] = targets
+        return renumbered
 
     def check_targets(self, targets: Tensor, num_outputs: int, where: str) -> None:
         if targets.shape[1:] != (num_outputs,):

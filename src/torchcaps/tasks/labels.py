@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -40,6 +41,9 @@ class Labels(ColumnTask):
         if array.dtype.kind == "b" and array.ndim == 1:
             return True
         return array.dtype.kind in "iufb" and array.ndim == 2 and 0 not in array.shape and self._fits(array)
+
+    def check_absent(self, names: Sequence[str], where: str) -> None:
+        warnings.warn(f"{where} has no label {', '.join(names)}, so its images count as without it", stacklevel=4)
 
     def statistics(self, targets: Tensor, num_outputs: int) -> list[Row]:
         return [(n,) for n in (targets > PRESENT).sum(0).tolist()]

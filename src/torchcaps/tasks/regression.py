@@ -43,6 +43,9 @@ class Regression(ColumnTask):
     def could_be(self, array: np.ndarray) -> bool:
         return array.dtype.kind == "f" and array.ndim in (1, 2)
 
+    def check_absent(self, names: Sequence[str], where: str) -> None:
+        raise InputError(f"{where} has no number {names[0]}, but the network predicts it; add it to the labels")
+
     def statistics(self, targets: Tensor, num_outputs: int) -> list[Row]:
         return [tuple(map(float, (column.min(), column.mean(), column.max()))) for column in targets.double().T]
 

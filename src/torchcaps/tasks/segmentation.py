@@ -73,7 +73,7 @@ class Segmentation(Task):
             )
         return torch.from_numpy(np.ascontiguousarray(masks, np.uint8))
 
-    def names(self, targets: Any, where: str = "labels") -> tuple[str, ...]:
+    def names(self, targets: Any, where: str = "labels", *, complete: bool = True) -> tuple[str, ...]:
         return tuple(map(str, range(self.num_outputs(self.convert_targets(targets, None, where)))))
 
     def num_outputs(self, targets: Tensor | Sequence[Tensor]) -> int:

@@ -42,6 +42,9 @@ class ImageSpec:
     scale: tuple[float, float] | None = None
     """Numbers of the voxels of a NIfTI file that become 0 and 1; None: the 0.5th and the 99.5th percentile."""
 
+    has_names: bool = True
+    """False if ``class_names`` are only numbers, because the training data had no names."""
+
     def __post_init__(self) -> None:
         names = self.class_names if isinstance(self.class_names, tuple) else ()
         known = isinstance(self.task, str) and self.task in TASKS
@@ -54,6 +57,7 @@ class ImageSpec:
             "preparation": isinstance(self.preparation, Preparation | None),
             "calibration": isinstance(self.calibration, Calibration | None),
             "task": known,
+            "has_names": isinstance(self.has_names, bool),
             "scale": self.scale is None or is_scale(self.scale),
         }
         for name, fitting in fits.items():

@@ -11,6 +11,9 @@ import torch
 
 from torchcaps.checks import checked
 from torchcaps.datasets import Dataset, Preparation, find_dataset, load_dataset
+from torchcaps.datasets.dataset import Part
+from torchcaps.datasets.loading import PartName, joined, load_part
+from torchcaps.datasets.matching import Loaded, match_outputs
 from torchcaps.errors import InputError
 from torchcaps.files import could_be_repository, read_json, reading
 from torchcaps.models import Network, load_pretrained
@@ -62,33 +65,86 @@ class Run:
             data, data_dir = self.config.data, data_dir or self.config.data_dir
         return data is not None and find_dataset(data)[0].is_downloaded(data_dir)
 
-    def dataset(self, data: str | None = None, data_dir: str | None = None) -> Dataset:
-        """Return the data set of the run, or another one with its images resized for the network.
+    def dataset(
+        self, data: str | Dataset | None = None, data_dir: str | None = None, *, by_number: bool = False
+    ) -> Dataset:
+        """Return the data set of the run, or another one with its images resized and its classes put in order.
 
         Args:
-            data: Name of a data set. None: the run's data set.
+            data: Name of a data set, or a loaded one. None: the run's data set.
             data_dir: Folder of its files.
+            by_number: Match classes by number; usually they are matched by name if the data set and the run have names,
+                see :func:`~torchcaps.datasets.matching.match_outputs`.
 
         Raises:
-            InputError: The data do not fit the network, or the run's data set is unknown.
+            InputError: The data do not fit the network, a name is no class of the run, or the run's data set is
+                unknown.
         """
-        if self.config is not None and data in (None, self.config.data):
+        if isinstance(data, Dataset):
+            return self._matched(data, by_number=by_number)
+        if self._is_own(data):
+            assert self.config is not None
             config = dataclasses.replace(self.config, data_dir=data_dir or self.config.data_dir)
             loaded = cropped(load_run_data(config), config.recipe)
-        elif data is not None:
-            # with the same seed, data sets made from the same images have the same validation images
-            seed = 0 if self.config is None else self.config.seed
-            sizes = task_of(self.model).data_options(self.model)
-            loaded = load_dataset(data, data_dir=data_dir, seed=seed, task=self.model.task, **sizes)
         else:
+            loaded = load_dataset(self._named(data), **self._options(data_dir))
+        return self._matched(loaded, by_number=by_number)
+
+    def part(
+        self,
+        part: PartName = "test",
+        data: str | None = None,
+        data_dir: str | None = None,
+        *,
+        by_number: bool = False,
+    ) -> Part:
+        """Return images to evaluate the network on, of the run's data set or of another one.
+
+        Training images that are generated on demand are always the same.
+
+        Args:
+            part: The part, or ``"all"`` images of the data set; see :func:`~torchcaps.datasets.loading.load_part`.
+            data: Name of a data set. None: the run's data set.
+            data_dir: Folder of its files.
+            by_number: As for :meth:`dataset`.
+
+        Raises:
+            InputError: As for :meth:`dataset`, or the data set has no such part.
+        """
+        if not self._is_own(data):
+            return self._matched(load_part(self._named(data), part, **self._options(data_dir)), by_number=by_number)
+        own = self.dataset(data, data_dir, by_number=by_number)
+        images = joined(list(own.parts.values()), own.name) if part == "all" else own.parts[part]
+        words = f"images of {own.name}" if part == "all" else f"{part} images of {own.name}"
+        return Part(own.name, words, images.preview(len(images)), own.class_names, own.has_names, own.task_name)
+
+    def _is_own(self, data: str | None) -> bool:
+        """Return True for the run's own data set."""
+        return self.config is not None and data in (None, self.config.data)
+
+    def _named(self, data: str | None) -> str:
+        if data is None:
             raise InputError(f"{self.path} does not say what it was trained on; name a data set with --data")
-        given, required = (
-            f"images of shape {each.in_shape} with {task_of(self.model).count(each.num_classes)}, {objects} in each"
-            for each, objects in ((loaded, loaded.num_objects), (self.model, self.model.objects))
+        return data
+
+    def _options(self, data_dir: str | None) -> dict[str, Any]:
+        """Return options to load another data set than the run's."""
+        # with the same seed, data sets made from the same images have the same validation images
+        seed = 0 if self.config is None else self.config.seed
+        return {"data_dir": data_dir, "seed": seed, "task": self.model.task} | task_of(self.model).data_options(
+            self.model
         )
-        if given != required:
-            raise InputError(f"{loaded.name} has {given}; the network of {self.path} was made for {required}")
-        return loaded
+
+    def _matched(self, loaded: Loaded, *, by_number: bool) -> Loaded:
+        """Return a data set with the classes of the network; raise InputError if its images do not fit."""
+        images: Any = next(iter(loaded.parts.values()))
+        shape, required = (
+            f"images of shape {each.in_shape} with {counted(objects, 'object')} in each"
+            for each, objects in ((images, images.num_objects), (self.model, self.model.objects))
+        )
+        if shape != required:
+            raise InputError(f"{loaded.name} has {shape}; the network of {self.path} was made for {required}")
+        return match_outputs(loaded, self.images, by_number=by_number)
 
 
 @checked
@@ -137,7 +193,8 @@ def _read_spec(path: Path, model: Network, *, must_exist: bool) -> ImageSpec:
     """Read the description of the images beside the weights. Without it, the class names are numbers."""
     from_network = {"in_shape": model.in_shape, "objects": model.objects, "task": model.task}
     if not must_exist and not path.exists():
-        return ImageSpec.from_dict({"class_names": tuple(map(str, range(model.num_classes))), **from_network})
+        names = tuple(map(str, range(model.num_classes)))
+        return ImageSpec.from_dict({"class_names": names, "has_names": False, **from_network})
     values = read_json(path, "list of classes")
     with reading(path, "list of classes"):
         spec = ImageSpec.from_dict(values | from_network)

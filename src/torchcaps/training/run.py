@@ -211,6 +211,7 @@ class Start(NamedTuple):
         return ImageSpec(
             in_shape=self.network.in_shape,
             class_names=self.data.class_names,
+            has_names=self.data.has_names,
             objects=self.network.objects,
             fit="stretch" if self.config.data.startswith(("folder:", "csv:")) else "pad",
             preparation=preparation_of(self.config),

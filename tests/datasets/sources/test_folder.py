@@ -135,12 +135,16 @@ def test_what_is_skipped_is_as_if_it_were_not_there(tmp_path: Path) -> None:
 
 
 def test_too_few_images_are_left(tmp_path: Path) -> None:
-    for part, bad, least in (("test", "a", 1), ("train", "b", 2)):
-        fill(tmp_path / "train", {"a": 4, "b": 4})
-        fill(tmp_path / "test", {"a": 2, "b": 2})
-        damage(tmp_path / part / bad, *(f"{n:03}.png" for n in range(3)))
-        said = f"of the class {bad}, {least - 1} of the {part} images can be read, but at least {least}"
-        assert_raises(InputError, load, tmp_path, say=said, skip_damaged=True)
+    fill(tmp_path / "train", {"a": 4, "b": 4})
+    fill(tmp_path / "test", {"a": 2, "b": 2})
+    damage(tmp_path / "test" / "a", "000.png", "001.png")
+    assert load(tmp_path, skip_damaged=True).test.labels.tolist() == [1, 1]
+    damage(tmp_path / "test" / "b", "000.png", "001.png")
+    assert_raises(InputError, load, tmp_path, say="none of the test images can be read", skip_damaged=True)
+    fill(tmp_path / "test", {"a": 2, "b": 2})
+    damage(tmp_path / "train" / "b", *(f"{n:03}.png" for n in range(3)))
+    said = "of the class b, 1 of the train images can be read, but at least 2"
+    assert_raises(InputError, load, tmp_path, say=said, skip_damaged=True)
 
 
 @pytest.mark.parametrize("ending", ["_mask", "-mask", "_SEG"])
@@ -163,9 +167,8 @@ def test_folders_that_cannot_be(tmp_path: Path) -> None:
         ({}, one, "there is no folder"),
         ({"a": 5}, one, "has only the class a; at least two"),
         ({"b": 1}, one, "of the class b, 1 of the train images can be read, but at least 3"),
-        ({"test/a": 1}, one, "has test/ but no train/"),
-        ({"train/a": 5, "train/b": 5, "test/a": 5, "test/c": 5}, two, "the class b has no folder in test"),
-        ({"test/b": 5}, two, "the class c has no folder in train"),
+        ({"test/a": 1}, one, "has test/ beside a/, but no train/"),
+        ({"train/a": 5, "train/b": 5, "test/a": 5, "test/c": 5}, two, "the class c of the test images has no folder"),
         ({"val/a": 1, "valid/a": 1}, two, "has both val/ and valid/"),
     ):
         fill(root, classes)

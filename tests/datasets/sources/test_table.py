@@ -132,7 +132,7 @@ def test_hidden_and_missing_files_are_left_out_and_said(folder: Path) -> None:
             "line 2: the column what has 'cat', a text, but the table has several columns",
         ),
         (["file,label,split", "im03,cat,fold1"], "line 2: the split must be train, val or test, got 'fold1'"),
-        (["file,label,split", "im03,cat,test"], "names no image for train"),
+        (["file,label,split", "im03,cat,test"], "has only test images, and none to train on"),
         (["file,label", "im03,dog", "im04,dog", "im05,dog"], "only the class dog; at least two are needed"),
     ],
 )

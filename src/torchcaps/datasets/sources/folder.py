@@ -77,20 +77,23 @@ def load_folder(request: DataRequest) -> Splits:
     images, damaged = read_files(listed, request.image_size, skip=request.skip_damaged)
     sets = {}
     for part, by_class in files.items():
-        needed = 1 + (("test" not in files) + ("validation" not in files) if part == "train" else 0)
+        is_split = part == "train" and request.part is None
+        needed = 1 + ("test" not in files) + ("validation" not in files) if is_split else 0
         labelled = []
         for label, name in enumerate(class_names):
-            good = [file for file in by_class[name] if file in images]
+            good = [file for file in by_class.get(name, ()) if file in images]
             if len(good) < needed:
                 raise InputError(
                     f"{root}: of the class {name}, {len(good)} of the {part} images can be read, but at least {needed} "
                     "are needed to train, choose the best epoch and test"
                 )
             labelled += [(file, label) for file in good]
+        if not labelled:
+            raise InputError(f"{root}: none of the {part} images can be read")
         shuffled = [labelled[i] for i in generator(FIXED_SEED).permutation(len(labelled))]
         chosen, labels = [file for file, _ in shuffled], torch.tensor([label for _, label in shuffled])
         sets[part] = to_image_set(chosen, images, labels)
-    return Splits(sets["train"], sets.get("test"), class_names, sets.get("validation"), skipped=tuple(damaged))
+    return Splits(sets.get("train"), sets.get("test"), class_names, sets.get("validation"), skipped=tuple(damaged))
 
 
 class ImageFiles(TorchDataset[tuple[Tensor, int]]):
@@ -128,39 +131,44 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
 
 
 def _class_names(files: Files) -> tuple[str, ...]:
-    numbers = all(name.isdecimal() for name in files["train"])
-    return tuple(sorted(files["train"], key=lambda name: (int(name) if numbers else 0, name)))
+    names = set().union(*files.values())
+    numbers = all(name.isdecimal() for name in names)
+    return tuple(sorted(names, key=lambda name: (int(name) if numbers else 0, name)))
 
 
 def _files(root: Path) -> Files:
-    """Return the files of each part, all with the same classes; train/, or the root itself, comes first."""
-    files = {part: _class_files(folder) for part, folder in parts_of(root).items()}
+    """Return the files of each part; train/, or the root itself, comes first. It has all classes if it exists."""
+    files = {part: _class_files(folder, part) for part, folder in parts_of(root).items()}
     for part, by_class in files.items():
-        for name in sorted(files["train"].keys() ^ by_class.keys()):
-            lacks = part if name in files["train"] else "train"
-            raise InputError(f"{root}: the class {name} has no folder in {lacks}; all parts must have the same classes")
+        for name in sorted(by_class.keys() - files.get("train", by_class).keys()):
+            raise InputError(
+                f"{root}: the class {name} of the {part} images has no folder in train; put training images of it "
+                "there, or move its images away"
+            )
     return files
 
 
 def parts_of(root: Path) -> dict[str, Path]:
-    """Return the folder of each part; train/, or the root itself, comes first."""
+    """Return the folder of each part; train/, or the root itself, comes first. There may be test/ or val/ alone."""
     folders: dict[str, Path] = {}
     for folder in subfolders(root):
         if (part := PARTS.get(folder.name.lower())) is not None:
             if part in folders:
                 raise InputError(f"{root} has both {folders[part].name}/ and {folder.name}/; keep one of them")
             folders[part] = folder
-    if folders and "train" not in folders:
-        raise InputError(f"{root} has {next(iter(folders.values())).name}/ but no train/ beside it")
-    return {"train": root, **folders}
+    if others := [
+        each.name for each in subfolders(root) if folders and "train" not in folders and each not in folders.values()
+    ]:
+        raise InputError(f"{root} has {next(iter(folders.values())).name}/ beside {others[0]}/, but no train/")
+    return dict(sorted(folders.items(), key=lambda each: each[0] != "train")) if folders else {"train": root}
 
 
-def _class_files(folder: Path) -> dict[str, list[Path]]:
-    """Return the image files of each class sub-folder, sorted."""
+def _class_files(folder: Path, part: str) -> dict[str, list[Path]]:
+    """Return the image files of each class sub-folder, sorted; only training images must have all classes."""
     files = {}
     for child in subfolders(folder):
         files[child.name] = image_files_in(child)
-        if not files[child.name]:
+        if not files[child.name] and part == "train":
             suffixes = ", ".join(sorted(suffix[1:] for suffix in SUFFIXES))
             raise InputError(f"the class folder {child} has no images; put some there ({suffixes}) or remove it")
         _refuse_masks(child.name, files[child.name])

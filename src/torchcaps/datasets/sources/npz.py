@@ -80,7 +80,8 @@ def load_npz(request: DataRequest) -> Splits:
         keys = {*(key for pair in pairs.values() for key in pair), *_LENGTHS.values(), *_OPTIONS} & sizes.keys()
         for part, pair in pairs.items():
             for key in pair:
-                if key not in sizes and (part == "train" or any(each in sizes for each in pair)):
+                is_needed = part == "train" and pairs["test"][0] not in sizes
+                if key not in sizes and (is_needed or any(each in sizes for each in pair)):
                     held = ", ".join(map(shown, sorted(set(held_as.values()))[:_MAX_LISTED]))
                     held += ", …" * (len(set(held_as.values())) > _MAX_LISTED)
                     raise InputError(f'{path} has no array "{key}"; it holds {held or "nothing"}')
@@ -99,21 +100,24 @@ def load_npz(request: DataRequest) -> Splits:
     for part, (x, y) in labelled.items():
         if (given := len(np.atleast_1d(arrays[y]))) != (count := len(pixels[part])):
             raise InputError(f"{path}: {y} must be given for {each_of(count, 'image')} of {x}, got {given}")
-    task = find_task(request.task or guess_task(targets["train"], f"{path}: {pairs['train'][1]}").name)
-    class_names = _class_names(path, pairs["train"][1], task, targets["train"], arrays.get("class_names"))
+    class_names, has_names, task = _class_names(path, labelled, arrays, request)
     sets = {}
     for part, (_, y) in labelled.items():
         brought = task.convert_targets(targets[part], len(class_names), f"{path}: {y}", class_names)
         sets[part] = ImageSet(pixels[part], brought)
-    return Splits(sets["train"], sets.get("test"), class_names, sets.get("validation"), task=task.name)
+    return _splits(sets, class_names, task, has_names=has_names)
+
+
+def _splits(sets: Mapping[str, ImageSet], names: tuple[str, ...], task: Task, *, has_names: bool) -> Splits:
+    parts = (sets.get("train"), sets.get("test"), names, sets.get("validation"))
+    return Splits(*parts, task=task.name, has_names=has_names)
 
 
 def _with_masks(path: Path, pairs: Names, arrays: Mapping[str, Any], request: DataRequest) -> Splits:
     """Return images (N, *S), (N, *S, C) or (N, C, *S) with masks (N, *S); S is (H, W), or (D, H, W) for volumes."""
     scale: Scale = "auto" if request.scale is None else request.scale
-    _, y = pairs["train"]
-    task, sets = find_task(request.task or guess_task(arrays[y], f"{path}: {y}").name), {}
-    names = _class_names(path, y, task, arrays[y], arrays.get("class_names"))
+    names, has_names, task = _class_names(path, pairs, arrays, request)
+    sets = {}
     for part, (x, y) in pairs.items():
         masks, images = task.convert_targets(arrays[y], len(names), f"{path}: {y}"), arrays[x]
         pixels = to_bytes(scale_pixels(images, scale, f"{path}: {x}"))
@@ -125,14 +129,14 @@ def _with_masks(path: Path, pairs: Names, arrays: Mapping[str, Any], request: Da
             )
         pixels = pixels.unsqueeze(1) if axis == 0 else pixels.movedim(axis, 1)
         sets[part] = to_set(list(pixels.contiguous()), list(masks), request, f"{path}: {x}")
-    return Splits(sets["train"], sets.get("test"), names, sets.get("validation"), task=task.name)
+    return _splits(sets, names, task, has_names=has_names)
 
 
 def _images(
     path: Path, arrays: Mapping[str, Any], x: str, where: str, scale: Scale
 ) -> UInt8[Tensor, "N C H W"] | Float32[Tensor, "N C 1 L"]:
     """Return pixels; or sequences of numbers, if the file has lengths or ``x`` has only two axes."""
-    if x in _LENGTHS and "lengths" in arrays:
+    if x in _LENGTHS and not arrays.keys().isdisjoint(_LENGTHS.values()):
         return _to_sequences(arrays, x, where)
     values, order = arrays[x], arrays.get("channels")
     if values.ndim == 2 and values.dtype.kind in "fiu" and 0 not in values.shape:
@@ -158,19 +162,31 @@ def _to_sequences(arrays: Mapping[str, Any], x: str, where: str) -> Float32[Tens
     return pad_sequences([each[:, :length] for each, length in zip(values, lengths, strict=True)], L, where)
 
 
-def _class_names(path: Path, y: str, task: Task, targets: np.ndarray, given: np.ndarray | None) -> tuple[str, ...]:
-    """Return the names of the outputs: ``class_names`` if given, else the texts among the targets, or numbers."""
-    where = f"{path}: {y}"
-    names = task.names(targets, where)
-    if given is None:
-        return names
-    is_texts = given.dtype.kind == "U" and given.ndim == 1
-    if is_texts and len(given) < len(names):  # the task raises a clearer error, such as labels counted from 1
-        task.convert_targets(targets, len(given), f"{where} (class_names has {counted(len(given), 'text')})")
-    if not is_texts or len(given) != len(names):
+def _class_names(
+    path: Path, pairs: Names, arrays: Mapping[str, Any], request: DataRequest
+) -> tuple[tuple[str, ...], bool, Task]:
+    """Return the names of the outputs, whether the file holds them, and the task.
+
+    The names are ``class_names``, else the texts among the targets, else numbers. Targets that are only evaluated may
+    lack classes.
+    """
+    complete, part = request.part is None and "train" in pairs, "train" if "train" in pairs else "test"
+    y = pairs[part][1]
+    targets, where, stored = arrays[y], f"{path}: {y}", arrays.get("class_names")
+    task = find_task(request.task or guess_task(targets, where).name)
+    if complete:
+        names = task.names(targets, where)
+    else:
+        names = max((task.names(arrays[each], where, complete=False) for _, each in pairs.values()), key=len)
+    if stored is None:
+        return names, np.asarray(targets).dtype.kind in "US", task
+    is_texts = stored.dtype.kind == "U" and stored.ndim == 1
+    if is_texts and len(stored) < len(names):  # the task raises a clearer error, such as labels counted from 1
+        task.convert_targets(targets, len(stored), f"{where} (class_names has {counted(len(stored), 'text')})")
+    may_lack = not complete and targets.ndim == 1
+    if not is_texts or (len(stored) < len(names) if may_lack else len(stored) != len(names)):
         raise InputError(
             f"{path}: class_names must be {counted(len(names), 'text')}, one for each class or column of {y}, got "
-            f"{given.dtype} "
-            f"of the shape {shown(given.shape)}"
+            f"{stored.dtype} of the shape {shown(stored.shape)}"
         )
-    return tuple(map(str, given.tolist()))
+    return tuple(map(str, stored.tolist())), True, task

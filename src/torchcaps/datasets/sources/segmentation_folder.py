@@ -137,8 +137,9 @@ def load_segmentation_folder(
         labels = [torch.from_numpy(numbered[str(pair.mask)]) for pair in labelled]
         spacing = [each.spacing for each in labelled.values() if each.spacing is not None]
         sets[part] = to_set(pixels, labels, request, str(root), spacing or None)
-    parts_left = (sets["train"], sets.get("test"), class_names, sets.get("validation"))
-    return Splits(*parts_left, skipped=(*damaged, *unknown), task="pixels")
+    parts_left = (sets.get("train"), sets.get("test"), class_names, sets.get("validation"))
+    has_names = class_names != tuple(map(str, range(len(class_names))))
+    return Splits(*parts_left, skipped=(*damaged, *unknown), task="pixels", has_names=has_names)
 
 
 def _check_parts(root: Path, found: Mapping[str, Mapping[Pair, Labelled]], faults: Sequence[str]) -> None:

@@ -76,10 +76,8 @@ def load_table(request: DataRequest) -> Splits:
             raise InputError(f"{path}: no image for {part} can be read")
         order = [rows[n] for n in generator(FIXED_SEED).permutation(len(rows))]
         sets[part] = to_image_set([found[row] for row in order], images, targets[order])
-    if "train" not in sets:
-        raise InputError(f"{path}: the column {split} names no image for train")
     skipped = (*(f"{path}, line {table.lines[row]}: {found[row]} is hidden" for row in sorted(hidden)), *damaged)
-    return Splits(sets["train"], sets.get("test"), names, sets.get("validation"), skipped=skipped, task=task.name)
+    return Splits(sets.get("train"), sets.get("test"), names, sets.get("validation"), skipped=skipped, task=task.name)
 
 
 def _image_column(path: Path, columns: Mapping[str, Sequence[str]], files: _Files) -> str:

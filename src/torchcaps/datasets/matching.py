@@ -1,0 +1,98 @@
+"""Match the outputs of a data set with those of a network, by name or by number."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from torchcaps.datasets.dataset import Dataset, Part
+from torchcaps.datasets.image_set import ImageSet
+from torchcaps.datasets.pairs import PairSet
+from torchcaps.errors import InputError, shortened
+from torchcaps.tasks import Task
+
+MAX_NAMES_CHARACTERS = 200
+"""Characters of a list of names that a message shows in full."""
+Loaded = TypeVar("Loaded", Dataset, Part)
+
+
+class Named(Protocol):
+    """A network or a data set with a name for each output."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Name of each output."""
+
+    @property
+    def has_names(self) -> bool:
+        """False if the names are only numbers."""
+
+
+def match_outputs(data: Loaded, network: Named, *, by_number: bool = False) -> Loaded:
+    """Return a data set with the outputs of a network: its classes, labels or numbers, in its order.
+
+    If both have names, outputs of equal names belong together. Otherwise their numbers decide, and a warning names the
+    pairs if the names differ. A data set may lack classes of the network.
+
+    Args:
+        data: The data set.
+        network: Names of the network's outputs, such as its :class:`~torchcaps.image_spec.ImageSpec`.
+        by_number: Match by number even if both have names.
+
+    Raises:
+        InputError: The data set has an output that the network does not know, or lacks a number of a regression.
+    """
+    numbers = _numbers_of(data, network, data.task, data.name, by_number=by_number)
+    known = network.class_names
+    if (absent := [name for j, name in enumerate(known) if j not in numbers]) != []:
+        data.task.check_absent(absent, data.name)
+    changed: dict[str, Any] = {"class_names": known, "has_names": network.has_names}
+    if numbers != list(range(len(known))):
+        for part, images in data.parts.items():
+            changed[part] = _renumbered(images, data.task, numbers, len(known))
+    return replace(data, **changed)
+
+
+def _numbers_of(data: Named, network: Named, task: Task, where: str, *, by_number: bool) -> list[int]:
+    """Return the number in the network of each output of a data set."""
+    names, known = data.class_names, network.class_names
+    unknown = [name for name in names if name not in known]
+    is_larger = len(names) > len(known)
+    if data.has_names and network.has_names and not by_number:
+        if not unknown:
+            return [known.index(name) for name in names]
+        advice = f"leave {'them' if len(unknown) > 1 else 'it'} out"
+        if not is_larger:
+            advice += " or, if the order is the same, match by number with by_number (--by-number)"
+        raise InputError(
+            f"{where} has the {task.outputs if len(unknown) > 1 else task.output} {_listed(unknown)}, but the network "
+            f"knows {_listed(known)}; {advice}"
+        )
+    if is_larger:
+        raise InputError(f"{where} has {task.count(len(names))}, but the network has {task.count(len(known))}")
+    if not by_number and names != known[: len(names)]:
+        which = "the network" if data.has_names else where
+        pairs = (f"{name} is {own}" for name, own in zip(names, known, strict=False))
+        words = shortened("; ".join(pairs), MAX_NAMES_CHARACTERS)
+        warnings.warn(f"{which} has no names of {task.outputs}, so numbers match them: {words}", stacklevel=3)
+    return list(range(len(names)))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return shortened(", ".join(names), MAX_NAMES_CHARACTERS)
+
+
+def _renumbered(images: ImageSet | PairSet, task: Task, numbers: Sequence[int], num_outputs: int) -> Any:
+    """Return images whose label ``j`` became ``numbers[j]``."""
+    if isinstance(images, PairSet):
+        return replace(images, objects=_renumbered(images.objects, task, numbers, num_outputs))
+    labels: Any = images.labels
+    if isinstance(labels, Tensor):
+        labels = task.renumber(labels, numbers, num_outputs)
+    else:  # masks of different sizes
+        labels = tuple(task.renumber(each, numbers, num_outputs) for each in labels)
+    return replace(images, labels=labels)
