@@ -131,7 +131,12 @@ class ImageSet:
         return ImageSet(*(torch.cat(pair) for pair in pairs), factors=factors)
 
     def resize(self, size: tuple[int, int]) -> ImageSet:
-        """Return the set resized to (height, width): images and parts by `resize_images`, masks by `resize_masks`."""
+        """Return the set resized to (height, width): images and parts by `resize_images`, masks by `resize_masks`.
+
+        Sequences are padded with NaN to (1, length); InputError if they are longer.
+        """
+        if not self.is_uint8 and self.in_shape[1] == 1:
+            return self.with_pixels(partial(_pad_sequences_to, size=size))
         return self.with_pixels(partial(resize_images, size=size), partial(resize_masks, size=size))
 
     def with_pixels(
@@ -169,6 +174,36 @@ def pad_sequences(sequences: Sequence[Float[np.ndarray, "C l"]], length: int, wh
             )
         row[:, 0, : each.shape[1]] = torch.from_numpy(numbers)
     return padded
+
+
+def _pad_sequences_to(sequences: Float32[Tensor, "N C 1 l"], size: tuple[int, int]) -> Float32[Tensor, "N C 1 L"]:
+    """Pad sequences with NaN to the length of a network."""
+    steps = sequences.shape[-1]
+    if size[0] != 1 or size[1] < steps:
+        raise InputError(
+            f"sequences of {steps:,} steps are not resized to {size[0]}×{size[1]}; leave --image-size out, and cut "
+            "sequences that are longer than those of a trained network"
+        )
+    return F.pad(sequences, (0, size[1] - steps), value=torch.nan)
+
+
+def end_sequences(
+    sequences: Shaped[Tensor, "N C 1 L"], lengths: Shaped[Tensor, "N"], where: str
+) -> Float32[Tensor, "N C 1 L"]:
+    """Return sequences with NaN after the number of steps of each.
+
+    Raises:
+        InputError: The lengths are no whole numbers from 1 to L; the message begins with ``where``.
+    """
+    steps = sequences.shape[-1]
+    is_fitting = (
+        lengths.shape == sequences.shape[:1] and not lengths.is_floating_point() and lengths.dtype != torch.bool
+    )
+    if not is_fitting or int(lengths.min()) < 1 or int(lengths.max()) > steps:
+        raise InputError(f"{where} must be whole numbers from 1 to {steps}, one for each of {len(sequences)} sequences")
+    numbers = sequences / 255 if sequences.dtype == torch.uint8 else sequences.float()
+    is_after = torch.arange(steps, device=numbers.device) >= lengths.to(numbers.device)[:, None]
+    return numbers.masked_fill(is_after[:, None, None], torch.nan)
 
 
 @checked

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from torchcaps.datasets.dataset import Dataset
-from torchcaps.datasets.image_set import ImageSet
+from torchcaps.datasets.image_set import ImageSet, end_sequences
 from torchcaps.datasets.item_reader import ItemReader, Keys, are_items, find_keys
 from torchcaps.datasets.pairs import PairSet
 from torchcaps.datasets.pixels import Scale, as_numbers, check_scale, prepare_images, scale_pixels
@@ -149,9 +149,10 @@ def _open(data: Any, form: Form, keys: Keys | None, where: str) -> Opened:
     if isinstance(data, ImageSet):
         return Opened(_with_labels(data, form))
     pair = data.tensors if isinstance(data, TensorDataset) else data
-    message = None
+    message, lengths = None, None
     if isinstance(pair, Mapping):
         image, label = find_keys(pair, keys, where)
+        lengths = pair.get("lengths")
         message = None if keys else _message((image, label))
         pair = (pair[image], pair[label])
     elif keys is not None and isinstance(pair, tuple):
@@ -166,7 +167,7 @@ def _open(data: Any, form: Form, keys: Keys | None, where: str) -> Opened:
         labels = pair[1]
         if names is None and form.task is not None and _are_texts(labels):
             names = form.task.names(labels)
-        return Opened(_in_memory(pair[0], labels, form), class_names=names, message=message)
+        return Opened(_in_memory(pair[0], labels, form, lengths), class_names=names, message=message)
     has_items = all(callable(getattr(type(data), name, None)) for name in ("__getitem__", "__len__"))
     if not has_items or isinstance(data, IterableDataset | str | bytes | Tensor | np.ndarray):
         got = "None" if data is None else f"a value of type {type(data).__name__}"
@@ -182,9 +183,14 @@ def _message(keys: Keys | None) -> str | None:
     return f"Data: images are {keys[0]!r} and labels {keys[1]!r}"
 
 
-def _in_memory(images: Any, labels: Any, form: Form) -> Any:
-    """Return images and labels as an `ImageSet`, which can be augmented, or as a ``TensorDataset``."""
+def _in_memory(images: Any, labels: Any, form: Form, lengths: Any = None) -> Any:
+    """Return images and labels as an `ImageSet`, which can be augmented, or as a ``TensorDataset``.
+
+    ``lengths`` are those of sequences, for a network of sequences.
+    """
     pixels, targets = form.images(images), form.labels(labels)
+    if lengths is not None and form.in_shape is not None and form.in_shape[1:-1] == (1,):
+        pixels = end_sequences(pixels, as_numbers(lengths, f"{form.where}lengths"), f"{form.where}lengths")
     if len(pixels) != len(targets):
         raise InputError(
             f"there must be a label for each image, got {counted(len(pixels), 'image')} and "

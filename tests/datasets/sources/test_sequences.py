@@ -12,8 +12,10 @@ import torch
 from support import assert_raises
 from torchcaps import create_model
 from torchcaps.datasets import Augmentation, BatchLoader, Dataset, load_dataset
+from torchcaps.datasets.user_data import Form, open_data
 from torchcaps.errors import InputError
 from torchcaps.nn import Capsules
+from torchcaps.tasks import find_task
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(40, 3, 9))
@@ -105,3 +107,43 @@ def test_padding_never_changes_a_result() -> None:
         chunks = long(sequences.repeat(100, 1, 1, 1)).scores  # some at a time go through the convolutions
     assert torch.allclose(chunks[:40], together)
     assert isinstance(long.primary(sequences), Capsules)
+
+
+def test_arrays_that_could_be_sequences_name_lengths(tmp_path: Path) -> None:
+    assert_raises(
+        InputError, load, tmp_path, x=X, y=Y, say="if these are sequences (N, C, L), add an array lengths (N,)"
+    )
+    assert_raises(InputError, load, tmp_path, **ARRAYS, x_test=X, y_test=Y, say="x_test needs lengths_test")
+
+
+def test_sequences_are_padded_to_a_length_and_never_resized(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **ARRAYS)
+    spec, plain = f"npz:{tmp_path / 'a.npz'}", load(tmp_path, **ARRAYS)
+    padded = load_dataset(spec, image_size=(1, 12))
+    assert padded.in_shape == (3, 1, 12)
+    assert torch.equal(padded.test.images[..., :9].nan_to_num(), plain.test.images.nan_to_num())
+    assert padded.test.images[..., 9:].isnan().all()
+    for size in (32, (1, 8), (2, 9)):
+        assert_raises(InputError, load_dataset, spec, image_size=size, say="sequences of 9 steps are not resized to")
+
+
+def test_fit_reads_each_sequence_up_to_its_length() -> None:
+    form = Form(find_task("classes"), 4, (3, 1, 9))
+    opened = open_data({"x": X, "y": Y, "lengths": LENGTHS}, form)
+    images = opened.data.tensors[0]
+    for image, numbers, length in zip(images, X, LENGTHS, strict=True):
+        assert torch.equal(image[:, 0, :length], torch.from_numpy(numbers[:, :length]).float())
+        assert image[:, 0, length:].isnan().all()
+    for lengths in (LENGTHS[:5], LENGTHS - 2, LENGTHS + 1, LENGTHS / 2):
+        data = {"x": X, "y": Y, "lengths": lengths}
+        assert_raises(InputError, open_data, data, form, say="lengths must be whole numbers from 1 to 9, one for each")
+
+
+def test_what_an_npz_file_holds_beyond_is_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", X)
+    assert_raises(InputError, load_dataset, f"npz:{tmp_path / 'a.npy'}", say="np.savez('mine.npz', x=images, y=labels)")
+    pixels = RANDOM.integers(0, 256, (40, 8, 8), np.uint8)
+    for name in ("x_valid", "Y_DEV", "train", "x_train", "lengths_validation", "val_images"):
+        arrays: dict[str, Any] = {"x": pixels, "y": Y, name: pixels}
+        assert_raises(InputError, load, tmp_path, **arrays, say=f"has an array {name!r}, which is not read")
+    assert len(load(tmp_path, x=pixels, y=Y, patients=Y, weights=Y).train) > 0

@@ -37,12 +37,13 @@ def load_aeon(request: DataRequest) -> Splits:
     folder = str(bundled) if (bundled / name).is_dir() else None
     with one_sentence(f"aeon cannot read {name}"):
         parts = {part: archive.load_classification(name, part, folder) for part in ("train", "test")}
-    longest = max(each.shape[1] for cases, _ in parts.values() for each in cases)
-    classes = sorted(map(str, set(parts["train"][1])))
-    train, test = (
-        ImageSet(
-            pad_sequences(cases, longest, f"aeon:{name}"), torch.tensor([classes.index(str(label)) for label in labels])
+        longest = max(each.shape[1] for cases, _ in parts.values() for each in cases)
+        classes = sorted({str(label) for _, labels in parts.values() for label in labels})
+        train, test = (
+            ImageSet(
+                pad_sequences(list(cases), longest, f"aeon:{name}"),
+                torch.tensor([classes.index(str(label)) for label in labels]),
+            )
+            for cases, labels in parts.values()
         )
-        for cases, labels in parts.values()
-    )
     return Splits(train, test, tuple(classes))

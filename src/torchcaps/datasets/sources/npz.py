@@ -33,6 +33,8 @@ _MEDMNIST: Names = {
 }
 _LENGTHS = {"x": "lengths", "x_train": "lengths", "x_test": "lengths_test", "x_val": "lengths_val"}
 _OPTIONS = ("class_names", "channels")
+_PARTS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval"})
+_WORDS = frozenset({"x", "y", "image", "images", "label", "labels", "target", "targets", "mask", "masks", "lengths"})
 
 
 @register_dataset(
@@ -71,6 +73,12 @@ def load_npz(request: DataRequest) -> Splits:
     """
     path = request.path
     require_file(path)
+    with path.open("rb") as file:
+        if file.read(6) == np.lib.format.MAGIC_PREFIX:
+            raise InputError(
+                f"{path} holds one array and no labels; save images and labels in one file, by "
+                "np.savez('mine.npz', x=images, y=labels)"
+            )
     with one_sentence(f"{path} is not an .npz file of plain arrays, or it is truncated or corrupt"):
         with zipfile.ZipFile(path) as archive:
             sizes = {member.filename.removesuffix(".npy"): member.file_size for member in archive.infolist()}
@@ -85,6 +93,13 @@ def load_npz(request: DataRequest) -> Splits:
                     held = ", ".join(map(shown, sorted(set(held_as.values()))[:_MAX_LISTED]))
                     held += ", …" * (len(set(held_as.values())) > _MAX_LISTED)
                     raise InputError(f'{path} has no array "{key}"; it holds {held or "nothing"}')
+        for name in sorted(set(held_as.values()) - {held_as[key] for key in keys}):
+            if (words := set(name.lower().split("_"))) <= _WORDS | _PARTS and words & _PARTS:
+                ours = ", ".join(key for pair in pairs.values() for key in pair)
+                raise InputError(
+                    f"{path} has an array {shown(name)}, which is not read; the names are {ours}; rename the array or "
+                    "leave it out"
+                )
         check_memory(sum(sizes[key] for key in keys), f"the images of {path}")
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: np.asarray(file[held_as[key]]) for key in keys}
@@ -144,7 +159,13 @@ def _images(
     if order is not None and str(order) not in ("first", "last"):
         raise InputError(f'{path}: channels must be "first" or "last", got {shown(order)}')
     named: Any = None if order is None else str(order)
-    return to_bytes(channels_first(scale_pixels(values, scale, where), where, named, "an array channels")).contiguous()
+    try:
+        pixels = scale_pixels(values, scale, where)
+    except InputError as error:
+        if values.ndim != 3 or x not in _LENGTHS:
+            raise
+        raise InputError(f"{error}; if these are sequences (N, C, L), add an array {_LENGTHS[x]} (N,)") from None
+    return to_bytes(channels_first(pixels, where, named, "an array channels")).contiguous()
 
 
 def _to_sequences(arrays: Mapping[str, Any], x: str, where: str) -> Float32[Tensor, "N C 1 L"]:
