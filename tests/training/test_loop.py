@@ -18,6 +18,7 @@ from torchcaps.analysis import evaluate
 from torchcaps.datasets import Batch, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Losses, create_model, get_preset, list_presets
+from torchcaps.tasks import find_task
 from torchcaps.training import (
     Diverged,
     Progress,
@@ -203,7 +204,7 @@ def test_some_devices_are_looked_at_once_in_a_while(
 
 def gradients(network: nn.Module, images: Batch, weights: Tensor | None) -> Tensor:
     network.zero_grad()
-    forward(network, network, images, None, weights)[1].total.backward()
+    forward(network, network, images, find_task("classes").loss_of_module(None, None), weights)[1].total.backward()
     return torch.cat([each.grad.flatten() for each in network.parameters() if each.grad is not None])
 
 

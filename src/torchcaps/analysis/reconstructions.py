@@ -152,7 +152,7 @@ def figure_samples(
     shown.task.check_targets(shown.labels, len(names), "a label")
     labels: list[Cell] = [shown.task.describe(names, each) for each in shown.labels]
     rows: dict[str, Sequence[Cell]] = {"": [middle_slice(each.cpu().numpy()) / 255 for each in shown.images]}
-    if (masks := shown.task.masks(shown.labels)) is not None:
-        rows["mask"] = [coloured(middle_slice(each[None].cpu().numpy())[0]) for each in masks]
+    if shown.task.has_masks:
+        rows["mask"] = [coloured(middle_slice(each[None].cpu().numpy())[0]) for each in shown.labels]
     cells = in_bands(rows | {" ": labels})
     return tiles([row[1:] for row in cells], title=title)

@@ -63,7 +63,7 @@ class Splits:
         target = find_task(task or self.task or own.name)
         if own.name == target.name:
             return replace(self, task=target.name)
-        if any(own.masks(images.labels) is not None for images in self.parts.values()):
+        if own.has_masks:
             raise InputError(f"{where} has a mask for each image; set --task {own.name}")
 
         def brought(part: str, images: ImageSet) -> ImageSet:
@@ -79,7 +79,7 @@ class Splits:
         Raises:
             InputError: The images have no masks; the error begins with ``where``.
         """
-        if any(images.task.masks(images.labels) is None for images in self.parts.values()):
+        if not all(images.task.has_masks for images in self.parts.values()):
             raise InputError(
                 f"{where} has no masks, and only images with masks are trained on in patches; leave patch (--patch) out"
             )

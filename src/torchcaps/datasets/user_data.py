@@ -206,7 +206,7 @@ def _with_labels(images: ImageSet, form: Form) -> ImageSet:
     """Return the set with labels converted to the form of the task."""
     if form.task is None or images.task is form.task or form.task.has_form(images.labels):
         return images
-    if images.task.masks(images.labels) is not None:
+    if images.task.has_masks:
         raise InputError(
             f'the images have masks, but the task is {form.task.name}; set task="{images.task.name}" of a network, or '
             "as an attribute of your own module"

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 TaskName = Literal["classes", "labels", "regression", "pixels"]
 """Task of a network: the class of an image or the classes of its objects; several labels that an image may have,
 (B, L); numbers, (B, T); or the class of each pixel, (B, H, W)."""
+TargetAxes = Literal["BHW", "B1HW"]
+"""Axes of the masks that a loss of pixels takes; (D, H, W) of volumes take the place of (H, W)."""
 ALWAYS = frozenset({"train", "evaluate", "predict", "curves", "datasets", "export", "share", "folder"})
 """Commands, and formats of ``torchcaps export``, that support every task."""
 
@@ -114,6 +116,8 @@ class Task(ABC):
     """Largest number of images in a batch of an evaluation, because scores of pixels take much memory."""
     reads_poses: ClassVar[bool] = False
     """True if outputs are numbers computed from the poses of capsules, False for the lengths of capsules."""
+    has_masks: ClassVar[bool] = False
+    """True if the target of an image is a mask, which moves with the image."""
     spatial_axes: ClassVar[tuple[int, ...]] = (2,)
     """Numbers of spatial axes that images may have: (2,) for images, (1, 2, 3) for lines and volumes too."""
     objects: int = 1
@@ -229,10 +233,6 @@ class Task(ABC):
         """Return options of ``load_dataset`` for images that a network takes, which may have other sizes."""
         return {"image_size": network.in_shape[1:]}
 
-    def masks(self, targets: Any) -> Any:
-        """Return masks to draw, one for each image; None if targets are no masks."""
-        return None
-
     def strata(self, targets: Tensor) -> Int64[Tensor, "N"]:
         """Return the stratum of each image; random splits keep the share of each stratum."""
         return targets.new_zeros(len(targets)).long()
@@ -314,6 +314,22 @@ class Task(ABC):
                 logits.
         """
 
+    def loss_of_module(
+        self, loss: Callable[[Any, Tensor], Tensor] | None, target_axes: TargetAxes | None
+    ) -> Callable[[Any, Tensor], Tensor]:
+        """Return the loss of a module that is no network of torchcaps, a function of its output and the targets.
+
+        Args:
+            loss: Loss of the user; None: :meth:`default_loss`.
+            target_axes: Axes of the masks that it takes; None: not said.
+
+        Raises:
+            InputError: ``target_axes`` has no use.
+        """
+        if target_axes is not None:
+            raise InputError('target_axes is for a loss of your own for the task pixels; set loss, and task="pixels"')
+        return loss or (lambda output, targets: self.default_loss(scores_of(output), targets))
+
     def default_loss(self, scores: Tensor, targets: Tensor) -> Float[Tensor, ""]:
         """Return the cross-entropy of a batch, for a module that is no network of torchcaps; its scores are logits."""
         import torch.nn.functional as F
@@ -385,6 +401,22 @@ class Task(ABC):
     def write(self, path: Path, answers: Any) -> None:
         """Write the answers for image files (a ``PhotoAnswers``) to a path as CSV, a line for each file."""
         write_text(path, answers.to_csv())
+
+
+def scores_of(output: Any) -> Tensor:
+    """Return the scores of an output, which may be the scores themselves."""
+    scores: Tensor = getattr(output, "scores", output)
+    return scores
+
+
+def probabilities(scores: Float[Tensor, "B ..."], network: Any) -> Float[Tensor, "B ..."]:
+    """Return scores of 0..1 for the metric.
+
+    A module that is no network of torchcaps may give logits: its scores are logits if one of a batch is outside 0..1.
+    """
+    if hasattr(network, "decoder_targets"):
+        return scores
+    return scores.sigmoid().where(((scores < 0) | (scores > 1)).any(), scores)
 
 
 def bar(share: float, width: int = 30) -> str:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torchcaps.tasks.base import Metric, TaskName
+from torchcaps.tasks.base import Metric, TaskName, probabilities
 from torchcaps.tasks.columns import ColumnTask
 
 if TYPE_CHECKING:
@@ -69,9 +69,15 @@ class Labels(ColumnTask):
             return value
         return sigmoid_cross_entropy(output.logits, multi_hot(output.scores, targets))
 
+    def default_loss(self, scores: Tensor, targets: Tensor) -> Float[Tensor, ""]:
+        """Return the sigmoid cross-entropy of a batch, as of the base class."""
+        import torch.nn.functional as F
+
+        return F.binary_cross_entropy_with_logits(scores, targets.to(scores.dtype))
+
     def score(self, scores: Float[Tensor, "B J"], targets: Tensor, network: Any = None) -> Float[Tensor, "B"]:
-        """Return the share of correct labels of each image."""
-        return ((scores > PRESENT) == (targets > PRESENT)).to(scores.dtype).mean(1)
+        """Return the share of correct labels of each image; scores are converted by :func:`probabilities`."""
+        return ((probabilities(scores, network) > PRESENT) == (targets > PRESENT)).to(scores.dtype).mean(1)
 
     def decoded_capsules(self, scores: Float[Tensor, "B J"], targets: Tensor | None) -> Tensor | None:
         return (scores > PRESENT).to(scores.dtype) if targets is None else targets

@@ -85,6 +85,12 @@ class Regression(ColumnTask):
 
         return squared_error(output.scores, targets, network.target_scale)
 
+    def default_loss(self, scores: Tensor, targets: Tensor) -> Float[Tensor, ""]:
+        """Return the mean squared error of a batch, as of the base class."""
+        import torch.nn.functional as F
+
+        return F.mse_loss(scores, targets.to(scores.dtype))
+
     def score(self, scores: Float[Tensor, "B J"], targets: Tensor, network: Any = None) -> Float[Tensor, "B"]:
         """Return 1 − the mean squared error of an image's numbers, in variances of the training targets."""
         return 1 - ((scores - targets) / network.target_scale).square().mean(1)

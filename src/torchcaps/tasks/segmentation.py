@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, reason_of
 from torchcaps.ranges import IGNORED
-from torchcaps.tasks.base import Metric, Task, TaskName, advice, as_array, found
+from torchcaps.tasks.base import Metric, TargetAxes, Task, TaskName, advice, as_array, found, probabilities, scores_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +33,7 @@ class Segmentation(Task):
     metric = Metric("Dice", "1 − Dice", "%, mean over the images", hub="dice")
     hub_name, evaluation_batch = "image-segmentation", 8
     statistics_names = ("images", "% of pixels")
+    has_masks = True
     spatial_axes = (1, 2, 3)
     analyses = frozenset({".onnx", ".pt2"})
 
@@ -97,9 +98,6 @@ class Segmentation(Task):
                     f"{where}: no training mask has the class {number}{name}; add images with it, or number the "
                     "classes without it"
                 )
-
-    def masks(self, targets: Any) -> Any:
-        return targets
 
     def min_images(self, num_outputs: int) -> int:
         return 1
@@ -181,17 +179,59 @@ class Segmentation(Task):
         value: Tensor = network.classification_loss(output.scores, targets, *logits)
         return value
 
+    def loss_of_module(
+        self, loss: Callable[[Any, Tensor], Tensor] | None, target_axes: TargetAxes | None
+    ) -> Callable[[Any, Tensor], Tensor]:
+        """Return the loss of a module as the base class does, which gets masks of these axes.
+
+        For several scores of a pixel, masks are class numbers, int64. For a single score, they are zeros and ones in
+        the dtype of the scores.
+        """
+        if loss is None:
+            return super().loss_of_module(loss, target_axes)
+        axes = 'set target_axes of fit to the axes of the masks that the loss takes, "BHW" or "B1HW"'
+
+        def compute(output: Any, masks: Tensor) -> Tensor:
+            scores = scores_of(output)
+            sizes = f"the scores are {tuple(scores.shape)} and the masks {tuple(masks.shape)}; {axes}"
+            if scores.shape[1] > 1:
+                targets = masks.long()
+            elif target_axes is None:  # a guess would be broadcast in silence
+                raise InputError(f"a loss of a single score for each pixel is ambiguous, because {sizes}")
+            elif bool((masks == IGNORED).any()):
+                raise InputError(
+                    f"masks have ignored pixels ({IGNORED}), but a loss of a single score takes zeros and ones; give "
+                    "the network two scores for each pixel, or leave out ignored pixels and augmentation that moves "
+                    "images"
+                )
+            else:
+                targets = masks.to(scores.dtype)
+            try:
+                return loss(output, targets.unsqueeze(1) if target_axes == "B1HW" else targets)
+            except Exception as error:
+                if isinstance(error, InputError | MemoryError) or "OutOfMemory" in type(error).__name__:
+                    raise
+                reason = f"the loss raised {type(error).__name__}: {reason_of(error)}"
+                raise InputError(f"{reason}; {sizes}") from error
+
+        return compute
+
     def default_loss(self, scores: Tensor, targets: Tensor) -> Float[Tensor, ""]:
         from torchcaps.ops.segmentation import pixel_cross_entropy, pixel_logits
 
         return pixel_cross_entropy(pixel_logits(scores, scores), targets)
 
     def score(self, scores: Float[Tensor, "B J *S"], targets: Tensor, network: Any = None) -> Float[Tensor, "B"]:
-        """Return the mean Dice score of each image over its classes except the background, class 0."""
+        """Return the mean Dice score of each image over its classes except the background, class 0.
+
+        Single scores are converted by :func:`probabilities`.
+        """
         from torchcaps.ops.segmentation import confusions, mean_dice, pixel_classes
 
-        found = confusions(pixel_classes(scores), targets, max(scores.shape[1], self.min_outputs))
-        return mean_dice(found).to(scores.dtype)
+        if scores.shape[1] == 1:
+            scores = probabilities(scores, network)
+        counts = confusions(pixel_classes(scores), targets, max(scores.shape[1], self.min_outputs))
+        return mean_dice(counts).to(scores.dtype)
 
     def decoded_capsules(self, scores: Float[Tensor, "B J *S"], targets: Tensor | None) -> Tensor | None:
         from torchcaps.ops.segmentation import pixel_classes

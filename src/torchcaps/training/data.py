@@ -21,7 +21,7 @@ from torchcaps.datasets.user_data import Form, Opened, open_data
 from torchcaps.errors import InputError
 from torchcaps.models import Network
 from torchcaps.parts import flat
-from torchcaps.tasks import find_task, task_of
+from torchcaps.tasks import Task, find_task
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.recipe import Recipe
 from torchcaps.words import counted
@@ -115,6 +115,7 @@ def fit_data(
     recipe: Recipe,
     fabric: Fabric,
     *,
+    task: Task,
     loss: object,
     scale: Scale,
     keys: Keys | None,
@@ -124,9 +125,11 @@ def fit_data(
     """Open the data of :func:`torchcaps.fit` and return them with their batches.
 
     The arguments have the same meaning as for ``fit``. The batch size of a ``DataLoader`` overrides the recipe's. A
-    network of torchcaps fixes the form of images and labels. With a user's loss, labels may have any form.
+    network of torchcaps fixes the form of images and labels. With a user's loss, labels other than masks may have any
+    form.
     """
-    form = Form(task_of(network) if loss is None or isinstance(network, Network) else None, scale=scale)
+    takes_any = loss is not None and not isinstance(network, Network) and not task.has_masks
+    form = Form(None if takes_any else task, scale=scale)
     if isinstance(network, Network):
         sizes: dict[str, Any] = {"num_outputs": network.num_classes, "in_shape": network.in_shape}
         form = dataclasses.replace(form, cropped=recipe.crop is not None, **sizes)

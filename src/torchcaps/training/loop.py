@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -28,9 +29,11 @@ from torchcaps.datasets.item_reader import Keys
 from torchcaps.datasets.pixels import Scale
 from torchcaps.errors import InputError
 from torchcaps.files import reading
+from torchcaps.models import Network
 from torchcaps.models.files.weights import CURRENT_FORMAT, FORMAT, WEIGHTS, read_weights
 from torchcaps.parts import build, flat
-from torchcaps.tasks import task_of
+from torchcaps.tasks import TaskName, find_task, task_of
+from torchcaps.tasks.base import TargetAxes
 from torchcaps.training.checkpoint import check_state, read_checkpoint, write_checkpoint
 from torchcaps.training.data import RunData, fit_data
 from torchcaps.training.devices import launch, over_processes, peak_memory_mib
@@ -48,13 +51,22 @@ from torchcaps.training.folder import (
 from torchcaps.training.progress import Progress, choose_progress, log_row, make_logger, noted_signals
 from torchcaps.training.recipe import Recipe, learning_rate
 from torchcaps.training.state import VALIDATION_COLUMNS, ProgressState
-from torchcaps.training.step import SUMS, EpochSums, Loss, Recalls, class_weights, forward, with_axes
+from torchcaps.training.step import (
+    SUMS,
+    EpochSums,
+    Loss,
+    Recalls,
+    class_weights,
+    forward,
+    with_axes,
+)
 from torchcaps.training.stops import Diverged, Interrupted, settings_to_try
 from torchcaps.words import counted
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+    from torchcaps.tasks import Task
     from torchcaps.training.data import OwnData
 
     CheckpointReason = Literal["interval"] | signal.Signals | None
@@ -76,6 +88,8 @@ def fit(
     *,
     validation: OwnData | None = None,
     loss: Loss | None = None,
+    task: TaskName | None = None,
+    target_axes: TargetAxes | None = None,
     seed: int = 0,
     accelerator: str = "auto",
     devices: int = 1,
@@ -93,9 +107,9 @@ def fit(
 
     Args:
         network: A network of torchcaps, or any module. The output of a module is the scores (B, J) of images, class
-            capsules, or an object with such ``scores``. A module with scores (B, J, H, W) of pixels has the attribute
-            ``task = "pixels"``. After training, the network has the weights of the best epoch
-            (without validation images: the last epoch) and is in evaluation mode.
+            capsules, or an object with such ``scores``; (B, J, H, W) for the task ``pixels``. After training, the
+            network has the weights of the best epoch (without validation images: the last epoch) and is in evaluation
+            mode.
         dataset: Training images and labels in one of these forms: a :class:`torchcaps.datasets.Dataset` or
             ``ImageSet``; a pair or dict of images (N, ...) and labels, as tensors, arrays or lists; a torch ``Dataset``
             with a length, of pairs (image, label) or dicts; a ``DataLoader``, which keeps its batch size, workers,
@@ -108,6 +122,10 @@ def fit(
         validation: Images that select the best epoch, in any of these forms, if ``dataset`` has none.
         loss: Function of the output (or of the scores of its capsules) and the labels that returns the mean loss. None:
             cross-entropy of the scores. A network of torchcaps has its own loss.
+        task: Task of a module that is no network of torchcaps. None: its attribute ``task``, else ``"classes"``.
+        target_axes: Axes of the masks that a ``loss`` of pixels takes: ``"BHW"``, or ``"B1HW"`` with an axis for the
+            channel. Masks are class numbers, int64, or for a single score of each pixel zeros and ones in the dtype of
+            the scores. None: ``"BHW"`` for several scores.
         seed: Random seed for the order of the images, their augmentation, and dropout.
         accelerator: Device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` for one of several GPUs, ``"mps"``, or ``"auto"``.
         devices: Processes on this machine, one for each device.
@@ -138,13 +156,20 @@ def fit(
     """
     recipe = recipe or Recipe()
     fabric = launch(accelerator, devices, precision=precision)
-    form: dict[str, Any] = {"loss": loss, "scale": scale, "keys": keys}
+    is_ours = isinstance(network, Network)
+    own_task = task_of(network) if task is None else find_task(task, getattr(network, "objects", 1))
+    if is_ours and (own_task.name != network.task or target_axes is not None):
+        raise InputError(
+            f"this network was made for the task {network.task} and has its own loss; leave task and target_axes out"
+        )
+    form: dict[str, Any] = {"task": own_task, "loss": loss, "scale": scale, "keys": keys}
     opened, data = fit_data(network, dataset, validation, recipe, fabric, seed=seed, workers=workers, **form)
     recipe = recipe.replace({"batch_size": data.train.batch_size})
     save_files = partial(save_network, network, opened.class_names or getattr(dataset, "class_names", None))
     with on_main_process(fabric, nullcontext() if out is None else lock_folder(Path(out))) as folder:
         shown: dict[str, Any] = {"progress": progress or choose_progress(), "resume_command": "the same call of fit"}
-        trainer = Trainer(fabric, network, data, recipe, folder, save_files, seed=seed, loss=loss, **shown)
+        shown |= {"task": own_task, "loss": None if is_ours else own_task.loss_of_module(loss, target_axes)}
+        trainer = Trainer(fabric, network, data, recipe, folder, save_files, seed=seed, **shown)
         trainer.restore()
         if opened.message is not None:
             trainer.progress.message(opened.message)
@@ -171,7 +196,10 @@ class Trainer:
     """Function that writes the network's files into a folder."""
     seed: int = field(default=0, kw_only=True)
     """Random seed of the steps, such as for dropout."""
+    task: Task | None = field(default=None, kw_only=True)
+    """Task of the network. None: its own."""
     loss: Loss | None = field(default=None, kw_only=True)
+    """Loss of a module that is no network of torchcaps. None: that of its task."""
     progress: Progress = field(default_factory=Progress, kw_only=True)
     """Display of the progress. Only the first process shows it."""
     checkpoint_minutes: float = field(default=5.0, kw_only=True)
@@ -180,8 +208,9 @@ class Trainer:
     """Command that resumes a stopped run, for the message. None: ``torchcaps train --resume``."""
 
     def __post_init__(self) -> None:
-        fabric, recipe, device, task = self.fabric, self.recipe, self.fabric.device, task_of(self.network)
-        self._task = task
+        fabric, recipe, device = self.fabric, self.recipe, self.fabric.device
+        self._task = task = self.task or task_of(self.network)
+        self._loss = self.loss or task.loss_of_module(None, None)
         if self.data.validation is None and (recipe.stop_at, recipe.patience) != (None, None):
             raise InputError("stop_at and patience need validation images, but the data have none")
         if not fabric.is_global_zero:
@@ -192,12 +221,16 @@ class Trainer:
         self.report_every = 1 if fabric.world_size == 1 and device.type == "cpu" else STEPS_BETWEEN_REPORTS
         """Steps between two checks of losses and signals, the same in all processes. On a CPU, checks take no time."""
         self.sums = EpochSums(device)
-        self._weights = class_weights(recipe, self.network, self.data.labels, device)
+        self._weights = class_weights(recipe, self.network, task, self.data.labels, device)
         # to save time, only the device's own generator is seeded on CPU and CUDA
         seeders = {"cpu": torch.default_generator.manual_seed, "cuda": torch.cuda.manual_seed}
         self._seed_device: Callable[[int], object] = seeders.get(device.type, torch.manual_seed)
-        self._score = partial(task.score, network=self.network)
-        task.fit_targets(self.network, self.data.labels)
+        statistics: Any = self.network
+        if not all(hasattr(self.network, name) for name in task.buffers(1)):  # a module that is no network of torchcaps
+            numbers = task.buffers(1 if self.data.labels is None else task.num_outputs(self.data.labels))
+            statistics = SimpleNamespace(**{name: each.to(device) for name, each in numbers.items()})
+        self._score = partial(task.score, network=statistics)
+        task.fit_targets(statistics, self.data.labels)
         self.network.to(device)  # before the optimizer, which depends on the device of its parameters
         model: Any = torch.compile(self.network) if recipe.compile else self.network
         rate: float = recipe.learning_rate
@@ -243,7 +276,7 @@ class Trainer:
         weights = None if self._weights is None else self._task.weights_of(self._weights, batch.labels)
         if batch.weights is not None:
             weights = batch.weights if weights is None else weights * with_axes(batch.weights, weights.ndim)
-        scores, losses = forward(self.network, self.model, batch, self.loss, weights)
+        scores, losses = forward(self.network, self.model, batch, self._loss, weights)
         self.fabric.backward(losses.total)
         if (largest := recipe.max_gradient_norm) is not None:  # non-finite losses are reported later
             self.fabric.clip_gradients(self.model, self.optimizer, max_norm=largest, error_if_nonfinite=False)
@@ -304,7 +337,7 @@ class Trainer:
         with torch.no_grad():
             for batch in batches.batches(0):
                 if images := len(batch.labels):  # the last batch may be too small for all processes
-                    scores, losses = forward(self.network, infer, batch, self.loss)
+                    scores, losses = forward(self.network, infer, batch, self._loss)
                     scored = self._score(scores, batch.labels).to(sums)
                     loss, count = losses.total * images, scored.new_tensor(images)
                     sums += torch.stack([loss, scored.sum(), count])

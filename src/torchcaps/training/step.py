@@ -14,12 +14,13 @@ from torchcaps.datasets import Batch
 from torchcaps.errors import InputError
 from torchcaps.models.output import Losses
 from torchcaps.nn import Capsules
-from torchcaps.tasks import task_of
+from torchcaps.tasks.base import scores_of
 from torchcaps.training.devices import over_processes
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+    from torchcaps.tasks import Task
     from torchcaps.training.recipe import Recipe
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -29,7 +30,7 @@ SUMS = ("loss", "classification_loss", "reconstruction_loss", "correct")
 
 
 def forward(
-    network: nn.Module, model: Callable[..., Any], batch: Batch, loss: Loss | None, weights: Tensor | None = None
+    network: nn.Module, model: Callable[..., Any], batch: Batch, loss: Loss, weights: Tensor | None = None
 ) -> tuple[Float[Tensor, "B J"], Losses]:
     """Return the scores and losses of a batch.
 
@@ -37,7 +38,7 @@ def forward(
         network: The network.
         model: The network wrapped for its device and precision, or a function that calls it.
         batch: Images and labels.
-        loss: Loss of a module that is no network of torchcaps. None: cross-entropy.
+        loss: Loss of a module that is no network of torchcaps; from ``Task.loss_of_module``.
         weights: Weight of each image or pixel in the gradient. The returned losses are not weighted.
     """
     images, labels, parts = batch[:3]
@@ -49,9 +50,8 @@ def forward(
     output = output if weights is None else _weighted(output, weights)
     if is_ours:
         return output.scores, network.loss(output, images if parts is None else parts, labels)  # type: ignore[operator]
-    scores = output if isinstance(output, Tensor) else output.scores
-    total = task_of(network).default_loss(scores, labels) if loss is None else loss(output, labels)
-    return scores, Losses(total, total)
+    total = loss(output, labels)
+    return scores_of(output), Losses(total, total)
 
 
 def _weighted(output: Any, weights: Float[Tensor, "B ..."]) -> Any:
@@ -74,7 +74,7 @@ def with_axes(weights: Float[Tensor, "B ..."], ndim: int) -> Float[Tensor, "B ..
 
 
 def class_weights(
-    recipe: Recipe, network: nn.Module, labels: Tensor | None, device: torch.device
+    recipe: Recipe, network: nn.Module, task: Task, labels: Tensor | None, device: torch.device
 ) -> Float[Tensor, "J"] | None:
     """Return the weight of each class in the gradient; None if all classes count the same.
 
@@ -84,7 +84,6 @@ def class_weights(
     weights: Any = recipe.class_weights
     if weights is None:
         return None
-    task = task_of(network)
     if task.objects > 1 or task.class_weights(torch.zeros(1, dtype=torch.int64)) is None:
         words = f"{task.objects} objects in an image" if task.objects > 1 else f"the task {task.name}"
         raise InputError(f"class_weights needs images of one class each, but this network was made for {words}")

@@ -68,7 +68,7 @@ def load_folder(request: DataRequest) -> Splits:
     if not root.is_dir():
         raise InputError(f"there is no folder {root} to read images from")
     parts = parts_of(root)
-    wants_masks = request.task is not None and find_task(request.task).masks(()) is not None
+    wants_masks = request.task is not None and find_task(request.task).has_masks
     if wants_masks or any(map(has_masks, parts.values())):
         return load_segmentation_folder(root, parts, request)
     files = _files(root)
