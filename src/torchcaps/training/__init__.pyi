@@ -1,10 +1,10 @@
 from .config import TrainConfig as TrainConfig
 from .config import make_config as make_config
 from .config import read_config as read_config
+from .fitting import fit as fit
 from .image_spec import ImageSpec as ImageSpec
 from .load import Run as Run
 from .load import load_run as load_run
-from .loop import fit as fit
 from .progress import PlainProgress as PlainProgress
 from .progress import Progress as Progress
 from .progress import TerminalProgress as TerminalProgress

@@ -1,4 +1,4 @@
-"""The training loop: `fit`, and the epochs, batches and steps of a `Trainer`. Read it from top to bottom.
+"""The training loop: the epochs, batches and steps of a `Trainer`. Read it from top to bottom.
 
 Everything random is a function of (seed, epoch, batch), and the learning rate is a function of the step. So a run that
 was stopped at any step resumes exactly.
@@ -11,7 +11,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -23,32 +23,24 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from torchcaps.checks import checked
 from torchcaps.datasets import Batch, BatchLoader
-from torchcaps.datasets.item_reader import Keys
-from torchcaps.datasets.pixels import Scale
 from torchcaps.errors import InputError
 from torchcaps.files import reading
-from torchcaps.models import Network
 from torchcaps.models.files.weights import CURRENT_FORMAT, FORMAT, WEIGHTS, read_weights
 from torchcaps.parts import build, flat
-from torchcaps.tasks import TaskName, find_task, task_of
-from torchcaps.tasks.base import TargetAxes
+from torchcaps.tasks import task_of
 from torchcaps.training.checkpoint import check_state, read_checkpoint, write_checkpoint
-from torchcaps.training.data import RunData, fit_data
-from torchcaps.training.devices import launch, over_processes, peak_memory_mib
+from torchcaps.training.data import RunData
+from torchcaps.training.devices import over_processes, peak_memory_mib
 from torchcaps.training.folder import (
     BEST,
     CHECKPOINT,
     HOLDER,
     METRICS,
     check_settings,
-    lock_folder,
-    on_main_process,
-    save_network,
     write_metrics,
 )
-from torchcaps.training.progress import Progress, choose_progress, log_row, make_logger, noted_signals
+from torchcaps.training.progress import Progress, log_row, make_logger, noted_signals
 from torchcaps.training.recipe import Recipe, learning_rate
 from torchcaps.training.state import VALIDATION_COLUMNS, ProgressState
 from torchcaps.training.step import (
@@ -67,7 +59,6 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
     from torchcaps.tasks import Task
-    from torchcaps.training.data import OwnData
 
     CheckpointReason = Literal["interval"] | signal.Signals | None
 
@@ -77,105 +68,6 @@ MIN_CHECKPOINT_SECONDS = 10.0
 """Shortest time between the checkpoints of two epochs, because writing one can take as long as an epoch."""
 NORM_BATCHES = 32
 """Batches from which `Recipe.precise_norm` computes the statistics of batch normalisation."""
-
-
-@checked
-def fit(
-    network: nn.Module,
-    dataset: OwnData,
-    recipe: Recipe | None = None,
-    out: str | Path | None = None,
-    *,
-    validation: OwnData | None = None,
-    loss: Loss | None = None,
-    task: TaskName | None = None,
-    target_axes: TargetAxes | None = None,
-    seed: int = 0,
-    accelerator: str = "auto",
-    devices: int = 1,
-    precision: str = "auto",
-    workers: int = 0,
-    progress: Progress | None = None,
-    scale: Scale = "auto",
-    keys: Keys | None = None,
-) -> list[dict[str, Any]]:
-    """Train any network on any data.
-
-    With a folder ``out``, metrics, the weights of the best epoch and a checkpoint are written there. Then Ctrl-C and
-    SIGTERM stop the run, and a second call with the same arguments resumes it with the same bits. Everything random is
-    a function of ``seed``, epoch and batch, except the initial weights of ``network``.
-
-    Args:
-        network: A network of torchcaps, or any module. The output of a module is the scores (B, J) of images, class
-            capsules, or an object with such ``scores``; (B, J, H, W) for the task ``pixels``. After training, the
-            network has the weights of the best epoch (without validation images: the last epoch) and is in evaluation
-            mode.
-        dataset: Training images and labels in one of these forms: a :class:`torchcaps.datasets.Dataset` or
-            ``ImageSet``; a pair or dict of images (N, ...) and labels, as tensors, arrays or lists; a torch ``Dataset``
-            with a length, of pairs (image, label) or dicts; a ``DataLoader``, which keeps its batch size, workers,
-            ``drop_last``, ``collate_fn`` and samplers. Without a sampler, ``seed`` shuffles. Pixels are read as by
-            :func:`~torchcaps.datasets.pixels.scale_pixels`, but a module that is no network of torchcaps gets floats
-            unchanged. Only uint8 images (N, C, H, W) in memory can be augmented.
-        recipe: Hyperparameters of training. Its fields ``limit_…`` and ``validation…`` are for loading data, and have
-            no effect here.
-        out: The run folder. None: write nothing.
-        validation: Images that select the best epoch, in any of these forms, if ``dataset`` has none.
-        loss: Function of the output (or of the scores of its capsules) and the labels that returns the mean loss. None:
-            cross-entropy of the scores. A network of torchcaps has its own loss.
-        task: Task of a module that is no network of torchcaps. None: its attribute ``task``, else ``"classes"``.
-        target_axes: Axes of the masks that a ``loss`` of pixels takes: ``"BHW"``, or ``"B1HW"`` with an axis for the
-            channel. Masks are class numbers, int64, or for a single score of each pixel zeros and ones in the dtype of
-            the scores. None: ``"BHW"`` for several scores.
-        seed: Random seed for the order of the images, their augmentation, and dropout.
-        accelerator: Device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` for one of several GPUs, ``"mps"``, or ``"auto"``.
-        devices: Processes on this machine, one for each device.
-        precision: ``"32"``, ``"bf16"`` or ``"auto"``, as in :class:`TrainConfig`.
-        workers: Processes that read a torch ``Dataset`` ahead. Their number does not change any bit of the run.
-        progress: Display of the progress. None: a live display in a terminal, else plain lines.
-        scale: Scaling of pixels to 0..1: ``"auto"`` by their dtype, (low, high) for the values that become 0 and 1, or
-            ``"none"`` for images that are normalised already.
-        keys: Keys of image and label in an item, such as ``("image", "label")`` or ``(0, 1)``. None: the usual keys.
-
-    Returns:
-        A row for each epoch, as in ``metrics.csv``.
-
-    Raises:
-        InputError: Data and recipe do not fit each other or the network, or ``out`` holds a run with other settings.
-        Diverged: The loss became NaN or infinite.
-        Interrupted: Ctrl-C or SIGTERM stopped a run with a folder; its checkpoint is written.
-
-    Examples:
-        >>> import torch
-        >>> from torchcaps import create_model, fit
-        >>> from torchcaps.training import Progress, Recipe
-        >>> images, labels = torch.rand(64, 1, 28, 28), torch.arange(64) % 10
-        >>> network = create_model("compact")
-        >>> rows = fit(network, (images, labels), Recipe(epochs=1, batch_size=32), progress=Progress())
-        >>> len(rows)
-        1
-    """
-    recipe = recipe or Recipe()
-    fabric = launch(accelerator, devices, precision=precision)
-    is_ours = isinstance(network, Network)
-    own_task = task_of(network) if task is None else find_task(task, getattr(network, "objects", 1))
-    if is_ours and (own_task.name != network.task or target_axes is not None):
-        raise InputError(
-            f"this network was made for the task {network.task} and has its own loss; leave task and target_axes out"
-        )
-    form: dict[str, Any] = {"task": own_task, "loss": loss, "scale": scale, "keys": keys}
-    opened, data = fit_data(network, dataset, validation, recipe, fabric, seed=seed, workers=workers, **form)
-    recipe = recipe.replace({"batch_size": data.train.batch_size})
-    save_files = partial(save_network, network, opened.class_names or getattr(dataset, "class_names", None))
-    with on_main_process(fabric, nullcontext() if out is None else lock_folder(Path(out))) as folder:
-        shown: dict[str, Any] = {"progress": progress or choose_progress(), "resume_command": "the same call of fit"}
-        shown |= {"task": own_task, "loss": None if is_ours else own_task.loss_of_module(loss, target_axes)}
-        trainer = Trainer(fabric, network, data, recipe, folder, save_files, seed=seed, **shown)
-        trainer.restore()
-        if opened.message is not None:
-            trainer.progress.message(opened.message)
-        trainer.fit()
-        trainer.take_best()
-    return trainer.state.history
 
 
 @dataclass(eq=False)
