@@ -11,6 +11,7 @@ import functools
 import inspect
 import itertools
 import operator
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -124,7 +125,7 @@ def _check_of(hint: Any) -> Check:
         return partial(_check_tensor, *kind, axes)
     if origin is Annotated and isinstance(args[1], Range):
         return partial(_check_range, args[1])
-    if origin is typing.NotRequired:
+    if origin in (Annotated, typing.NotRequired):
         return _check_of(args[0])
     if origin is Literal:
         return partial(_check_choice, args)
@@ -133,7 +134,9 @@ def _check_of(hint: Any) -> Check:
         others = [_check_of(each) for each in choices_last if each is not type(None)]
         return partial(_check_union, others, type(None) in args)
     if origin is tuple:  # tuple[X, ...] or a fixed number of X
-        return partial(_check_tuple, None if args[1] is Ellipsis else len(args), _check_of(args[0]))
+        if args[-1] is Ellipsis:
+            return partial(_check_sequence, _check_of(args[0]))
+        return partial(_check_tuple, [_check_of(each) for each in args])
     if origin in (list, dict):
         return partial(_check_container, origin, [_check_of(each) for each in args])
     if typing.is_typeddict(hint):
@@ -154,14 +157,22 @@ def _check_choice(choices: tuple[str, ...], name: str, value: Any, _sizes: Sizes
         raise InputError(f"{name} must be one of {', '.join(choices)}, got {shown(value)}")
 
 
-def _check_tuple(length: int | None, of_item: Check, name: str, value: Any, sizes: Sizes, owner: Any) -> None:
+def _check_sequence(of_item: Check, name: str, value: Any, sizes: Sizes, owner: Any) -> None:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise WrongType(f"{name} must be a sequence, got {shown(value)}")
-    if length is not None and len(value) != length:
-        raise InputError(f"{name} must have {counted(length, 'entry', 'entries')}, got {shown(value)}")
     if len(value) > MAX_ENTRIES:
         raise InputError(f"{name} must have at most {MAX_ENTRIES} entries, got {len(value)}")
     for item in value:
+        of_item(name, item, sizes, owner)
+
+
+def _check_tuple(of_items: Sequence[Check], name: str, value: Any, sizes: Sizes, owner: Any) -> None:
+    """Check a tuple of a fixed length, each entry against its own annotation."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise WrongType(f"{name} must be a sequence, got {shown(value)}")
+    if len(value) != len(of_items):
+        raise InputError(f"{name} must have {counted(len(of_items), 'entry', 'entries')}, got {shown(value)}")
+    for of_item, item in zip(of_items, value, strict=True):
         of_item(name, item, sizes, owner)
 
 
@@ -207,8 +218,10 @@ def _got(value: object) -> str:
 
 
 def with_article(word: str) -> str:
-    """Return a word with "a" or "an" before it."""
-    return f"{'an' if word[:1] in 'AEIOUaeio' else 'a'} {word}"
+    """Return a word with "a" or "an" before it, as it is spoken: "a UNet", "an LSTM", "an Unflatten"."""
+    is_spelled = word[:2].isupper() and word[:1].isalpha()  # letter by letter, such as the L of "LSTM", an "el"
+    vowels = "AEFHILMNORSX" if is_spelled else "AEIOaeio" if re.match("(?i)une|uni(?!n)|us[eu]", word) else "AEIOUaeio"
+    return f"{'an' if word[:1] in vowels else 'a'} {word}"
 
 
 def check_contents(name: str, contents: Any, kind: type) -> None:

@@ -61,17 +61,29 @@ def computed_in_full_precision(function: FunctionT) -> FunctionT:
     return cast(FunctionT, call)
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of arguments or results: in sequences, mappings and plain objects, but not in modules."""
+def tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+    """Yield the tensors of arguments or results: in sequences, mappings and plain objects, but not in modules.
+
+    Args:
+        value: The arguments or results.
+        seen: Identities of the objects that are being searched, because an object may refer to itself.
+    """
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from tensors_in(each)
+        return
+    seen = set() if seen is None else seen
+    if isinstance(value, (list, tuple)):
+        held = value
     elif isinstance(value, Mapping):
-        yield from tensors_in(list(value.values()))
+        held = tuple(value.values())
     elif hasattr(value, "__dict__") and not isinstance(value, (nn.Module, type)):
-        yield from tensors_in(vars(value))
+        held = tuple(vars(value).values())
+    else:
+        return
+    if id(value) not in seen:
+        seen.add(id(value))
+        for each in held:
+            yield from tensors_in(each, seen)
 
 
 def check_one_dtype(what: str, *tensors: Tensor | None) -> None:

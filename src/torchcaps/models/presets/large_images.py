@@ -25,7 +25,7 @@ def fit_to_images(preset: Preset, tree: Tree, in_shape: tuple[int, ...], given: 
     - The decoder ends in two convolutions, and in one more for each doubling of the longer side.
     - Options that are ``given``, or whose value is not the preset's, do not change.
     """
-    if not preset.grows:
+    if not preset.grows or len(in_shape) != 3:  # a network of planes refuses other shapes itself
         return {}
     down, across = (max(0, math.ceil(math.log2(side / MAX_SIDE_WITHOUT_FIT))) for side in in_shape[1:])
     if down == across == 0:
