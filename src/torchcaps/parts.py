@@ -17,16 +17,19 @@ A tree is a mapping with every option of every part, as config.json holds it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import importlib
 import inspect
 import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, cast
 
+import torch
 from torch import nn
 
 from torchcaps.checks import check, checked
@@ -35,6 +38,11 @@ from torchcaps.ranges import FROM_DATA
 
 EntryT = TypeVar("EntryT")
 ClassT = TypeVar("ClassT", bound=type)
+InitT = TypeVar("InitT", bound=Callable[..., None])
+Device = Annotated[torch.device | str | int | None, FROM_DATA]
+"""Device of the parameters and buffers of a module; None: torch's default device."""
+Dtype = Annotated[torch.dtype | None, FROM_DATA]
+"""Floating-point type of the parameters and buffers of a module; None: torch's default type."""
 Spec = str | Mapping[str, Any] | nn.Module | bool | None
 """Name, mapping or module of a part. `True`: the default part. `False`, `None`: no part, if it is optional."""
 Tree = dict[str, Any]
@@ -44,15 +52,23 @@ Tree = dict[str, Any]
 class Registry(dict[str, EntryT]):
     """Entries of one kind, e.g. ``"preset"``, by their names, in the order in which they were added.
 
+    Args:
+        kind: Kind of the entries.
+        home: Module that registers the entries of torchcaps itself, imported for a name that is still unknown.
+
     Raises:
         InputError: ``registry[name]``, if there is no such entry. The message suggests the nearest name.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, home: str | None = None) -> None:
         super().__init__()
-        self.kind = kind
+        self.kind, self.home = kind, home
 
-    def __missing__(self, name: str) -> NoReturn:
+    def __missing__(self, name: str) -> EntryT:
+        if self.home is not None:
+            importlib.import_module(self.home)
+            if name in self:
+                return self[name]
         raise InputError(f"{unknown_name(self.kind, name, self)} Load your own with --plugin FILE.")
 
     def add(self, name: str, entry: EntryT) -> None:
@@ -64,7 +80,13 @@ class Registry(dict[str, EntryT]):
 
 
 KINDS = ("backbone", "primary", "transform", "routing", "layer", "decoder", "loss", "network", "optimizer")
-PARTS: dict[str, Registry[type]] = {kind: Registry(kind) for kind in KINDS}
+HOMES = {
+    "loss": "torchcaps.models.presets",
+    "network": "torchcaps.models.presets",
+    "optimizer": "torchcaps.training.recipe",
+}
+"""Modules that register the parts of a kind; ``torchcaps.nn`` registers all other kinds."""
+PARTS: dict[str, Registry[type]] = {kind: Registry(kind, HOMES.get(kind, "torchcaps.nn")) for kind in KINDS}
 """The parts of each kind: ``PARTS["routing"]["dynamic"]``."""
 
 
@@ -107,7 +129,9 @@ def register(kind: str, name: str) -> Callable[[ClassT], ClassT]:
 
     def add(cls: ClassT) -> ClassT:
         made: Any = cls
-        made.__init__, made.part = checked(made.__init__), (kind, name)
+        made.__init__, made.part = checked(placed(made.__init__)), (kind, name)
+        if getattr(cls, "extra_repr", None) is nn.Module.extra_repr:
+            made.extra_repr = summary
         for option in options(cls).values():
             _check_option(kind, cls, option)
         PARTS[kind].add(name, cls)
@@ -125,6 +149,7 @@ def part_of(cls: type) -> tuple[str, str]:
 def find(kind: str, name: object) -> type:
     """Return the class of a part; raise InputError, with the nearest name, if there is none."""
     if not isinstance(name, str):
+        importlib.import_module(HOMES.get(kind, "torchcaps.nn"))
         raise InputError(f'{kind} must have a "name", one of {", ".join(PARTS[kind])}, got {shown(name)}')
     return PARTS[kind][name]
 
@@ -192,6 +217,46 @@ def _type_of(hint: Any) -> Any:
         inner = tuple(_type_of(arg) for arg in args if arg not in (type(None), Ellipsis))
         return None if None in inner else (origin is tuple, *inner)
     return hint if hint in (bool, int, float, str) else None
+
+
+def placed(init: InitT) -> InitT:
+    """Let a constructor that names ``device`` and ``dtype`` make its parameters and buffers there, as torch.nn's do."""
+    if "device" not in inspect.signature(init).parameters:
+        return init
+
+    @functools.wraps(init)
+    def call(self: Any, *args: Any, device: Device = None, dtype: Dtype = None, **options: Any) -> None:
+        name = type(self).__name__
+        for option in MOVED_OPTIONS.keys() & options:
+            raise InputError(f"{name}: there is no option {option} any more: {MOVED_OPTIONS[option]}")
+        if dtype is not None and not dtype.is_floating_point:
+            raise InputError(f"{name}: dtype must be a floating-point type such as torch.bfloat16, got {dtype}")
+        try:
+            place = contextlib.nullcontext() if device is None else torch.device(device)
+        except RuntimeError:
+            raise InputError(f'{name}: device must be a device such as "cpu" or "cuda", got {shown(device)}') from None
+        with place:
+            init(self, *args, **options)
+        if device is not None or dtype is not None:
+            self.to(device=device, dtype=dtype)
+
+    return cast(InitT, call)
+
+
+def summary(part: nn.Module) -> str:
+    """Return the sizes and options of a part for its ``repr``.
+
+    Parts inside it are left out, because ``repr`` shows them as modules; so are options that are off by default.
+    """
+    sizes: Any = getattr(part, "size", None)  # of transforms and routings; a layer names its sizes
+    shown_values: Tree = sizes._asdict() if hasattr(sizes, "_asdict") else {}
+    known = options(type(part))
+    for name in inspect.signature(type(part)).parameters:
+        value = getattr(part, name, None)
+        is_off = name in known and value == known[name].default and (not value or value == "none")
+        if hasattr(part, name) and not (is_off or isinstance(value, nn.Module)):
+            shown_values[name] = value
+    return ", ".join(f"{name}={value!r}" for name, value in shown_values.items())
 
 
 # ---- from a description to modules, and back
@@ -302,6 +367,10 @@ def override(kind: str, tree: Tree, changes: Mapping[str, Any], what: str | None
     return {"name": tree["name"]} | _override(cls, tree, changes, what)
 
 
+MOVED_OPTIONS = {"voters": 'the layer "conv-types" has votes of types, and the layer "conv" has votes of capsules'}
+"""Options of earlier versions, and the sentence that says what replaces each."""
+
+
 class UnknownOption(InputError):  # noqa: N818  one kind of wrong input
     """A name that is not one of the known options.
 
@@ -315,7 +384,9 @@ class UnknownOption(InputError):  # noqa: N818  one kind of wrong input
         self.name, self.known = name, tuple(known)
         #: Kind and name of each registered part that has such an option.
         self.owners = [part_of(cls) for cls in all_parts() if name in options(cls)]
-        if self.owners:
+        if name in MOVED_OPTIONS:
+            super().__init__(f'there is no {what} "{name}" any more: {MOVED_OPTIONS[name]}')
+        elif self.owners:
             owners = " and ".join(f'{kind} "{part}"' for kind, part in self.owners)
             super().__init__(f'there is no {what} "{name}" with the parts that you chose; it belongs to {owners}')
         else:
