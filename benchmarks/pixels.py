@@ -27,7 +27,8 @@ from measuring import Work, environment, isolated, peak_mib, ratio, times_in_tur
 from torch import Tensor, nn
 
 from torchcaps import create_model, list_presets
-from torchcaps.nn import Capsules, ConvCapsules, DynamicRouting, map_layer
+from torchcaps.nn import Capsules, ConvTypeCapsules, DynamicRouting
+from torchcaps.nn.layers import types as types_layer
 
 LAYERS: dict[str, tuple[tuple[int, ...], int, int, int, int, int]] = {
     "layer 128²": ((128, 128), 8, 16, 4, 16, 5),
@@ -50,7 +51,7 @@ def cases() -> list[str]:
 def computed(way: str) -> Iterator[None]:
     """Compute by one of the ways."""
     if way == "plain":  # as in a graph
-        with mock.patch.object(map_layer, "is_eager", return_value=False):
+        with mock.patch.object(types_layer, "is_eager", return_value=False):
             yield
     else:
         yield
@@ -63,7 +64,7 @@ def work_of(name: str, training: bool, quick: bool, device: str = "cpu") -> Work
     if name in LAYERS:
         sizes, types, dim, out_types, out_dim, kernel = LAYERS[name]
         sizes = (8,) * len(sizes) if quick else sizes
-        module = ConvCapsules(types, dim, out_types, out_dim, dims=len(sizes), voters="types", layer_kernel=kernel,
+        module = ConvTypeCapsules(types, dim, out_types, out_dim, dims=len(sizes), layer_kernel=kernel,
                               layer_padding="same", transform="shared",
                               routing=DynamicRouting(3, capsule_bias=True)).to(device)  # fmt: skip
         images = torch.randn(1, types * math.prod(sizes), dim, device=device).requires_grad_(training)

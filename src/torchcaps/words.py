@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+MAP_SIZES = {1: "length", 2: "height and width", 3: "depth, height and width"}
+"""Sizes of lines, planes and volumes, by the number of their axes."""
+
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun, in the plural unless the number is 1.

@@ -13,7 +13,7 @@ from torchcaps.analysis.trace import RoutingTrace, compare_to_uniform, normalise
 from torchcaps.errors import InputError
 from torchcaps.models import build_network
 from torchcaps.nn import ConvCapsules, DynamicRouting, SelfAttentionRouting
-from torchcaps.nn.competition import MapCompetition
+from torchcaps.nn.votes.competition import MapCompetition
 from torchcaps.ops.memory import set_working_memory
 from torchcaps.parts import describe
 
@@ -213,7 +213,7 @@ def test_coupling_on_a_map_is_that_of_the_windows_that_hold_a_capsule(make_deep,
 @pytest.mark.parametrize(
     "layer",
     [
-        {"name": "conv", "voters": "types", "layer_padding": "same", "layer_stride": 2},
+        {"name": "conv-types", "layer_padding": "same", "layer_stride": 2},
         {"name": "deconv", "layer_kernel": 3},
     ],
     ids=str,

@@ -21,9 +21,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "capsules": {
         "preset": "segcaps",
         "layers": [
-            {"name": "conv", "voters": "types", "layer_types": 2, "layer_stride": 2, "layer_padding": "same"},
+            {"name": "conv-types", "layer_types": 2, "layer_stride": 2, "layer_padding": "same"},
             {"name": "deconv", "layer_types": 2},
-            {"name": "conv", "voters": "types", "layer_kernel": 1},
+            {"name": "conv-types", "layer_kernel": 1},
         ],
         "num_iterations": 1,
         "decoder_hidden": (4,),

@@ -285,12 +285,12 @@ def test_an_image_without_foreground_has_finite_losses() -> None:
 
 
 def test_wrong_options_are_a_sentence() -> None:
-    conv = {"name": "conv", "voters": "types", "layer_padding": "same"}
+    conv = {"name": "conv-types", "layer_padding": "same"}
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("segcaps", {"layers": [{**conv, "layer_stride": 2}]}, "layers must return to the size of the image, but 1 of"),
         ("segcaps", {"layers": [{"name": "deconv"}]}, "a layer with a stride for each deconv layer"),
         ("segcaps", {"layers": []}, "layers must be at least one layer"),
-        ("segcaps", {"layers": [{"name": "conv", "layer_padding": 1}]}, 'be deconv, or conv with voters="types", got'),
+        ("segcaps", {"layers": [{"name": "conv", "layer_padding": 1}]}, 'be deconv or conv-types, got'),
         ("segcaps", {"layers": [{**conv, "layer_stride": 2}, {"name": "deconv", "capsule_dim": 9}, conv]},
          "as many components, got 9 and 16"),
         ("segcaps", {"backbone": "conv"}, "ConvBackbone must keep the size of the image"),

@@ -18,6 +18,7 @@ from torchcaps.nn import (
     BuiltVotes,
     Capsules,
     ConvCapsules,
+    ConvTypeCapsules,
     DeconvCapsules,
     DynamicRouting,
     PrimaryCapsules,
@@ -25,8 +26,8 @@ from torchcaps.nn import (
     Routing,
     Votes,
     join_types,
-    map_layer,
 )
+from torchcaps.nn.layers import types as types_layer
 from torchcaps.ops import slabs
 from torchcaps.ops.windows import Window
 from torchcaps.parts import PARTS
@@ -88,7 +89,7 @@ def make(case: Case) -> ConvCapsules | DeconvCapsules:
     if case.up:
         layer: Any = DeconvCapsules(T, K, J, D, upsampling=case.up, **options)  # type: ignore[arg-type]
     else:
-        layer = ConvCapsules(T, K, J, D, voters="types", **options)
+        layer = ConvTypeCapsules(T, K, J, D, **options)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
@@ -268,7 +269,7 @@ ROUTINGS: dict[str, Any] = {name: name for name in PARTS["routing"]} | {
 def test_votes_of_columns_route_as_built_votes_do(routing: str, dims: int, active: bool) -> None:
     sizes = (6, 3, 2)[:dims]
     for layer in (
-        ConvCapsules(4, 4, 3, 4, dims=dims, voters="types", layer_padding="same", transform="shared",
+        ConvTypeCapsules(4, 4, 3, 4, dims=dims, layer_padding="same", transform="shared",
                      routing=ROUTINGS[routing]),
         DeconvCapsules(4, 4, 3, 4, dims=dims, transform="dense", routing=ROUTINGS[routing]),
     ):  # fmt: skip
@@ -286,7 +287,7 @@ def test_votes_of_columns_route_as_built_votes_do(routing: str, dims: int, activ
 
 
 def test_poses_of_a_position_are_means_of_what_it_sees() -> None:
-    layer = ConvCapsules(1, 1, 2, 2, dims=1, voters="types", layer_padding=1, transform="shared")
+    layer = ConvTypeCapsules(1, 1, 2, 2, dims=1, layer_padding=1, transform="shared")
     mask = torch.tensor([[True, True, False, True]])
     poses = torch.tensor([[[1.0], [2.0], [9.0], [4.0]]])
     votes, active = layer.votes(Capsules(poses, poses[..., 0] / 10, (1, 4)))
@@ -333,18 +334,13 @@ def test_what_does_not_fit_gets_one_sentence() -> None:
         ((plane, plane._replace(grid=None)), "join_types: capsules must have a grid"),
     ):
         assert_raises(InputError, join_types, *given, say=said)
-    layer = ConvCapsules(1, 6, 2, 2, voters="types", transform="shared")
-    said = "ConvCapsules: dims is 2, so the map must have types, height and width, got (1, 2, 2, 2)"
+    layer = ConvTypeCapsules(1, 6, 2, 2, transform="shared")
+    said = "ConvTypeCapsules: dims is 2, so the map must have types, height and width, got (1, 2, 2, 2)"
     assert_raises(InputError, layer, volume, say=said)
     assert_raises(InputError, layer, plane, say="height and width of at least 3, got (1, 2, 2)")
     for kind, options, said in (
-        (ConvCapsules, {"voters": "types", "compete_over": "types-and-positions"}, "a vote belongs to one position"),
-        (
-            ConvCapsules,
-            {"voters": "types", "transform": "identity"},
-            'the transform "shared" or "dense", got Identity',
-        ),
-        (ConvCapsules, {"vote_bias": True}, 'vote_bias needs voters="types"'),
+        (ConvTypeCapsules, {"transform": "identity"}, 'the transform "shared" or "dense", got Identity'),
+        (ConvCapsules, {"voters": "types"}, 'there is no option voters any more: the layer "conv-types" has votes of'),
         (ConvCapsules, {"dims": 4}, "dims must be 1 to 3, got 4"),
         (ConvCapsules, {"layer_padding": "full"}, "layer_padding must be"),
         (DeconvCapsules, {"layer_kernel": 1}, "layer_kernel must be at least layer_stride, 2, or some outputs get no"),
@@ -366,7 +362,7 @@ def tiny_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
 def all_at_once(layer: Any, capsules: Capsules, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
     """Results and gradients of the plain formula, as graphs take it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(map_layer, "is_eager", lambda: False)
+        patch.setattr(types_layer, "is_eager", lambda: False)
         return with_gradients(capsule_tensors(layer(capsules)), leaves)
 
 
@@ -397,7 +393,7 @@ def test_every_routing_gives_the_same_slab_by_slab(routing: str, given: str, mon
     for sizes in ((7,), (4, 3), (2, 3, 3)):
         options: Any = {"dims": len(sizes), "routing": ROUTINGS[routing], "vote_bias": True}
         for layer in (
-            ConvCapsules(4, 4, 3, 4, voters="types", layer_stride=2, layer_padding=1, transform="dense", **options),
+            ConvTypeCapsules(4, 4, 3, 4, layer_stride=2, layer_padding=1, transform="dense", **options),
             DeconvCapsules(4, 4, 3, 4, **options),
         ):
             layer.double().eval()
@@ -443,7 +439,7 @@ class Drawn(Routing):
 
 @pytest.mark.usefixtures("tiny_slabs")
 def test_a_slab_is_computed_again_with_the_same_random_numbers() -> None:
-    layer = ConvCapsules(4, 4, 3, 4, voters="types", transform="shared", routing=Drawn()).double()
+    layer = ConvTypeCapsules(4, 4, 3, 4, transform="shared", routing=Drawn()).double()
     poses = torch.randn(1, 4 * 30, 4, dtype=torch.float64).requires_grad_()
     torch.manual_seed(3)
     out = layer(Capsules(poses, None, (4, 6, 5))).poses.sum()
@@ -455,13 +451,13 @@ def test_a_slab_is_computed_again_with_the_same_random_numbers() -> None:
 @pytest.mark.usefixtures("tiny_slabs")
 @pytest.mark.parametrize("routing", ["dynamic", "self", {"name": "dynamic", "agreement": "cosine", "squash": "last"}])
 def test_second_derivatives_of_slabs(routing: Any) -> None:
-    layer = ConvCapsules(3, 4, 2, 4, voters="types", layer_padding=1, transform="shared", routing=routing).double()
+    layer = ConvTypeCapsules(3, 4, 2, 4, layer_padding=1, transform="shared", routing=routing).double()
     poses = torch.randn(1, 3 * 12, 4, dtype=torch.float64).requires_grad_()
     leaves = {"poses": poses, **dict(layer.named_parameters())}
     capsules = Capsules(poses, None, (3, 4, 3))
     got = second_derivatives({"poses": layer(capsules).poses}, leaves)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(map_layer, "is_eager", lambda: False)
+        patch.setattr(types_layer, "is_eager", lambda: False)
         wanted = second_derivatives({"poses": layer(capsules).poses}, leaves)
     assert_same(got, wanted, 1e-9)
 
@@ -478,20 +474,20 @@ class Mixing(DynamicRouting):
 
 @pytest.mark.usefixtures("tiny_slabs")
 def test_a_routing_that_mixes_rows_gets_all_of_them() -> None:
-    layer = ConvCapsules(3, 4, 2, 4, voters="types", transform="shared", routing=Mixing())
+    layer = ConvTypeCapsules(3, 4, 2, 4, transform="shared", routing=Mixing())
     seen: list[int] = []
     layer.routing.register_forward_pre_hook(lambda _, given: seen.append(given[0].like.shape[0]))
     layer(Capsules(torch.randn(2, 3 * 42, 4), None, (3, 7, 6)))
     assert seen == [2 * 5 * 4]
-    alone = ConvCapsules(3, 4, 2, 4, voters="types", transform="shared", routing="vb").train()
+    alone = ConvTypeCapsules(3, 4, 2, 4, transform="shared", routing="vb").train()
     assert not alone.routing.by_row
-    assert not ConvCapsules(4, 4, 2, 4, voters="types", transform="shared",
+    assert not ConvTypeCapsules(4, 4, 2, 4, transform="shared",
                             routing={"name": "grouped", "group_routing": "vb"}).routing.by_row  # fmt: skip
 
 
 @pytest.mark.usefixtures("tiny_slabs")
 def test_graphs_and_functions_of_torch_func_take_the_plain_formula() -> None:
-    layer = ConvCapsules(3, 4, 2, 4, voters="types", layer_padding=1, transform="shared")
+    layer = ConvTypeCapsules(3, 4, 2, 4, layer_padding=1, transform="shared")
     poses = torch.randn(2, 3 * 30, 4)
 
     def called(poses: Tensor) -> Tensor:
@@ -518,7 +514,7 @@ class OnMap(torch.nn.Module):
 
 def test_pruned_weights_are_used_and_trained() -> None:
     """Pruning computes the weight in a hook of the transform, which has to be called."""
-    layer = ConvCapsules(3, 4, 2, 4, voters="types", transform="shared")
+    layer = ConvTypeCapsules(3, 4, 2, 4, transform="shared")
     prune.random_unstructured(layer.transform, "weight", amount=0.5)
     capsules = Capsules(torch.randn(1, 3 * 20, 4), None, (3, 5, 4))
     before = layer(capsules).poses
@@ -533,7 +529,7 @@ def test_pruned_weights_are_used_and_trained() -> None:
 def test_a_map_of_zeros_has_finite_gradients() -> None:
     """Even if nothing is added under the root, as in SegCaps."""
     routing = DynamicRouting(3, squash_eps=1e-24)
-    layer = ConvCapsules(3, 4, 2, 4, voters="types", layer_padding=1, transform="shared", routing=routing)
+    layer = ConvTypeCapsules(3, 4, 2, 4, layer_padding=1, transform="shared", routing=routing)
     poses = torch.zeros(1, 3 * 30, 4, requires_grad=True)
     leaves = {"poses": poses, **dict(layer.named_parameters())}
     capsules = Capsules(poses, None, (3, 6, 5))

@@ -17,6 +17,7 @@ from torchcaps.nn import (
     CapsuleLayer,
     Capsules,
     ConvCapsules,
+    ConvTypeCapsules,
     DeconvCapsules,
     DenseCapsules,
     Routed,
@@ -144,8 +145,8 @@ LAYERS: dict[str, Callable[[Any], CapsuleLayer]] = {
     "map, positions compete": lambda routing: ConvCapsules(
         2, 4, J, 4, layer_kernel=2, layer_padding=1, compete_over="types-and-positions", routing=routing
     ),
-    "map, types vote": lambda routing: ConvCapsules(
-        2, 4, J, 4, voters="types", layer_padding="same", vote_bias=True, routing=routing
+    "map, types vote": lambda routing: ConvTypeCapsules(
+        2, 4, J, 4, layer_padding="same", vote_bias=True, routing=routing
     ),
     "larger map": lambda routing: DeconvCapsules(2, 4, J, 4, routing=routing),
 }

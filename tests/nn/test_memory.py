@@ -11,7 +11,7 @@ import torch
 
 from support import routings
 from torchcaps.machine import MIB
-from torchcaps.nn import Capsules, ConvCapsules, DenseCapsules
+from torchcaps.nn import Capsules, ConvCapsules, ConvTypeCapsules, DenseCapsules
 
 STEPS = 6
 VOTES_MIB = 2
@@ -25,7 +25,7 @@ LAYERS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], tuple[int, ...] |
         (4, 9, 9),
     ),
     "types of a map": (
-        lambda routing: ConvCapsules(4, 8, 4, 8, voters="types", layer_padding=1, transform="dense", routing=routing),
+        lambda routing: ConvTypeCapsules(4, 8, 4, 8, layer_padding=1, transform="dense", routing=routing),
         (1, 4 * 64 * 64, 8),
         (4, 64, 64),
     ),

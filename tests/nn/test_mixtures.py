@@ -12,7 +12,7 @@ from routing_cases import random
 from support import assert_close, assert_finite, assert_raises, assert_same, with_gradients
 from torchcaps.nn import BuiltVotes, Capsules, ConvCapsules, DenseCapsules, LayerSize
 from torchcaps.nn.routing import fitting
-from torchcaps.nn.votes import Votes
+from torchcaps.nn.votes.base import Votes
 from torchcaps.ops.memory import set_working_memory
 from torchcaps.ops.vote_factors import Maker
 

@@ -17,6 +17,7 @@ from torchcaps.nn import (
     CapsuleLayer,
     Capsules,
     ConvCapsules,
+    ConvTypeCapsules,
     DenseCapsules,
     Routed,
     interest_scores,
@@ -192,7 +193,7 @@ MAPS: dict[str, Callable[[Any], CapsuleLayer]] = {
         2, 4, J, D, layer_kernel=2, layer_padding=1, compete_over="types-and-positions", routing=routing
     ),
     "batch normalisation": lambda routing: ConvCapsules(2, 4, J, D, layer_kernel=2, pose_norm=True, routing=routing),
-    "types vote": lambda routing: ConvCapsules(2, 4, J, D, voters="types", layer_padding="same", routing=routing),
+    "types vote": lambda routing: ConvTypeCapsules(2, 4, J, D, layer_padding="same", routing=routing),
 }
 
 

@@ -329,7 +329,7 @@ def test_a_window_as_large_as_the_map_is_a_dense_layer(name: str) -> None:
         for got, wanted in zip(given(mine), given(theirs), strict=True):
             assert_close(got, wanted, 1e-10)
     if list(routing.parameters()):
-        said = f"{type(routing).__name__}: a routing with parameters belongs to one layer; make one for each"
+        said = f"{type(routing).__name__}: this routing already belongs to a layer; make one for each"
         assert_raises(InputError, DenseCapsules, 3, 4, 2, 5, routing=routing, say=said)
     else:
         DenseCapsules(3, 4, 2, 5, routing=routing)

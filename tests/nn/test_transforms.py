@@ -13,8 +13,9 @@ import torchcaps
 from support import Largest, assert_close, assert_raises
 from torchcaps import InputError
 from torchcaps.nn import BuiltVotes, DenseCapsules, LayerSize, Votes
-from torchcaps.nn.competition import MapCompetition
-from torchcaps.nn.map_votes import MapVotes, PlacedVotes
+from torchcaps.nn.votes.columns import ColumnVotes
+from torchcaps.nn.votes.competition import MapCompetition
+from torchcaps.nn.votes.positions import MapVotes, PlacedVotes
 from torchcaps.ops.precision import full_dtype
 from torchcaps.parts import PARTS, build
 
@@ -195,3 +196,55 @@ def test_the_competition_on_a_map_by_loops() -> None:
     assert torch.autograd.gradcheck(competition.log_softmax, (few,))
     far = torch.tensor([0.0, -500.0]).expand(2, 3, 2)
     assert_close(competition.log_softmax(far)[0, 0], [0.0, -500.0]), "exact even of couplings that are zero"
+
+
+@pytest.mark.parametrize("softmax_over", ["outputs", "inputs"])
+@pytest.mark.parametrize("leaky", [False, True])
+@pytest.mark.parametrize("columns", [False, True])
+def test_sparse_shares_are_the_nearest_point_of_the_simplex(softmax_over: Any, leaky: bool, columns: bool) -> None:
+    """Found by bisection of the threshold; some shares are zero, and masked capsules have none."""
+    mask = torch.rand(BATCH, 6) > 0.3
+    votes: Votes = BuiltVotes(torch.randn(BATCH, 6, 5, 2).double())
+    if columns:
+        votes = ColumnVotes(torch.randn(2, 6, 5, 2, 2).double(), lambda: torch.ones(BATCH, 6, 3), 3, torch.float64)
+    axis, logits = 2 if softmax_over == "outputs" else 1, torch.randn(BATCH, 6, 5).double()
+    for some, present in ((votes, torch.ones(BATCH, 6, dtype=torch.bool)), (votes.masked(mask), mask)):
+        shares = some.compete(logits, softmax_over, leaky=leaky, sparse=True)
+        seen = logits.where(present.unsqueeze(2), -1e9 if axis == 1 else 0.0)
+        seen = torch.cat([torch.zeros_like(seen.narrow(axis, 0, 1)), seen], axis) if leaky else seen
+        low, high = seen.amax(axis, keepdim=True) - 1, seen.amax(axis, keepdim=True)
+        for _ in range(60):
+            middle = (low + high) / 2
+            too_many = (seen - middle).clamp_min(0).sum(axis, keepdim=True) > 1
+            low, high = middle.where(too_many, low), high.where(too_many, middle)
+        exact = (seen - low).clamp_min(0)
+        exact = exact.narrow(axis, 1, logits.shape[axis]) if leaky else exact
+        assert_close(shares, exact.where(present.unsqueeze(2), 0), 1e-9)
+        assert shares.eq(0).any()
+        few = logits.clone().requires_grad_()
+        assert torch.autograd.gradcheck(
+            lambda x, some=some: some.compete(x, softmax_over, leaky=leaky, sparse=True), few
+        )
+    nothing = votes.masked(torch.zeros(BATCH, 6, dtype=torch.bool)).compete(logits, softmax_over, sparse=True)
+    assert nothing.eq(0).all()
+
+
+def test_sparse_shares_over_positions_are_refused() -> None:
+    votes = BuiltVotes(torch.randn(2, 3, 4, 2))
+    votes.competition = MapCompetition(torch.tensor([[1, 2, 3], [2, 3, 0]]), 5)
+    assert_raises(InputError, votes.compete, votes.zeros(), sparse=True, say='needs a layer with compete_over="types"')
+
+
+class Ring(BuiltVotes):
+    """Votes that refer to themselves."""
+
+    def __init__(self, votes: Tensor) -> None:
+        super().__init__(votes)
+        self.itself, self.held = self, [{"self": self}]
+
+
+def test_votes_may_refer_to_themselves() -> None:
+    votes = torch.randn(2, 3, 4, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = torchcaps.dynamic_routing(Ring(votes)).poses
+    assert got.equal(torchcaps.dynamic_routing(votes).poses)

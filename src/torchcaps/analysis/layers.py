@@ -17,7 +17,7 @@ from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Network, PixelCapsules
 from torchcaps.models.shapes import infer_shapes
 from torchcaps.nn import CapsuleLayer, DeconvCapsules, PrimaryCapsules
-from torchcaps.nn.map_layer import MapLayer
+from torchcaps.nn.layers import MapLayer
 from torchcaps.parts import part_of
 from torchcaps.tasks import task_of
 from torchcaps.words import counted

@@ -25,10 +25,10 @@ from torchcaps.models import CapsNet, Network
 from torchcaps.models.output import ScoreName
 from torchcaps.nn import CapsuleLayer, Capsules, ConvCapsules, DynamicRouting, PrimaryCapsules, Routing, RoutingRound
 from torchcaps.nn.capsules import Grid
-from torchcaps.nn.competition import MapCompetition, SoftmaxOver
-from torchcaps.nn.map_layer import MapLayer
-from torchcaps.nn.map_votes import by_type
-from torchcaps.nn.votes import Votes
+from torchcaps.nn.layers import TypesLayer
+from torchcaps.nn.votes.base import Votes
+from torchcaps.nn.votes.competition import MapCompetition, SoftmaxOver
+from torchcaps.nn.votes.positions import by_type
 from torchcaps.ops.labels import top_classes
 from torchcaps.ops.memory import get_working_memory
 from torchcaps.ranges import AtLeastOneIteration, Range
@@ -273,7 +273,7 @@ def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: Grid) -> RoutingRou
     positions compete for it, its coupling is summed over them, so that it sums to one over the types. Sums, capsules
     and activations are given for all positions: (B, J·L, D).
     """
-    if isinstance(layer, MapLayer) and layer.voters == "types":
+    if isinstance(layer, TypesLayer):
         return _by_image_of_types(each, layer, grid)
     if not isinstance(layer, ConvCapsules):
         return each
@@ -292,7 +292,7 @@ def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: Grid) -> RoutingRou
     return RoutingRound(total(logits) / links, shares, sums, poses, total(agreement) / links, active)
 
 
-def _by_image_of_types(each: RoutingRound, layer: MapLayer, grid: Grid) -> RoutingRound:
+def _by_image_of_types(each: RoutingRound, layer: TypesLayer, grid: Grid) -> RoutingRound:
     """Rearrange a round of a layer whose types vote by image.
 
     An input capsule has the mean over the output positions that see it. A position that sees the copies of a repeated
@@ -323,7 +323,7 @@ def _measure(
     For a layer on a map, the rounds have one row for each window: B·L in place of B.
     """
     present = ALL_PRESENT
-    if isinstance(layer, ConvCapsules) and layer.layer_padding and layer.voters == "places":
+    if isinstance(layer, ConvCapsules) and layer.layer_padding:
         present = (layer.window_capsules(grid, votes.like.device) > 0).repeat(images, 1)
     entropy = [normalised_entropy(each.coupling, layer.routing, votes.competition, present) for each in rounds]
     agreement = [_mean(each.agreement.abs().mean(2), present) for each in rounds]

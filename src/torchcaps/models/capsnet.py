@@ -298,8 +298,14 @@ class Readout(nn.Module):
 
     def __init__(self, num_capsules: int, capsule_dim: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(num_capsules, capsule_dim) / capsule_dim**0.5)
-        self.bias = nn.Parameter(torch.zeros(num_capsules))
+        self.weight = nn.Parameter(torch.empty(num_capsules, capsule_dim))
+        self.bias = nn.Parameter(torch.empty(num_capsules))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights, and set the biases to zero."""
+        nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
+        nn.init.zeros_(self.bias)
 
     def forward(self, poses: Float[Tensor, "B J D"]) -> Float[Tensor, "B J"]:
         """Return the numbers."""

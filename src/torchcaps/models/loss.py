@@ -82,7 +82,13 @@ class ScoreCrossEntropy(nn.Module):
     def __init__(self, *, score_scale: PositiveFactor = 1.0, learn_score_scale: bool = False) -> None:
         super().__init__()
         self.score_scale, self.learn_score_scale = score_scale, learn_score_scale
-        self.scale = nn.Parameter(torch.tensor(float(score_scale))) if learn_score_scale else None
+        self.scale = nn.Parameter(torch.empty(())) if learn_score_scale else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the learned factor to its initial value."""
+        if self.scale is not None:
+            nn.init.constant_(self.scale, self.score_scale)
 
     def forward(self, scores: Float[Tensor, "B J"], targets: Targets) -> Float[Tensor, ""]:
         """Return the loss of a batch."""
@@ -106,6 +112,11 @@ class SpreadLoss(nn.Module):
         self.spread_margin, self.spread_growth = spread_margin, spread_growth
         if spread_growth is not None:
             self.register_buffer("steps", torch.zeros((), dtype=torch.int64))  # training steps so far
+
+    def reset_parameters(self) -> None:
+        """Set the number of training steps to zero."""
+        if self.spread_growth is not None:
+            self.steps.zero_()
 
     def forward(self, scores: Float[Tensor, "B J"], targets: Targets) -> Float[Tensor, ""]:
         """Return the loss of a batch. In training the margin then grows by one step, except under ``torch.func``."""

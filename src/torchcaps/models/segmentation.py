@@ -17,7 +17,7 @@ from torchcaps.models.network import Network
 from torchcaps.models.output import Losses, ModelOutput
 from torchcaps.models.shapes import infer_shapes
 from torchcaps.nn import Capsules
-from torchcaps.nn.map_layer import MapLayer
+from torchcaps.nn.layers import MapLayer
 from torchcaps.parts import Choice, Spec, build
 from torchcaps.tasks import TaskName
 from torchcaps.tracing import is_graph_capture

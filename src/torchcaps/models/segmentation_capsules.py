@@ -16,10 +16,10 @@ from torchcaps.errors import InputError
 from torchcaps.models.output import Losses, ModelOutput
 from torchcaps.models.segmentation import Masks, PixelLoss, PixelNetwork, cut_to, pad_to_multiple
 from torchcaps.models.shapes import infer_shapes
-from torchcaps.nn import Capsules, ConvCapsules, DeconvCapsules, join_types
-from torchcaps.nn.convolutions import CONVOLUTIONS
-from torchcaps.nn.map_layer import MapLayer
-from torchcaps.nn.segmentation import TRANSPOSED, InstanceNorm
+from torchcaps.nn import Capsules, ConvTypeCapsules, DeconvCapsules, join_types
+from torchcaps.nn.convolutions import MAP_MODULES
+from torchcaps.nn.layers import MapLayer
+from torchcaps.nn.segmentation import InstanceNorm
 from torchcaps.ops.precision import in_full_precision
 from torchcaps.ops.squash import safe_norm
 from torchcaps.parts import Choice, Spec, build, complete, register
@@ -28,9 +28,9 @@ from torchcaps.tasks import TaskName
 from torchcaps.words import counted
 
 SMALL_LAYERS: tuple[Mapping[str, Any], ...] = (
-    {"name": "conv", "voters": "types", "layer_types": 4, "layer_stride": 2, "layer_padding": "same"},
+    {"name": "conv-types", "layer_types": 4, "layer_stride": 2, "layer_padding": "same"},
     {"name": "deconv", "layer_types": 2},
-    {"name": "conv", "voters": "types", "layer_kernel": 1},
+    {"name": "conv-types", "layer_kernel": 1},
 )
 INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
 NO_FOREGROUND = 1e-8
@@ -66,7 +66,7 @@ class PixelCapsules(PixelNetwork):
 
     Raises:
         InputError: The layers do not return to the size of the image, a skip has other components, or a layer is none
-            of the layers on a map whose voters are types.
+            of the layers "conv-types" and "deconv".
 
     Source: LaLonde, Bagci 2018, "Capsules for Object Segmentation" (arXiv:1804.04241); for ``up_channels`` Nguyen, Hua,
     Le 2021, "3D-UCaps" (arXiv:2203.08965).
@@ -139,11 +139,11 @@ class PixelCapsules(PixelNetwork):
             assert capsules.grid is not None
             layer = build("layer", spec, in_types=capsules.grid[0], in_dim=capsules.poses.shape[2], dims=self.dims)
             is_up = isinstance(layer, DeconvCapsules)
-            if not is_up and not (isinstance(layer, ConvCapsules) and layer.voters == "types"):
-                raise InputError(f'layers must be deconv, or conv with voters="types", got {type(layer).__name__}')
+            if not is_up and not isinstance(layer, ConvTypeCapsules):
+                raise InputError(f"layers must be deconv or conv-types, got {type(layer).__name__}")
             if is_up and (not skips or number == len(specs)):
                 raise InputError(
-                    "layers must have a layer with a stride for each deconv layer, and end with a conv layer"
+                    "layers must have a layer with a stride for each deconv layer, and end with a conv-types layer"
                 )
             self.layers.append(layer)
             if _stride_down(layer) > 1:
@@ -166,18 +166,18 @@ class PixelCapsules(PixelNetwork):
                 f"{self.up_channels}"
             )
         strides = [stride for stride in map(_stride_down, self.layers) if stride > 1][: len(skips)]
-        convolution, widths, before = CONVOLUTIONS[self.dims], iter(self.up_channels), _channels(self.flow[-1])
+        modules, widths, before = MAP_MODULES[self.dims], iter(self.up_channels), _channels(self.flow[-1])
         self.up, self.join = nn.ModuleList(), nn.ModuleList()
         for stride, skip in zip(reversed(strides), reversed(skips), strict=True):
             if len(self.up):
                 width = next(widths)
-                conv = convolution(before, width, 3, padding=1, bias=False)
+                conv = modules.convolution(before, width, 3, padding=1, bias=False)
                 self.join.append(nn.Sequential(conv, InstanceNorm(width), nn.PReLU()))
                 before = width
             width = next(widths)
-            self.up.append(TRANSPOSED[self.dims](before, width, stride, stride))
+            self.up.append(modules.transposed(before, width, stride, stride))
             before = width + _channels(skip)
-        self.classify = convolution(before, self.num_classes, 1)
+        self.classify = modules.convolution(before, self.num_classes, 1)
         return before
 
     @property
@@ -349,5 +349,5 @@ def _as_sizes(sizes: Sequence[int]) -> str:
 def _stride_down(layer: Any) -> int:
     """Return the factor by which a layer, or the layer that a specification describes, makes a map smaller."""
     if isinstance(layer, Mapping):
-        return layer["layer_stride"] if layer["name"] == "conv" else 1
-    return layer.layer_stride if isinstance(layer, ConvCapsules) else 1
+        return layer["layer_stride"] if layer["name"] == "conv-types" else 1
+    return layer.layer_stride if isinstance(layer, ConvTypeCapsules) else 1

@@ -13,8 +13,8 @@ from torchcaps.errors import InputError
 from torchcaps.models.output import ModelOutput
 from torchcaps.models.planning import plan
 from torchcaps.models.segmentation import Masks, PixelLoss, PixelNetwork, cut_to
-from torchcaps.nn.convolutions import CONVOLUTIONS
-from torchcaps.nn.segmentation import TRANSPOSED, InstanceNorm
+from torchcaps.nn.convolutions import MAP_MODULES
+from torchcaps.nn.segmentation import InstanceNorm
 from torchcaps.ops.precision import in_full_precision
 from torchcaps.parts import find, register
 from torchcaps.ranges import OddKernel, Width
@@ -23,7 +23,6 @@ from torchcaps.words import counted
 
 MAX_DIFFERENCE = 0.03
 """Largest difference in the number of parameters from the network that a U-Net is compared with, as a share."""
-MAX_POOL = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
 
 
 @register("network", "unet")
@@ -65,18 +64,20 @@ class UNet(PixelNetwork):
         self.widths = self.channels if parameters_of is None else self._widths_of(parameters_of)
         """Channels of each level."""
         self.stride = 2 ** (len(channels) - 1)
-        self.pool = MAX_POOL[self.dims](2)
+        self.pool = MAP_MODULES[self.dims].max_pool(2)
         before = (self.in_shape[0], *self.widths)
         self.down = nn.ModuleList(self._level(*pair) for pair in itertools.pairwise(before))
         pairs = [*itertools.pairwise(self.widths)][::-1]  # (finer, coarser), from the coarsest on
-        self.up = nn.ModuleList(TRANSPOSED[self.dims](coarse, fine, 2, 2) for fine, coarse in pairs)
+        self.up = nn.ModuleList(MAP_MODULES[self.dims].transposed(coarse, fine, 2, 2) for fine, coarse in pairs)
         self.join = nn.ModuleList(self._level(2 * fine, fine) for fine, _ in pairs)
-        self.classify = CONVOLUTIONS[self.dims](self.widths[0], num_classes, 1)
+        self.classify = MAP_MODULES[self.dims].convolution(self.widths[0], num_classes, 1)
 
     def _level(self, before: int, width: int) -> nn.Module:
         layers: list[nn.Module] = []
         for fan_in in (before, width):
-            convolution = CONVOLUTIONS[self.dims](fan_in, width, self.kernel, padding=self.kernel // 2, bias=False)
+            convolution = MAP_MODULES[self.dims].convolution(
+                fan_in, width, self.kernel, padding=self.kernel // 2, bias=False
+            )
             layers += [convolution, InstanceNorm(width, learned=True), nn.ReLU()]
         return nn.Sequential(*layers)
 

@@ -4,10 +4,16 @@ from torchcaps.nn.backbones import ConvBackbone, SequenceBackbone, StackBackbone
 from torchcaps.nn.capsules import Capsules, LayerSize, Routed, RoutingRound
 from torchcaps.nn.convolutions import ChannelNorm, Convolution
 from torchcaps.nn.decoder import Decoder, mask_capsules, separate_capsules
-from torchcaps.nn.head import CapsuleHead
 from torchcaps.nn.interests import interest_scores, interests_of_history, label_aware_attention
-from torchcaps.nn.layers import CapsuleLayer, DenseCapsules
-from torchcaps.nn.maps import ConvCapsules, DeconvCapsules, join_types
+from torchcaps.nn.layers import (
+    CapsuleHead,
+    CapsuleLayer,
+    ConvCapsules,
+    ConvTypeCapsules,
+    DeconvCapsules,
+    DenseCapsules,
+    join_types,
+)
 from torchcaps.nn.primary import PrimaryCapsules, SequenceCapsules
 from torchcaps.nn.routing.b2i import B2IRouting
 from torchcaps.nn.routing.base import Routing
@@ -24,7 +30,7 @@ from torchcaps.nn.routing.self_routing import SelfRouting
 from torchcaps.nn.routing.vb import VBRouting
 from torchcaps.nn.segmentation import InstanceNorm, PixelBackbone, PixelDecoder
 from torchcaps.nn.transforms import Common, Dense, Elementwise, Factored, Identity, Matrix, Shared, Transform
-from torchcaps.nn.votes import BuiltVotes, DenseVotes, Votes
+from torchcaps.nn.votes import BuiltVotes, DenseVotes, SharedVotes, Votes
 
 __all__ = [
     "B2IRouting",
@@ -36,6 +42,7 @@ __all__ = [
     "Common",
     "ConvBackbone",
     "ConvCapsules",
+    "ConvTypeCapsules",
     "Convolution",
     "Decoder",
     "DeconvCapsules",
@@ -67,6 +74,7 @@ __all__ = [
     "SequenceBackbone",
     "SequenceCapsules",
     "Shared",
+    "SharedVotes",
     "StackBackbone",
     "TimmBackbone",
     "Transform",

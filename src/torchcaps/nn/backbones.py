@@ -20,7 +20,7 @@ from torchcaps.nn.convolutions import (
     conv_stem,
     draw_layers,
 )
-from torchcaps.parts import register
+from torchcaps.parts import Device, Dtype, register
 from torchcaps.ranges import OddKernel, Padding, Pixels, Range, ShareBelowOne, Size, Width
 from torchcaps.words import counted
 
@@ -46,6 +46,8 @@ class ConvBackbone(nn.Module):
             layer normalisation over the channels of each location.
         conv_dropout: Probability of dropout after the stem and after each other convolution except the primary
             capsules'; it drops whole channels of an image.
+        device: Device of the parameters.
+        dtype: Floating-point type of the parameters.
 
     Source: Sabour, Frosst, Hinton 2017, section 4 (arXiv:1710.09829).
     """
@@ -64,6 +66,8 @@ class ConvBackbone(nn.Module):
         stem_strides_across: tuple[Pixels, ...] = (),
         conv_norm: ConvNorm = "none",
         conv_dropout: ShareBelowOne = 0.0,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         self.in_channels, self.conv_channels, self.conv_kernel = in_channels, conv_channels, conv_kernel
@@ -106,6 +110,8 @@ class StackBackbone(nn.Sequential):
             or after it (Keras's: epsilon 1e-3, running statistics that keep 0.99).
         stack_init: Initial weights of the stack's convolutions: torch's default; He et al.'s truncated normal, bias 0
             (Keras's he_normal); or a truncated normal of standard deviation 0.05, bias 0.1.
+        device: Device of the parameters.
+        dtype: Floating-point type of the parameters.
     """
 
     def __init__(
@@ -119,6 +125,8 @@ class StackBackbone(nn.Sequential):
         stack_padding: Padding = 0,
         stack_norm: Literal["none", "batch", "batch-after"] = "none",
         stack_init: Literal["torch", "he", "truncated-normal"] = "torch",
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         self.stack_channels, self.stack_kernels = tuple(stack_channels), tuple(stack_kernels)
@@ -165,6 +173,8 @@ class SequenceBackbone(nn.Module):
         sequence_stride: Stride of each sequence convolution, positions.
         conv_dropout: Probability of dropout after the stem and after each other convolution except the primary
             capsules'; it drops whole channels of an image.
+        device: Device of the parameters.
+        dtype: Floating-point type of the parameters.
     """
 
     def __init__(
@@ -175,6 +185,8 @@ class SequenceBackbone(nn.Module):
         sequence_kernel: OddKernel = 5,
         sequence_stride: Pixels = 1,
         conv_dropout: ShareBelowOne = 0.0,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         self.sequence_channels, self.sequence_kernel = tuple(sequence_channels), sequence_kernel
@@ -212,6 +224,8 @@ class TimmBackbone(nn.Module):
             most networks, 2 the one before.
         pretrained: Download timm's pretrained weights; not needed for a network that is loaded from a file.
         freeze: Do not train the weights and batch statistics of the timm network.
+        device: Device of the parameters.
+        dtype: Floating-point type of the parameters.
 
     Raises:
         InputError: timm is not installed, or cannot make the network.
@@ -230,6 +244,8 @@ class TimmBackbone(nn.Module):
         timm_map: Annotated[int, Range(1, 9, whole=True)] = 1,
         pretrained: bool = False,
         freeze: bool = False,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         self.timm_model, self.timm_map, self.pretrained, self.freeze = timm_model, timm_map, pretrained, freeze
@@ -246,12 +262,16 @@ class TimmBackbone(nn.Module):
         except Exception as error:  # timm and its download raise many types
             raise InputError(f"timm cannot make {shown(timm_model)} with feature maps: {reason_of(error)}") from error
         for name in ("mean", "std"):
-            colours = torch.tensor(self.model.pretrained_cfg[name])
-            if len(colours) != in_channels:
-                colours = colours.mean().expand(in_channels)
-            self.register_buffer(name, colours[:, None, None].clone())
+            self.register_buffer(name, torch.empty(in_channels, 1, 1))
+        self.reset_parameters()
         self.requires_grad_(not freeze)
         self.train()
+
+    def reset_parameters(self) -> None:
+        """Set mean and standard deviation of the colours. The timm network draws its own weights."""
+        for name, buffer in (("mean", self.mean), ("std", self.std)):
+            colours = torch.tensor(self.model.pretrained_cfg[name], device=buffer.device)
+            buffer.copy_((colours if len(colours) == len(buffer) else colours.mean())[..., None, None])
 
     def train(self, mode: bool = True) -> TimmBackbone:
         """Set the training mode, except for the layers of a frozen network."""

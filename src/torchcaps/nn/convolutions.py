@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from torchcaps.checks import checked
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, reason_of
 from torchcaps.ops.convolution import compute
 from torchcaps.ops.precision import check_one_dtype
+from torchcaps.parts import Device, Dtype
 from torchcaps.ranges import Padding, Pixels, Size
 from torchcaps.tracing import is_fake
 from torchcaps.words import counted
@@ -31,15 +33,21 @@ ConvNorm = Literal["none", "channel"]
 class Convolution(nn.Conv2d):
     """:class:`torch.nn.Conv2d` with the fastest algorithm for its sizes, :func:`torchcaps.ops.convolution.convolve`.
 
-    Parameters have the names, shapes, memory layout and initial values of :class:`torch.nn.Conv2d`.
+    It takes the arguments of :class:`torch.nn.Conv2d`, and its parameters have the names, shapes, memory layout and
+    initial values of that class. With dilation, groups, or padding other than zeros, PyTorch computes it.
 
     Args:
         in_channels: Input channels (C).
         out_channels: Output channels (O).
-        kernel_size: Height and width of the kernel, pixels.
+        kernel_size: Side of the kernel, pixels, or (height, width).
         stride: Stride in pixels, one number or (down, across).
-        padding: Zero padding on each side, pixels.
+        padding: Zero padding on each side, pixels, one number or (down, across); or ``"same"`` or ``"valid"``.
+        dilation: Distance of neighbouring weights of the kernel, pixels.
+        groups: Number of groups of channels, each convolved separately.
         bias: Add a learned number to each output channel.
+        padding_mode: Values around the maps, as for :class:`torch.nn.Conv2d`.
+        device: Device of the parameters.
+        dtype: Floating-point type of the parameters.
         relu: Also apply a ReLU, in place, so that it needs no extra memory.
     """
 
@@ -48,28 +56,58 @@ class Convolution(nn.Conv2d):
         self,
         in_channels: Size,
         out_channels: Size,
-        kernel_size: Pixels,
+        kernel_size: Pixels | tuple[Pixels, Pixels],
         stride: Pixels | tuple[Pixels, Pixels] = 1,
-        padding: Padding = 0,
-        *,
+        padding: Padding | tuple[Padding, Padding] | Literal["same", "valid"] = 0,
+        dilation: Pixels | tuple[Pixels, Pixels] = 1,
+        groups: Size = 1,
         bias: bool = True,
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        device: Device = None,
+        dtype: Dtype = None,
+        *,
         relu: bool = False,
     ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, stride, padding, bias=bias)
+        try:
+            super().__init__(
+                in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode,
+                device, dtype,
+            )  # fmt: skip
+        except ValueError as error:  # channels that groups do not divide, a stride with padding "same"
+            raise InputError(f"Convolution: {reason_of(error)}") from None
         self.relu = relu
         down, across = self.stride
-        self._windows = (down, across), (padding, padding)
+        is_plain = self.dilation == (1, 1) and groups == 1 and padding_mode == "zeros" and padding != "same"
+        sides = (0, 0) if isinstance(self.padding, str) else self.padding
+        self._windows = ((down, across), (sides[0], sides[1])) if is_plain else None
 
     @checked
     def forward(self, input: Float[Tensor, "B {self.in_channels} H W"]) -> Float[Tensor, "B O h w"]:
         """Convolve."""
+        if self._windows is None:
+            maps = super().forward(input)
+            return maps.relu_() if self.relu else maps
         return compute(input, self.weight, self.bias, *self._windows, self.relu)
 
+    def extra_repr(self) -> str:
+        return super().extra_repr() + ", relu=True" * self.relu
 
-CONVOLUTIONS = {1: nn.Conv1d, 2: Convolution, 3: nn.Conv3d}
-"""Convolutions of lines, planes and volumes."""
-BATCH_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
-"""Batch normalisations of lines, planes and volumes."""
+
+class MapModules(NamedTuple):
+    """Modules for maps with one number of axes."""
+
+    convolution: Callable[..., Any]
+    transposed: Callable[..., Any]
+    batch_norm: Callable[..., Any]
+    max_pool: Callable[..., Any]
+
+
+MAP_MODULES = {
+    1: MapModules(nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.MaxPool1d),
+    2: MapModules(Convolution, nn.ConvTranspose2d, nn.BatchNorm2d, nn.MaxPool2d),
+    3: MapModules(nn.Conv3d, nn.ConvTranspose3d, nn.BatchNorm3d, nn.MaxPool3d),
+}
+"""Modules of lines, planes and volumes, by the number of their axes."""
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -80,13 +118,15 @@ class ChannelNorm(nn.LayerNorm):
 
     Args:
         channels: Number of channels (C).
+        device: Device of the parameters.
+        dtype: Floating-point type of the parameters.
 
     Source: Ba, Kiros, Hinton 2016 (arXiv:1607.06450), placed as in Liu et al. 2022 (arXiv:2201.03545).
     """
 
     @checked
-    def __init__(self, channels: Size) -> None:
-        super().__init__(channels)
+    def __init__(self, channels: Size, *, device: Device = None, dtype: Dtype = None) -> None:
+        super().__init__(channels, device=device, dtype=dtype)
         self.channels = channels
 
     @checked
@@ -141,7 +181,6 @@ def conv_stem(
     return nn.Sequential(*layers)
 
 
-@torch.no_grad()
 def draw_layers(module: nn.Module, init: ConvInit, std: float, bias: float = 0.1) -> None:
     """Draw the weights of every convolution and dense layer in a module.
 
@@ -157,13 +196,21 @@ def draw_layers(module: nn.Module, init: ConvInit, std: float, bias: float = 0.1
         return
     for layer in module.modules():
         if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
-            if init == "glorot":
-                nn.init.xavier_uniform_(layer.weight)
-            else:
-                he = math.sqrt(2 / layer.weight[0].numel()) / KEPT_BY_CUT
-                draw_truncated(layer.weight, he if init == "he" else std)
-            if layer.bias is not None:
-                layer.bias.fill_(bias if init == "truncated-normal" else 0.0)
+            # torch's layers draw in reset_parameters, also after a deferred initialisation
+            reset = functools.partial(_draw_layer, layer, init, std, bias)
+            layer.reset_parameters = reset  # type: ignore[method-assign]
+            reset()
+
+
+@torch.no_grad()
+def _draw_layer(layer: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d, init: ConvInit, std: float, bias: float) -> None:
+    if init == "glorot":
+        nn.init.xavier_uniform_(layer.weight)
+    else:
+        he = math.sqrt(2 / layer.weight[0].numel()) / KEPT_BY_CUT
+        draw_truncated(layer.weight, he if init == "he" else std)
+    if layer.bias is not None:
+        layer.bias.fill_(bias if init == "truncated-normal" else 0.0)
 
 
 def draw_truncated(tensor: Tensor, std: float) -> None:

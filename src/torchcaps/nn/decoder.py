@@ -15,7 +15,7 @@ from torchcaps.nn.convolutions import ConvInit, Convolution, draw_layers
 from torchcaps.ops.labels import one_hot
 from torchcaps.ops.losses import ClassTargets, multi_hot
 from torchcaps.ops.precision import in_full_precision
-from torchcaps.parts import register
+from torchcaps.parts import Device, Dtype, register
 from torchcaps.ranges import Size, Width
 
 
@@ -75,6 +75,8 @@ class Decoder(nn.Module):
             0.1, bias 0.1).
         decoder_mask: Capsule to decode: the label's in training and the longest at inference; always the label's (if
             there is a label); or always the longest.
+        device: Device of the parameters.
+        dtype: Floating-point type of the parameters.
 
     Source: Sabour, Frosst, Hinton 2017, section 4.1 and figure 2 (arXiv:1710.09829).
     """
@@ -89,6 +91,8 @@ class Decoder(nn.Module):
         decoder_channels: tuple[Width, ...] = (),
         decoder_init: ConvInit = "torch",
         decoder_mask: Literal["label-in-training", "label", "longest"] = "label-in-training",
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         self.num_capsules, self.capsule_dim, self.out_shape = num_capsules, capsule_dim, tuple(out_shape)

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torchcaps.checks import MAP_AXES, checked
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import Capsules
-from torchcaps.nn.convolutions import BATCH_NORMS, CONVOLUTIONS, ConvInit, Convolution, draw_layers, normalise
+from torchcaps.nn.convolutions import MAP_MODULES, ConvInit, Convolution, draw_layers, normalise
 from torchcaps.ops.convolution import Shape, choose, convolve
 from torchcaps.ops.precision import in_full_precision
 from torchcaps.ops.squash import exponential_squash, safe_norm, squash
-from torchcaps.parts import register
+from torchcaps.parts import Device, Dtype, register
 from torchcaps.ranges import Axes, Epsilon, Padding, Pixels, Size, Width
 from torchcaps.tracing import has_hooks
 from torchcaps.words import counted
@@ -59,6 +59,8 @@ class PrimaryCapsules(nn.Module):
             bias 0.1).
         primary_init: Initial weights of the primary capsules: by conv_init; or as in the matrix capsules' code, a
             truncated normal of standard deviation 0.5 for poses, bias 0, and of 3 for activations, bias -1.
+        device: Device of the parameters.
+        dtype: Floating-point type of the parameters.
 
     Source: Sabour, Frosst, Hinton 2017, section 4 (arXiv:1710.09829).
     """
@@ -83,6 +85,8 @@ class PrimaryCapsules(nn.Module):
         squash_eps: Epsilon = 1e-7,
         conv_init: ConvInit = "torch",
         primary_init: Literal["as-convolutions", "matrix-capsules"] = "as-convolutions",
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         channels = primary_types * primary_dim
@@ -106,11 +110,8 @@ class PrimaryCapsules(nn.Module):
         window = (primary_kernel, primary_stride, primary_padding)
         plain, learned = primary_norm == "none", primary_norm == "batch-learned"
         bias, relu = plain and primary_output != "routed", plain and primary_activation == "relu"
-        convolution, norm, num_convs = (
-            CONVOLUTIONS[dims],
-            BATCH_NORMS[dims],
-            primary_dim if primary_separate_convs else 1,
-        )
+        convolution, norm = MAP_MODULES[dims].convolution, MAP_MODULES[dims].batch_norm
+        num_convs = primary_dim if primary_separate_convs else 1
         inside: dict[str, Any] = {"relu": relu} if dims == 2 else {}
         self.convs = nn.ModuleList(
             convolution(in_channels, channels // num_convs, *window, bias=bias, **inside)
@@ -129,8 +130,13 @@ class PrimaryCapsules(nn.Module):
                 nn.Identity() if plain else norm(primary_types, affine=learned),
                 nn.Sigmoid(),
             )
-        start = torch.full((primary_types, primary_dim), 0.1)
-        self.bias = nn.Parameter(start) if primary_output == "routed" else None
+        self.bias = nn.Parameter(torch.empty(primary_types, primary_dim)) if primary_output == "routed" else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the bias to 0.1. The convolutions draw their own weights."""
+        if self.bias is not None:
+            nn.init.constant_(self.bias, 0.1)
 
     def init_weights(self) -> None:
         """Draw the initial weights of the convolutions. A network calls this after all its parts are built."""
@@ -218,10 +224,19 @@ class SequenceCapsules(nn.Module):
         primary_dim: Components of a primary capsule.
         squash_eps: Added under the squash's root. 1e-24 is practically zero: it changes no vector longer than 1e-8 in
             float32, and keeps the gradient of a zero vector finite.
+        device: Device of the parameters.
+        dtype: Floating-point type of the parameters.
     """
 
     def __init__(
-        self, in_channels: Size, *, primary_types: Width = 8, primary_dim: Width = 8, squash_eps: Epsilon = 1e-7
+        self,
+        in_channels: Size,
+        *,
+        primary_types: Width = 8,
+        primary_dim: Width = 8,
+        squash_eps: Epsilon = 1e-7,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         self.primary_types, self.primary_dim, self.squash_eps = primary_types, primary_dim, squash_eps

@@ -11,13 +11,10 @@ from torch import Tensor, nn
 
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
-from torchcaps.nn.convolutions import CONVOLUTIONS, ConvInit, draw_layers
-from torchcaps.parts import register
+from torchcaps.nn.convolutions import MAP_MODULES, ConvInit, draw_layers
+from torchcaps.parts import Device, Dtype, placed, register
 from torchcaps.ranges import OddKernel, Pixels, Size, Width
 from torchcaps.words import counted
-
-TRANSPOSED: dict[int, type[nn.Module]] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
-"""Transposed convolution by the number of spatial axes."""
 
 
 class InstanceNorm(nn.Module):
@@ -29,15 +26,29 @@ class InstanceNorm(nn.Module):
     Args:
         channels: Number of channels (C).
         learned: Learn a scale and a shift for each channel.
+        device: Device of the parameters.
+        dtype: Floating-point type of the parameters.
 
     Source: Ulyanov, Vedaldi, Lempitsky 2016 (arXiv:1607.08022).
     """
 
     @checked
-    def __init__(self, channels: Size, *, learned: bool = False) -> None:
+    @placed
+    def __init__(self, channels: Size, *, learned: bool = False, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(channels)) if learned else None
-        self.bias = nn.Parameter(torch.zeros(channels)) if learned else None
+        self.channels, self.learned = channels, learned
+        self.weight = nn.Parameter(torch.empty(channels)) if learned else None
+        self.bias = nn.Parameter(torch.empty(channels)) if learned else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the scales to one, and the shifts to zero."""
+        if self.weight is not None and self.bias is not None:
+            nn.init.ones_(self.weight)
+            nn.init.zeros_(self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, learned={self.learned}"
 
     def forward(self, maps: Float[Tensor, "B C *S"]) -> Float[Tensor, "B C *S"]:
         """Normalise feature maps."""
@@ -59,6 +70,8 @@ class PixelBackbone(nn.Sequential):
         pixel_activation: Activation after these convolutions: ReLU; or PReLU, and tanh after the last one.
         conv_init: Initial weights of the convolutions: torch's default; Keras's (Glorot uniform, bias 0); He et al.'s
             (truncated normal, bias 0); or the authors' code's (truncated normal of standard deviation 0.05, bias 0.1).
+        device: Device of the parameters.
+        dtype: Floating-point type of the parameters.
     """
 
     def __init__(
@@ -72,6 +85,8 @@ class PixelBackbone(nn.Sequential):
         pixel_norm: Literal["none", "instance"] = "none",
         pixel_activation: Literal["relu", "prelu-tanh"] = "relu",
         conv_init: ConvInit = "torch",
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         self.pixel_channels, self.pixel_kernels = tuple(pixel_channels), tuple(pixel_kernels)
@@ -108,6 +123,8 @@ class PixelDecoder(nn.Sequential):
         decoder_hidden: Widths of the decoder's hidden layers.
         decoder_init: Initial weights of the decoder: torch's default; Keras's (Glorot uniform, bias 0); He et al.'s
             (truncated normal, bias 0); or a truncated normal of standard deviation 0.1, bias 0.1.
+        device: Device of the parameters.
+        dtype: Floating-point type of the parameters.
 
     Source: LaLonde, Bagci 2018 (arXiv:1804.04241).
     """
@@ -119,10 +136,12 @@ class PixelDecoder(nn.Sequential):
         *,
         decoder_hidden: tuple[Width, ...] = (64, 128),
         decoder_init: ConvInit = "torch",
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         self.decoder_hidden, self.decoder_init = tuple(decoder_hidden), decoder_init
         for before, width in itertools.pairwise([in_channels, *decoder_hidden, out_shape[0]]):
-            self.extend([CONVOLUTIONS[len(out_shape) - 1](before, width, 1), nn.ReLU()])
+            self.extend([MAP_MODULES[len(out_shape) - 1].convolution(before, width, 1), nn.ReLU()])
         self[-1] = nn.Sigmoid()
         draw_layers(self, decoder_init, std=0.1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import torch
 from jaxtyping import Float
@@ -14,9 +16,11 @@ from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import LayerSize
 from torchcaps.nn.convolutions import KEPT_BY_CUT, draw_truncated
-from torchcaps.nn.votes import CommonVotes, DenseVotes, FactoredVotes, IdentityVotes, MatrixVotes, SharedVotes, Votes
+from torchcaps.nn.votes import DenseVotes, MatrixVotes, SharedVotes, Votes
+from torchcaps.ops.precision import full_dtype
 from torchcaps.parts import register
 from torchcaps.ranges import PositiveFactor
+from torchcaps.tracing import is_graph_capture
 
 WeightInit = Literal["balanced", "normal", "truncated-normal", "fan-in", "he"]
 
@@ -30,6 +34,21 @@ class Transform(nn.Module, ABC):
     To use your own transform in a capsule layer, write a subclass with these three methods and register it with
     ``@register("transform", "mine")``.
     """
+
+    size: LayerSize | None = None
+    """Sizes I, K, J, D of the layer that contains the transform."""
+    keeps_sizes: bool = False
+    """True if :meth:`bind` changed the transform, which then belongs to one layer. Set by the layer."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let tools that differentiate a module's results find none where no gradient is recorded.
+
+        Without gradients, PyTorch still marks a view of a parameter as one that requires a gradient, and counters of
+        floating-point operations fail there.
+        """
+        super().__init_subclass__(**options)
+        if "forward" in vars(cls):
+            cls.forward = _detached_without_gradients(cls.forward)  # type: ignore[method-assign]
 
     @abstractmethod
     def bind(self, size: LayerSize, std: float) -> None:
@@ -53,6 +72,20 @@ class Transform(nn.Module, ABC):
         """Return the votes from the tensors of :meth:`forward`. Use parameters only there, not here."""
 
 
+ForwardT = TypeVar("ForwardT", bound=Callable[..., Any])
+
+
+def _detached_without_gradients(forward: ForwardT) -> ForwardT:
+    @functools.wraps(forward)
+    def call(*args: Any, **named: Any) -> Any:
+        tensors = forward(*args, **named)
+        if torch.is_grad_enabled() or not isinstance(tensors, tuple) or is_graph_capture():
+            return tensors
+        return tuple(each.detach() if isinstance(each, Tensor) and each.requires_grad else each for each in tensors)
+
+    return cast(ForwardT, call)
+
+
 class WeightTransform(Transform):
     """Base class of transforms with one tensor of random initial weights.
 
@@ -68,7 +101,6 @@ class WeightTransform(Transform):
     """
 
     weight: nn.Parameter
-    size: LayerSize | None = None
     axes: ClassVar[tuple[int, ...] | None] = None
     """Permutation that brings the axes of ``weight`` to the order of the equation. None: no permutation."""
 
@@ -77,8 +109,6 @@ class WeightTransform(Transform):
         self.weight_init, self.weight_std = weight_init, weight_std
 
     def bind(self, size: LayerSize, std: float) -> None:
-        if self.size is not None:
-            raise InputError(f"{type(self).__name__}: this transform already belongs to a layer; make one for each")
         self.weight = nn.Parameter(self._empty(size))
         self.size, self.balanced_std = size, std * math.sqrt(size.in_dim / self._products(size))
         self.reset_parameters()
@@ -111,6 +141,15 @@ class WeightTransform(Transform):
         fan_in = math.sqrt(2 / (max(self.size.in_capsules, 1) * self.size.in_dim))
         stds = {"balanced": self.balanced_std, "normal": self.weight_std, "fan-in": fan_in}
         nn.init.normal_(self.matrices, std=stds[self.weight_init])
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Load weights, also with the axes of the equation, which earlier versions stored, if only these fit."""
+        weight: Any = state_dict.get(f"{prefix}weight")
+        shape = getattr(weight, "shape", None)
+        if self.axes is not None and self.size is not None and shape == self.matrices.shape != self.weight.shape:
+            order = [self.axes.index(axis) for axis in range(len(self.axes))]
+            state_dict[f"{prefix}weight"] = weight.permute(order)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     @checked
     def forward(self, poses: Float[Tensor, "B {self.size.in_capsules} {self.size.in_dim}"]) -> tuple[Tensor, ...]:
@@ -168,7 +207,7 @@ class Common(WeightTransform):
         return torch.empty(size.out_dim, size.in_dim)
 
     def votes(self, poses: Float[Tensor, "B I K"], matrix: Float[Tensor, "D K"]) -> Votes:
-        return CommonVotes(poses, matrix, self.out_capsules)
+        return SharedVotes(poses, matrix.unsqueeze(0), self.out_capsules)
 
 
 @register("transform", "factored")
@@ -181,9 +220,16 @@ class Factored(WeightTransform):
     Source: Heinsen 2022, "An Algorithm for Routing Vectors in Sequences" (arXiv:2211.11754), and its code.
     """
 
+    scale: nn.Parameter
+
     def bind(self, size: LayerSize, std: float) -> None:
         super().bind(size, std)
         self.scale = nn.Parameter(torch.ones(size.out_capsules, size.in_dim))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if "scale" in self._parameters:  # bind draws the weight first
+            nn.init.ones_(self.scale)
 
     def _empty(self, size: LayerSize) -> Float[Tensor, "D K"]:
         return torch.empty(size.out_dim, size.in_dim)
@@ -193,7 +239,11 @@ class Factored(WeightTransform):
         return poses, self.scale, self.weight
 
     def votes(self, poses: Float[Tensor, "B I K"], scale: Float[Tensor, "J K"], matrix: Float[Tensor, "D K"]) -> Votes:
-        return FactoredVotes(poses, scale, matrix)
+        dtype = torch.promote_types(poses.dtype, matrix.dtype)
+        factors = matrix.to(full_dtype(dtype)), scale.to(full_dtype(dtype))  # their product is rounded once
+        votes = SharedVotes(poses, factors[0] * factors[1].unsqueeze(1))
+        votes.dtype = dtype
+        return votes
 
 
 @register("transform", "elementwise")
@@ -265,7 +315,7 @@ class Identity(Transform):
         return (poses,)
 
     def votes(self, poses: Float[Tensor, "B I K"]) -> Votes:
-        return IdentityVotes(poses, self.out_capsules)
+        return SharedVotes(poses, torch.eye(poses.shape[2]).to(poses).unsqueeze(0), self.out_capsules)
 
 
 def _require_equal(name: str, size: LayerSize) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.nn import BuiltVotes, DenseVotes, Routed
-from torchcaps.nn.competition import SoftmaxOver
+from torchcaps.nn.votes.competition import SoftmaxOver
 from torchcaps.testing.measures import Inputs, cotangent, gradients_of, require
 from torchcaps.testing.routing_subject import (
     BATCH,

@@ -13,6 +13,7 @@ from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import read_json
 from torchcaps.models.presets import FITTED as FITTED_TO_IMAGES
 from torchcaps.models.presets import get_preset
+from torchcaps.nn.layers import current_tree
 from torchcaps.parts import Choice, Settings, Tree, flat
 from torchcaps.plugins import is_loaded, plugin_options
 from torchcaps.ranges import Pixels, PositiveFactor, Processes, Seed
@@ -98,7 +99,7 @@ class TrainConfig(Settings):
         Raises:
             InputError: A field is unknown (the error suggests the nearest name), or a value does not fit its field.
         """
-        values = {name: value for name, value in values.items() if name not in REMOVED_FIELDS}
+        values = {name: current_tree(value) for name, value in values.items() if name not in REMOVED_FIELDS}
         preset = get_preset(values.get("preset", cls.preset))
         return cls(model=preset.network, recipe=Recipe().replace(preset.recipe)).replace(values)
 

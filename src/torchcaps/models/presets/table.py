@@ -416,7 +416,7 @@ def _map_layers(
     transform = {"name": "shared", **options.pop("weights")}
     found: list[Mapping[str, Any]] = []
     for types, dim, kernel, stride, iterations in rows:
-        layer = {"name": "conv", "voters": "types"} if stride > 0 else {"name": "deconv"}
+        layer = {"name": "conv-types"} if stride > 0 else {"name": "deconv"}
         sizes = {"layer_types": types, "capsule_dim": dim, "layer_kernel": kernel, "layer_stride": abs(stride)}
         own = {"transform": transform, "routing": {**routing, "num_iterations": iterations}}
         found.append({**layer, **sizes, **options, **own})

@@ -58,9 +58,15 @@ class B2IRouting(Routing):
     def bind(self, size: LayerSize) -> None:
         """Make the queries (J, D), or draw the noise for evaluation."""
         if self.start_from == "queries":
-            self.queries = nn.Parameter(torch.randn(size.out_capsules, size.out_dim))
+            self.queries = nn.Parameter(torch.empty(size.out_capsules, size.out_dim))
+            self.reset_parameters()
         else:
             self._noise = seeded_noise(NOISE_ITEMS, size.out_capsules)
+
+    def reset_parameters(self) -> None:
+        """Draw the queries."""
+        if self.queries is not None:
+            nn.init.normal_(self.queries)
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Activations are ignored, because the lengths of poses have this role."""

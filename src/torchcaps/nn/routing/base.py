@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from torchcaps.errors import InputError, WrongType
 from torchcaps.nn.capsules import Activations, LayerSize, Routed, RoutingRound
-from torchcaps.nn.competition import SoftmaxOver
 from torchcaps.nn.votes import Votes
+from torchcaps.nn.votes.competition import SoftmaxOver
 from torchcaps.ops.precision import computed_in_full_precision
 from torchcaps.ops.squash import safe_norm
 
@@ -36,6 +36,8 @@ class Routing(nn.Module, ABC):
     False for an algorithm that computes with several rows, such as batch normalisation."""
     size: LayerSize | None = None
     """Sizes I, K, J, D of the layer that contains the routing."""
+    keeps_sizes: bool = False
+    """True if :meth:`bind` changed the routing, which then belongs to one layer. Set by the layer."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Turn autocast off inside the algorithm of each subclass, even for calls without a layer."""
@@ -68,7 +70,7 @@ class Routing(nn.Module, ABC):
         competitors = {"outputs": J, "inputs": I, None: 1}[self.softmax_over]
         return competitors / math.sqrt(I * D)
 
-    def __call__(self, votes: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, votes: Any, *args: Any, **kwargs: Any) -> Routed:
         """Call :meth:`forward`.
 
         Raises:
@@ -77,7 +79,8 @@ class Routing(nn.Module, ABC):
         if not isinstance(votes, Votes):
             got = type(votes).__name__
             raise WrongType(f"{type(self).__name__}: votes must be Votes, such as BuiltVotes(tensor), got {got}")
-        return super().__call__(votes, *args, **kwargs)
+        routed: Routed = super().__call__(votes, *args, **kwargs)
+        return routed
 
     @abstractmethod
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
@@ -119,9 +122,15 @@ class ScoredRouting(Routing):
 
     def bind(self, size: LayerSize) -> None:
         """Make w and b. Subclasses make their parameters first and then call this."""
-        D = size.out_dim
-        self.score = nn.Parameter(torch.empty(D).uniform_(-1, 1) / math.sqrt(D))
-        self.score_bias = nn.Parameter(torch.zeros(()))
+        self.score = nn.Parameter(torch.empty(size.out_dim))
+        self.score_bias = nn.Parameter(torch.empty(()))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw w, and set b to zero."""
+        limit = 1 / math.sqrt(len(self.score))
+        nn.init.uniform_(self.score, -limit, limit)
+        nn.init.zeros_(self.score_bias)
 
     def scored(self, poses: Float[Tensor, "B J D"]) -> Float[Tensor, "B J"]:
         """Return the activations of output capsules from their poses in full precision."""

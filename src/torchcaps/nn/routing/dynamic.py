@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import Activations, LayerSize, Routed, RoutingRound
-from torchcaps.nn.competition import SoftmaxOver
 from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.votes import BuiltVotes, DenseVotes, Votes, at_least_tiny
+from torchcaps.nn.votes.competition import SoftmaxOver
 from torchcaps.ops.contractions import compute_votes
 from torchcaps.ops.fused import Options, route_recompute
 from torchcaps.ops.precision import computed_in_full_precision
@@ -272,9 +272,17 @@ class DynamicRouting(Routing):
         """Make the bias (J, D) with ``capsule_bias``, and the prior (I, J) with ``learn_prior``."""
         _, _, J, D = size
         if self.capsule_bias:
-            self.bias = nn.Parameter(torch.full((J, D), 0.1))
+            self.bias = nn.Parameter(torch.empty(J, D))
         if self.learn_prior:
-            self.prior = nn.Parameter(torch.zeros(size.inputs(self), J))
+            self.prior = nn.Parameter(torch.empty(size.inputs(self), J))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the bias to 0.1, and the prior to zero."""
+        if self.bias is not None:
+            nn.init.constant_(self.bias, 0.1)
+        if self.prior is not None:
+            nn.init.zeros_(self.prior)
 
     def balanced_std(self, size: LayerSize) -> float:
         """See :class:`Routing`.

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchcaps.machine import MIB
 from torchcaps.nn.capsules import RoutingRound
-from torchcaps.nn.competition import MapCompetition
+from torchcaps.nn.votes.competition import MapCompetition
 from torchcaps.ops.checkpoint import blocks, in_blocks
 from torchcaps.ops.ledger import Ledger, Sums
 from torchcaps.ops.memory import get_working_memory, nearly_equal, slices

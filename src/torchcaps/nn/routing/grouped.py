@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import Activations, LayerSize, Routed
-from torchcaps.nn.competition import MapCompetition
 from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.votes import BuiltVotes, DenseVotes, Votes
+from torchcaps.nn.votes.competition import MapCompetition
 from torchcaps.parts import Choice, Spec, build, register
 from torchcaps.ranges import Width
 

@@ -48,8 +48,13 @@ class HeinsenMatrixRouting(MixtureRouting):
     def bind(self, size: LayerSize) -> None:
         """Make both β and the bias."""
         I, _, J, D = size
-        self.beta_use, self.beta_ignore = (nn.Parameter(torch.zeros(max(I, 1), J)) for _ in range(2))
-        self.bias = nn.Parameter(torch.zeros(max(I, 1), J, D))
+        self.beta_use, self.beta_ignore = (nn.Parameter(torch.empty(max(I, 1), J)) for _ in range(2))
+        self.bias = nn.Parameter(torch.empty(max(I, 1), J, D))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for each in (self.beta_use, self.beta_ignore, self.bias):
+            nn.init.zeros_(each)
 
     def learned(self) -> tuple[Tensor, Tensor]:
         return self.beta_use, self.beta_ignore

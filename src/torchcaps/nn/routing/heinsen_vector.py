@@ -46,18 +46,34 @@ class HeinsenVectorRouting(ScoredRouting):
         self.num_iterations = num_iterations
 
     def bind(self, size: LayerSize) -> None:
-        """Make the parameters, with the initial values of the source."""
+        """Make the parameters."""
         I, K, J, D = size
-        rows, std = max(I, 1), K**-0.5
-        self.data_weight, self.data_bias = nn.Parameter(2 * std * torch.randn(rows, K)), nn.Parameter(torch.zeros(rows))
-        self.vote_bias = nn.Parameter(torch.zeros(J, D))
-        self.predict = nn.Parameter(D**-0.5 * torch.randn(D, K))
-        self.predict_scale, self.predict_bias = nn.Parameter(torch.randn(J, K)), nn.Parameter(torch.zeros(J, K))
-        self.match_scale, self.match_bias = nn.Parameter(std * torch.randn(rows, J)), nn.Parameter(torch.zeros(rows, J))
-        start = torch.randn(2, I, J) if I else std * (2 * torch.rand(2, 1, J) - 1)
-        self.beta = nn.Parameter(start)  # β_use, β_ignore
-        self.beta_weight = None if I else nn.Parameter(std * (2 * torch.rand(2, K, J) - 1))
+        rows = max(I, 1)
+        self.data_weight, self.data_bias = nn.Parameter(torch.empty(rows, K)), nn.Parameter(torch.empty(rows))
+        self.vote_bias = nn.Parameter(torch.empty(J, D))
+        self.predict = nn.Parameter(torch.empty(D, K))
+        self.predict_scale, self.predict_bias = nn.Parameter(torch.empty(J, K)), nn.Parameter(torch.empty(J, K))
+        self.match_scale, self.match_bias = nn.Parameter(torch.empty(rows, J)), nn.Parameter(torch.empty(rows, J))
+        self.beta = nn.Parameter(torch.empty(2, rows, J))  # β_use, β_ignore
+        self.beta_weight = None if I else nn.Parameter(torch.empty(2, K, J))
         super().bind(size)
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters with the initial values of the source."""
+        D, K = self.predict.shape
+        std = K**-0.5
+        for each in (self.data_bias, self.vote_bias, self.predict_bias, self.match_bias):
+            nn.init.zeros_(each)
+        nn.init.normal_(self.data_weight, std=2 * std)
+        nn.init.normal_(self.predict, std=D**-0.5)
+        nn.init.normal_(self.predict_scale)
+        nn.init.normal_(self.match_scale, std=std)
+        if self.beta_weight is None:
+            nn.init.normal_(self.beta)
+        else:
+            nn.init.uniform_(self.beta, -std, std)
+            nn.init.uniform_(self.beta_weight, -std, std)
+        super().reset_parameters()
 
     def balanced_std(self, size: LayerSize) -> float:
         """See :class:`Routing`; the value of the source, before its sums are divided by √I."""

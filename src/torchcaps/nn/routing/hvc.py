@@ -32,7 +32,12 @@ class HVCRouting(Routing):
     def bind(self, size: LayerSize) -> None:
         """Make the normalisation and its bias."""
         self.norm = nn.BatchNorm1d(size.out_dim, eps=1e-3, affine=False).train(self.training)
-        self.bias = nn.Parameter(torch.zeros(size.out_dim))
+        self.bias = nn.Parameter(torch.empty(size.out_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the bias to zero."""
+        nn.init.zeros_(self.bias)
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Sum the votes; see :class:`Routing`. Activations are ignored. The coupling is one."""

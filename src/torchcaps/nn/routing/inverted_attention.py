@@ -97,8 +97,13 @@ class InvertedAttentionRouting(ScoredRouting):
     def bind(self, size: LayerSize) -> None:
         """Make the parameters of the normalisation."""
         D = size.out_dim
-        self.norm_weight, self.norm_bias = nn.Parameter(torch.ones(D)), nn.Parameter(torch.zeros(D))
+        self.norm_weight, self.norm_bias = nn.Parameter(torch.empty(D)), nn.Parameter(torch.empty(D))
         super().bind(size)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.ones_(self.norm_weight)
+        nn.init.zeros_(self.norm_bias)
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Activations of the input capsules are ignored."""

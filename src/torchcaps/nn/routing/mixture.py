@@ -110,9 +110,13 @@ class MixtureRouting(Routing):
 
     def bind(self, size: LayerSize) -> None:
         """Make the two numbers of each output capsule."""
-        u, a = self.start
-        self.beta_u = nn.Parameter(torch.full((size.out_capsules,), u))
-        self.beta_a = nn.Parameter(torch.full((size.out_capsules,), a))
+        self.beta_u, self.beta_a = (nn.Parameter(torch.empty(size.out_capsules)) for _ in self.start)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the learned numbers to their initial values."""
+        for beta, value in zip((self.beta_u, self.beta_a), self.start, strict=True):
+            nn.init.constant_(beta, value)
 
     def balanced_std(self, size: LayerSize) -> float:
         """See :class:`Routing`; output poses are means of votes, so votes should be as long as poses."""

@@ -70,7 +70,13 @@ class SelfAttentionRouting(Routing):
     def bind(self, size: LayerSize) -> None:
         """Make the bias (I, J) with ``attention_bias``."""
         if self.attention_bias:
-            self.bias = nn.Parameter(torch.zeros(size.inputs(self), size.out_capsules))
+            self.bias = nn.Parameter(torch.empty(size.inputs(self), size.out_capsules))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the bias to zero."""
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Activations are ignored, because the lengths of poses have this role."""

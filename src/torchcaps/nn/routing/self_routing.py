@@ -70,7 +70,13 @@ class SelfRouting(Routing):
     def bind(self, size: LayerSize) -> None:
         """Make the parameters of the logits."""
         I, K, J = size.inputs(self), size.in_dim, size.out_capsules
-        self.weight, self.bias = nn.Parameter(torch.zeros(I, J, K)), nn.Parameter(torch.zeros(I, J))
+        self.weight, self.bias = nn.Parameter(torch.empty(I, J, K)), nn.Parameter(torch.empty(I, J))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the parameters to zero."""
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
 
     def balanced_std(self, size: LayerSize) -> float:
         """See :class:`Routing`; output poses are means of votes, so votes should be as long as poses."""

@@ -25,6 +25,30 @@ def log_softmax(logits: Float[Tensor, "B I J"]) -> Float[Tensor, "B I J"]:
     return logits.transpose(1, 2).log_softmax(1).transpose(1, 2)
 
 
+def share_out(
+    logits: Float[Tensor, "..."], axis: int, *, leaky: bool = False, sparse: bool = False
+) -> Float[Tensor, "..."]:
+    """Return the softmax or the sparsemax over an axis; see :meth:`torchcaps.nn.Votes.compete`."""
+    if leaky:
+        logits = torch.cat([torch.zeros_like(logits.narrow(axis, 0, 1)), logits], axis)
+    shares = sparsemax(logits, axis) if sparse else logits.softmax(axis)
+    return shares.narrow(axis, 1, shares.shape[axis] - 1) if leaky else shares
+
+
+def sparsemax(logits: Float[Tensor, "..."], axis: int) -> Float[Tensor, "..."]:
+    """Return the nearest point of the probability simplex: max(0, z - τ), with τ such that the shares sum to one.
+
+    Source: Martins, Astudillo 2016, "From Softmax to Sparsemax", algorithm 1 (arXiv:1602.02068).
+    """
+    logits = logits - logits.detach().amax(axis, keepdim=True)
+    largest_first = logits.sort(axis, descending=True).values
+    sums = largest_first.cumsum(axis)
+    number = torch.ones_like(logits).cumsum(axis)  # 1, 2, 3, ... along the axis
+    support = (1 + number * largest_first > sums).sum(axis, keepdim=True)
+    threshold = (sums.gather(axis, support - 1) - 1) / support
+    return (logits - threshold).clamp_min(0)
+
+
 class MapCompetition:
     """Competition on a map: output capsules of all windows that contain an input capsule compete for it.
 

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torchcaps.checks import checked, refuse_fx
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import Capsules
-from torchcaps.nn.layers import DenseCapsules, RoutingSpec, TransformSpec
+from torchcaps.nn.layers.base import RoutingSpec, TransformSpec
+from torchcaps.nn.layers.dense import DenseCapsules
 from torchcaps.nn.primary import PrimaryCapsules
+from torchcaps.parts import Device, Dtype, placed
 from torchcaps.ranges import Pixels, Size, Width
 
 
@@ -32,6 +34,8 @@ class CapsuleHead(nn.Module):
         capsule_dim: Components of a class capsule (D).
         transform: The transform, as for :class:`DenseCapsules`.
         routing: The routing, as for :class:`DenseCapsules`.
+        device: Device of the parameters.
+        dtype: Floating-point type of the parameters.
 
     Examples:
         >>> import torch
@@ -43,6 +47,7 @@ class CapsuleHead(nn.Module):
     """
 
     @checked
+    @placed
     def __init__(
         self,
         in_channels: Size,
@@ -54,6 +59,8 @@ class CapsuleHead(nn.Module):
         capsule_dim: Width = 16,
         transform: TransformSpec = "dense",
         routing: RoutingSpec = "dynamic",
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         self.side, in_capsules = side, primary_types * side**2

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from torchcaps.nn.capsules import Activations, LayerSize, Routed
-from torchcaps.nn.competition import SoftmaxOver
 from torchcaps.nn.routing.dynamic import dynamic_routing
-from torchcaps.nn.votes import BuiltVotes, Votes, at_least_tiny
+from torchcaps.nn.votes.base import Votes, at_least_tiny
+from torchcaps.nn.votes.built import BuiltVotes
+from torchcaps.nn.votes.competition import share_out
 from torchcaps.ops.slabs import Plan, route_in_slabs, slab_bytes
 from torchcaps.ops.windows import Slab, Window, convolve, cropped, window_sums
 
@@ -74,15 +75,8 @@ class ColumnVotes(Votes):
         B, T, J, _, L = self.columns.shape
         return rows_of(self.columns.new_zeros(B, T, J, L))
 
-    def _compete(
-        self, logits: Float[Tensor, "BL T J"], softmax_over: SoftmaxOver, leaky: bool
-    ) -> Float[Tensor, "BL T J"]:
-        axis = 2 if softmax_over == "outputs" else 1
-        logits = self._by_image(logits)
-        if leaky:
-            logits = torch.cat([torch.zeros_like(logits.narrow(axis, 0, 1)), logits], axis)
-        shares = logits.softmax(axis)
-        return rows_of(shares.narrow(axis, 1, shares.shape[axis] - 1) if leaky else shares)
+    def _shares(self, logits: Float[Tensor, "BL T J"], axis: int, **options: bool) -> Float[Tensor, "BL T J"]:
+        return rows_of(share_out(self._by_image(logits), axis, **options))
 
     def _of_images(self, images: slice) -> Votes:
         B, *_, L = self.columns.shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from torchcaps.nn.votes import IdentityVotes, Votes
+from torchcaps.nn.votes.base import Votes
 from torchcaps.ops.vote_factors import VoteFactors
 
 
@@ -73,13 +73,16 @@ class PlacedVotes(Votes):
         return PlacedVotes(self.votes.masked(mask), self.places)
 
     def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
-        return self.votes.weighted_sum(coupling) + self._added.weighted_sum(coupling)
+        places = self._places()
+        added = places.sum(1, keepdim=True) if coupling is None else coupling.to(places).mT @ places
+        return self.votes.weighted_sum(coupling) + added
 
     def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
-        return self.votes.agreement(parents) + self._added.agreement(parents)
+        places = self._places()
+        return self.votes.agreement(parents) + places @ parents.to(places).mT
 
     def build(self) -> Float[Tensor, "B I J D"]:
-        return self.votes.build() + self._added.build()
+        return self.votes.build() + self._places().unsqueeze(2)
 
     def factors(self) -> VoteFactors | None:
         each = self.votes.factors()
@@ -88,10 +91,9 @@ class PlacedVotes(Votes):
         places = self.places.to(self.poses).unsqueeze(1)  # (I, 1, D)
         return each._replace(bias=places if each.bias is None else each.bias + places)
 
-    @property
-    def _added(self) -> Votes:
-        places = self.places.to(self.poses).expand(self.poses.shape[0], -1, -1)
-        return IdentityVotes(places, self.size.out_capsules).masked(self.mask)
+    def _places(self) -> Float[Tensor, "B I D"]:
+        """Return the coordinates of each image's capsules, zero for masked ones."""
+        return self.present(self.places.to(self.poses).expand(self.poses.shape[0], -1, -1))
 
 
 def by_type(windows: Float[Tensor, "BL T *more"], positions: int) -> Float[Tensor, "B TL *more"]:

@@ -1,0 +1,321 @@
+"""What every module of torchcaps.nn has: initial values, a repr, a device and a type of numbers, typed results."""
+
+import copy
+import inspect
+import pickle
+import subprocess
+import sys
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import torchcaps.nn
+from routing_cases import TRANSFORMS
+from support import SIZES, assert_close, assert_raises, small
+from torchcaps import InputError, create_model
+from torchcaps.models.capsnet import Readout
+from torchcaps.nn import (
+    B2IRouting,
+    CapsuleHead,
+    ChannelNorm,
+    ConvBackbone,
+    Convolution,
+    DenseCapsules,
+    DynamicRouting,
+    GroupedRouting,
+    Identity,
+    InstanceNorm,
+    Routing,
+)
+from torchcaps.parts import PARTS, build, options
+
+Make = Callable[[], nn.Module]
+LAYER: Any = (8, 16, 10, 16)
+"""Sizes I, K, J, D of a layer."""
+
+
+def with_options(kind: str, name: str) -> Iterator[dict[str, Any]]:
+    """The mapping of a part, and one for each value of its options that can add or draw parameters in another way."""
+    yield {"name": name}
+    for option in options(PARTS[kind][name]).values():
+        values = [not option.default] if isinstance(option.default, bool) else []
+        values += [each for each in typing.get_args(option.hint) if isinstance(each, str)]
+        for value in values:
+            if option.choice is None and value != option.default:
+                yield {"name": name, option.name: value}
+
+
+def cases() -> Iterator[tuple[str, Make]]:
+    """Every module with parameters, by a description."""
+    sizes = SIZES | {"in_shape": (1, 20, 20), "in_channels": 16}
+    for kind, registry in PARTS.items():
+        for name, cls in registry.items():
+            if kind in ("network", "optimizer") or name == "timm" or not cls.__module__.startswith("torchcaps."):
+                continue
+            for spec in with_options(kind, name):
+                words = " ".join(map(str, (kind, *spec.values())))
+                if kind in ("transform", "routing"):
+                    yield words, lambda kind=kind, spec=spec: DenseCapsules(*LAYER, **{kind: spec})
+                    if name.startswith("heinsen"):
+                        open_size: Any = (None, *LAYER[1:])
+                        yield (
+                            f"{words}, any number",
+                            lambda spec=spec, size=open_size: DenseCapsules(*size, transform="shared", routing=spec),
+                        )
+                    continue
+                yield words, lambda kind=kind, spec=spec: build(kind, spec, **sizes)
+    yield "head", lambda: CapsuleHead(6, 3)
+    yield "norms", lambda: nn.Sequential(ChannelNorm(5), InstanceNorm(5, learned=True))
+    yield "readout", lambda: Readout(10, 16)
+    for preset in ("sabour2017", "sabour2017-code", "vb2020", "segcaps", "unet-twin", "efficient-capsnet", "first"):
+        if preset in torchcaps.list_presets():
+            shape = (1, 32, 32) if preset in ("segcaps", "unet-twin") else (1, 28, 28)
+            yield (
+                f"network {preset}",
+                lambda preset=preset, shape=shape: create_model(preset, shape, 4, **small(preset)),
+            )
+
+
+CASES = dict(cases())
+
+
+def state_of(module: nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def drawn_later(make: Make) -> nn.Module:
+    """A module that gets memory first, and initial values then, as FSDP and Lightning do it: outer modules first."""
+    with torch.device("meta"):
+        module = make()
+    module.to_empty(device="cpu")
+    with torch.no_grad():
+        for each in state_of(module).values():
+            each.fill_(torch.nan if each.is_floating_point() else -1)
+    for each in module.modules():
+        if any(True for _ in [*each.parameters(recurse=False), *each.buffers(recurse=False)]):
+            each.reset_parameters()  # type: ignore[operator]
+    return module
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_deferred_initialisation_draws_as_the_constructor_does(case: str) -> None:
+    """Constants are equal; random numbers have the same moments, as far as their number tells."""
+    try:
+        module, again = CASES[case](), state_of(CASES[case]())
+    except InputError:  # an option that needs another one
+        pytest.skip("options that need others")
+    later = state_of(drawn_later(CASES[case]))
+    assert later.keys() == state_of(module).keys()
+    for name, values in state_of(module).items():
+        numbers, drawn = (each.detach().flatten().double() for each in (values, later[name]))
+        assert drawn.isfinite().all(), name
+        if values.equal(again[name]):
+            assert drawn.equal(numbers), name
+            continue
+        if len(numbers) < 3:
+            continue
+        scale, few = numbers.std(), 6 / len(numbers) ** 0.5
+        assert abs(drawn.mean() - numbers.mean()) <= few * scale, name
+        assert abs(drawn.std() / scale - 1) <= few, name
+        assert abs(drawn.abs().mean() - numbers.abs().mean()) <= few * scale, name  # the shape of the distribution
+
+
+def test_drawn_layers_are_copied_and_stored() -> None:
+    """Each copy draws its own weights, not those of the module that it was copied from."""
+    backbone = ConvBackbone(1, conv_channels=4, conv_init="glorot")
+    backbone.init_weights()
+    for other in (copy.deepcopy(backbone), pickle.loads(pickle.dumps(backbone))):
+        before = backbone.conv.weight.clone()
+        with torch.no_grad():
+            other.conv.weight.zero_()
+        other.conv.reset_parameters()
+        assert other.conv.weight.any()
+        assert other.conv.bias.eq(0).all()
+        assert backbone.conv.weight.equal(before)
+
+
+@pytest.mark.parametrize("transform", ["dense", "matrix", "elementwise"])
+def test_weights_with_the_axes_of_the_equation_are_loaded(transform: str) -> None:
+    """As earlier versions stored them; a dict that fits both orders is today's."""
+    layer, other = (DenseCapsules(5, 4, 3, 4, transform=transform) for _ in range(2))
+    old = {"transform.weight": layer.transform.matrices.detach().clone()}
+    other.load_state_dict(old)
+    assert other.transform.weight.equal(layer.transform.weight)
+    assert old["transform.weight"].shape == layer.transform.matrices.shape, "the caller's dict is as it was"
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        other.load_state_dict({"transform.weight": torch.zeros(5, 3, 4, 9)})
+    square = DenseCapsules(4, 4, 4, 4)
+    weight = torch.randn(4, 4, 4, 4)
+    square.load_state_dict({"transform.weight": weight})
+    assert square.transform.weight.equal(weight)
+
+
+# ---- repr
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("network")])
+def test_repr_names_sizes_and_options(case: str) -> None:
+    try:
+        shown = repr(CASES[case]())
+    except InputError:
+        pytest.skip("options that need others")
+    kind, name, *value = [*case.removesuffix(", any number").split(" "), ""]
+    if kind in PARTS:
+        assert f"{PARTS[kind][name].__name__}(" in shown
+        assert value[0] in shown
+    assert "in_dim=16" in shown or kind not in ("transform", "routing", "layer")
+
+
+# ---- device and dtype
+
+PUBLIC = [
+    cls
+    for name in torchcaps.nn.__all__
+    if inspect.isclass(cls := getattr(torchcaps.nn, name))
+    and issubclass(cls, nn.Module)
+    and not inspect.isabstract(cls)
+    and not issubclass(cls, (torchcaps.nn.Routing, torchcaps.nn.Transform))  # their layer makes their parameters
+]
+
+
+@pytest.mark.parametrize("cls", PUBLIC)
+def test_modules_are_made_on_a_device_in_a_dtype(cls: type[nn.Module], timm_stub: None) -> None:
+    parameters = inspect.signature(cls).parameters
+    required = [
+        name for name, each in parameters.items() if each.default is each.empty and each.kind != each.VAR_KEYWORD
+    ]
+    sizes = SIZES | {"channels": 3, "out_channels": 4, "kernel_size": 3}
+    made: Any = cls
+    arguments = {name: sizes[name] for name in required}
+    if "learned" in parameters:
+        arguments["learned"] = True
+    module = made(**arguments, device="meta", dtype=torch.float64)
+    assert {(each.device.type, each.dtype) for each in module.parameters()} == {("meta", torch.float64)}
+    plain = made(**arguments)
+    assert {(each.device.type, each.dtype) for each in plain.parameters()} == {("cpu", torch.float32)}
+    assert {name: each.shape for name, each in plain.named_parameters()} == {
+        name: each.shape for name, each in module.named_parameters()
+    }
+    empty = torch.nn.utils.skip_init(made, **arguments)
+    assert {each.device.type for each in empty.parameters()} == {"cpu"}
+    if cls not in (Convolution, ChannelNorm):  # torch's own classes raise torch's errors
+        assert_raises(InputError, made, **arguments, device="nowhere", say="device must be a device such as")
+        assert_raises(InputError, made, **arguments, dtype=torch.int64, say="dtype must be a floating-point type")
+
+
+# ---- Conv2d's arguments
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel_size": (3, 3), "stride": (2, 1), "padding": (1, 0), "dilation": (1, 1), "groups": 1, "bias": False},
+        {"kernel_size": (3, 1), "padding": "valid"},
+        {"kernel_size": 3, "padding": "same"},
+        {"kernel_size": 3, "dilation": 2, "padding": 2},
+        {"kernel_size": 3, "groups": 2},
+        {"kernel_size": 3, "padding": 1, "padding_mode": "reflect"},
+    ],
+    ids=str,
+)
+def test_a_convolution_takes_the_arguments_of_torchs(options: dict[str, Any]) -> None:
+    """So that LoRA, which makes one of the same class with the same arguments, works."""
+    ours, theirs, images = Convolution(4, 6, **options), nn.Conv2d(4, 6, **options), torch.randn(2, 4, 9, 8)
+    theirs.load_state_dict(ours.state_dict())
+    assert_close(ours(images), theirs(images), 1e-5)
+    with_relu = Convolution(4, 6, **options, relu=True)
+    with_relu.load_state_dict(ours.state_dict())
+    assert_close(with_relu(images), theirs(images).relu(), 1e-5)
+    positional: tuple[Any, ...] = (4, 6, 3, 1, 0, 1, 1, False)
+    assert Convolution(*positional).bias is None
+    assert_raises(
+        InputError, Convolution, 4, 6, 3, groups=3, say="Convolution: in_channels must be divisible by groups"
+    )
+
+
+# ---- counters of operations
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_operations_are_counted(transform: str, gradients: bool) -> None:
+    """The counter's hooks differentiate the results of every module, also those of the transform."""
+    layer = DenseCapsules(6, 4, 3, 4, transform=transform)
+    with torch.set_grad_enabled(gradients), FlopCounterMode(display=False) as counter:
+        layer(torch.randn(2, 6, 4))
+    assert counter.get_total_flops() > 0
+
+
+# ---- a part belongs to one layer
+
+
+class Remembering(DynamicRouting):
+    """A routing without parameters that remembers the sizes of its layer."""
+
+    def bind(self, size: Any) -> None:
+        self.remembered = size
+
+
+@pytest.mark.parametrize(
+    "routing", [B2IRouting(), DynamicRouting(capsule_bias=True), Remembering(), GroupedRouting(2), "em", "vb"], ids=repr
+)
+def test_a_routing_with_sizes_belongs_to_one_layer(routing: Any) -> None:
+    shared: Routing = build("routing", routing)
+    first = DenseCapsules(6, 4, 3, 4, routing=shared)
+    said = f"{type(shared).__name__}: this routing already belongs to a layer; make one for each"
+    assert_raises(InputError, DenseCapsules, 6, 4, 5, 4, routing=shared, say=said)
+    first(torch.randn(2, 6, 4)), "the first layer is as it was"
+
+
+def test_a_transform_with_sizes_belongs_to_one_layer() -> None:
+    shared = Identity()
+    first = DenseCapsules(6, 4, 3, 4, transform=shared)
+    said = "Identity: this transform already belongs to a layer; make one for each"
+    assert_raises(InputError, DenseCapsules, 6, 4, 5, 4, transform=shared, say=said)
+    assert first(torch.randn(2, 6, 4)).poses.shape == (2, 3, 4)
+
+
+def test_a_routing_that_keeps_nothing_may_be_shared() -> None:
+    shared = DynamicRouting()
+    layers = [DenseCapsules(6, 4, J, 4, routing=shared) for J in (3, 5)]
+    assert [layer(torch.randn(2, 6, 4)).poses.shape[1] for layer in layers] == [3, 5]
+
+
+def test_a_part_that_was_tried_alone_can_be_bound() -> None:
+    """One refused for its sizes is as it was."""
+    transform = Identity()
+    assert_raises(InputError, DenseCapsules, 6, 4, 3, 5, transform=transform, say="the same number of components")
+    DenseCapsules(6, 4, 3, 4, transform=transform)
+
+
+# ---- types
+
+
+@pytest.mark.slow
+def test_type_checkers_know_the_results(tmp_path: Path) -> None:
+    file = tmp_path / "typed.py"
+    file.write_text(
+        "import torch\n"
+        "from torchcaps.nn import ConvCapsules, CapsuleHead, Decoder, DenseCapsules, DynamicRouting, PrimaryCapsules\n"
+        "from torchcaps.nn import BuiltVotes, ConvBackbone\n"
+        "x = torch.rand(1)\n"
+        "reveal_type(DenseCapsules(6, 4, 3)(x).poses)\n"
+        "reveal_type(ConvCapsules(6, 4)(PrimaryCapsules(3)(x)).activations)\n"
+        "reveal_type(CapsuleHead(3, 4)(x).mask)\n"
+        "reveal_type(DynamicRouting()(BuiltVotes(x)).coupling)\n"
+        "reveal_type(ConvBackbone(3)(x))\n"
+        "reveal_type(Decoder(3, 4, (1, 28, 28))(x))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-m", "mypy", "--no-error-summary", "--config-file", "pyproject.toml", str(file)],
+        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    revealed = [line.split('"')[1].split(".")[-1] for line in run.stdout.splitlines() if "Revealed type" in line]
+    assert len(revealed) == 6, run.stdout
+    assert all(each.startswith("Tensor") for each in revealed), run.stdout
