@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,32 @@ def test_what_is_no_checkpoint_of_this_run_is_one_sentence(finished: Path, tmp_p
     for contents in (whole[:middle] + bytes([whole[middle] ^ 16]) + whole[middle + 1 :], whole[:-100]):
         path.write_bytes(contents)
         assert_raises(InputError, read_checkpoint, path, say=words)
+
+
+FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "meta": lambda each: each.to("meta"),
+    "nested": lambda each: torch.nested.nested_tensor([each.reshape(-1)], layout=torch.jagged),
+    "sparse_coo float32": lambda each: each.to_sparse(),
+    "sparse_csr float32": lambda each: torch.ones(2, 2).to_sparse_csr(),
+    "strided complex64": lambda each: each.to(torch.complex64),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("part", ["model", "optimizer", "progress"])
+def test_a_tensor_of_another_form_is_one_sentence(finished: Path, tmp_path: Path, part: str, form: str) -> None:
+    out = shutil.copytree(finished, tmp_path / "run")
+    checkpoint = read_checkpoint(out / "last.ckpt")
+    held = {"optimizer": lambda: checkpoint["optimizer"]["state"][0], "progress": lambda: checkpoint["progress"]}
+    tensors = held.get(part, lambda: checkpoint["model"])()
+    name = next(iter(tensors))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tensors[name] = FORMS[form](torch.as_tensor(tensors[name]).float())
+    torch.save(checkpoint, out / "last.ckpt")
+    words = f"{name} is a {form} tensor, but must be a dense one of real numbers"
+    assert_raises(InputError, go_on, out, say=words, epochs=4)
+    assert_raises(InputError, load_run, out, "last", say=words)
 
 
 def test_the_summary_keeps_commands_and_commits(bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,9 +60,24 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             if (damaged := archive.testzip()) is not None:
                 raise InputError(f"the checksum of its part {damaged} is wrong")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        _check_tensors("its", checkpoint)
         check_contents("it", checkpoint, Checkpoint)
     check_format(f"checkpoint {path}", checkpoint.get(FORMAT, 1))
     return {part: checkpoint[part] for part in Checkpoint.__annotations__ if part in checkpoint}
+
+
+def _check_tensors(name: str, contents: Any) -> None:
+    """Raise InputError if a tensor is no plain array of real numbers in memory, as all that were written are."""
+    if isinstance(contents, Mapping | list | tuple):
+        parts = contents.items() if isinstance(contents, Mapping) else enumerate(contents)
+        for key, each in parts:
+            _check_tensors(f"{name} {key}", each)
+    elif isinstance(contents, Tensor):
+        is_dense = contents.layout is torch.strided and not (contents.is_nested or contents.is_meta)
+        if not is_dense or contents.is_quantized or contents.is_complex():
+            form = "nested" if contents.is_nested else "meta" if contents.is_meta else None
+            form = form or f"{contents.layout} {contents.dtype}".replace("torch.", "")
+            raise InputError(f"{name} is a {form} tensor, but must be a dense one of real numbers")
 
 
 def check_state(
