@@ -1,6 +1,8 @@
 """An ONNX file of torchcaps, and all that is none."""
 
 import itertools
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -206,6 +208,26 @@ def test_a_process_that_has_ended_is_started_again(mean: OnnxModel) -> None:
     before = mean(images).scores
     mean._worker._process.kill()
     np.testing.assert_array_equal(mean(images).scores, before)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_has_a_worker_of_its_own(mean: OnnxModel, tmp_path: Path) -> None:
+    """One pipe for several processes would mix up their answers, and the first to end would end the worker of all."""
+    worker = mean._worker._process.pid
+
+    def has_right_answers(number: int) -> bool:
+        images = np.full((3, 1, 18, 20), number, np.uint8)
+        return all(np.allclose(mean(images).lengths, number / 255) for _ in range(20))
+
+    children = []
+    for number in range(1, 4):
+        if (child := os.fork()) == 0:
+            signal.alarm(60)  # ends a child that waits for an answer that another one has read
+            os._exit(0 if has_right_answers(number) and mean._worker._process.pid != worker else 1)
+        children.append(child)
+    assert has_right_answers(0)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+    assert mean._worker._process.pid == worker, "no child has ended it"
 
 
 def test_no_process_is_left(mean: OnnxModel) -> None:

@@ -126,7 +126,7 @@ class OnnxModel:
         Raises:
             InputError: The graph fails on a single image, or does not return scores and pixels.
         """
-        if self._worker.has_ended:
+        if not self._worker.is_usable:
             self._worker = Worker(self.path, self._threads)
         try:
             outputs = self._worker.run(images)
@@ -193,7 +193,7 @@ class Worker:
             raise InputError(f"{path} is no ONNX file: it has {size / 2**30:.1f} GiB, an ONNX file at most 2")
         with path.open("rb"):  # raises errors of the file system in this process
             pass
-        self._path, self._lock, self._is_late = path, threading.Lock(), False
+        self._path, self._lock, self._is_late, self._owner = path, threading.Lock(), False, os.getpid()
         limits = map(str, (threads or 0, MAX_MEMORY_BYTES + MAX_WEIGHT_COPIES * size, MAX_SECONDS))
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(WORKER), str(path), *limits],
@@ -202,7 +202,7 @@ class Worker:
             stderr=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-        weakref.finalize(self, _end, self._process)
+        weakref.finalize(self, _end, self._process, self._owner)
         try:
             facts, _ = self._ask()
         except LimitExceeded as error:
@@ -212,9 +212,12 @@ class Worker:
         self.metadata, self.inputs, self.outputs = facts["metadata"], dict(facts["inputs"]), facts["outputs"]
 
     @property
-    def has_ended(self) -> bool:
-        """True if the process has ended, for example after a batch that took too long."""
-        return self._process.poll() is not None
+    def is_usable(self) -> bool:
+        """False if the process has ended, for example after a batch that took too long; or after a fork.
+
+        The worker belongs to the process that started it, because answers to several processes would be mixed up.
+        """
+        return self._owner == os.getpid() and self._process.poll() is None
 
     def run(self, images: Float[np.ndarray, "N C H W"]) -> list[np.ndarray]:
         """Return the outputs for a batch.
@@ -256,10 +259,11 @@ class Worker:
         self._process.kill()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process after its last request."""
-    process.kill()
-    process.communicate()
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    """End a process after its last request, in the process that started it."""
+    if owner == os.getpid():
+        process.kill()
+        process.communicate()
 
 
 def _batches(images: Shaped[np.ndarray, "N C *S"], size: int) -> list[np.ndarray]:

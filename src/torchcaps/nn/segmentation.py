@@ -6,6 +6,7 @@ import itertools
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -14,6 +15,7 @@ from torchcaps.errors import InputError
 from torchcaps.nn.convolutions import MAP_MODULES, ConvInit, draw_layers
 from torchcaps.parts import Device, Dtype, placed, register
 from torchcaps.ranges import OddKernel, Pixels, Size, Width
+from torchcaps.tracing import is_graph_capture
 from torchcaps.words import counted
 
 
@@ -52,6 +54,8 @@ class InstanceNorm(nn.Module):
 
     def forward(self, maps: Float[Tensor, "B C *S"]) -> Float[Tensor, "B C *S"]:
         """Normalise feature maps."""
+        if not is_graph_capture() and len(maps) == 0:  # torch.instance_norm refuses them
+            return F.group_norm(maps, maps.shape[1], self.weight, self.bias)
         return torch.instance_norm(maps, self.weight, self.bias, None, None, True, 0.0, 1e-5, False)
 
 
