@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from support import assert_raises
@@ -91,6 +92,28 @@ def test_plain_routing_passes() -> None:
     assert found["shapes"] == "capsules (1, 5, 4) for a batch of one"
     silent = wrong("Silent", **after(lambda routed: routed._replace(coupling=None)))
     assert check_routing(silent())["coupling"] == "not returned"
+
+
+def leaky_softmax(axis: int) -> Any:
+    """A softmax with one more competitor, whose share goes nowhere."""
+    return lambda _, logits: (
+        F.pad(logits, (0, 1) if axis == 2 else (0, 0, 0, 1)).softmax(axis).narrow(axis, 0, logits.shape[axis])
+    )
+
+
+COMPETES_WITH_NONE = wrong("CompetesWithNone", softmax_over=None, compete=lambda _, logits: logits.sigmoid())
+RIGHT: list[tuple[Any, str]] = [
+    (wrong("Leaks", leaky=True, compete=leaky_softmax(2))(), "at most over the outputs, the rest leaks"),
+    (DynamicRouting(leaky=True), "at most over the outputs, the rest leaks"),
+    (DynamicRouting(leaky=True, softmax_over="inputs"), "at most over the inputs, the rest leaks"),
+    (DynamicRouting(softmax_over="inputs"), "sums to one over the inputs"),
+    (COMPETES_WITH_NONE(), "lies in 0..1; there is no axis over which capsules compete"),
+]
+
+
+@pytest.mark.parametrize(("routing", "said"), RIGHT)
+def test_each_kind_of_competition_passes(routing: Any, said: str) -> None:
+    assert check_routing(routing)["coupling"].endswith(said)
 
 
 def test_other_sizes_and_the_users_module_stays_as_it_is() -> None:
@@ -186,6 +209,22 @@ STOPS_GRADIENT = wrong("StopsGradient", compete=lambda self, logits: logits.soft
 DRAWN = wrong("Drawn", start=lambda _, votes: torch.randn(votes.shape[:3], dtype=votes.dtype))
 WRONG: list[tuple[type[Plain], str, str]] = [
     (OVER_INPUTS, "coupling", "over the outputs, but to one over the inputs; usual cause: a softmax over"),
+    (
+        wrong("LeaksOverInputs", leaky=True, compete=leaky_softmax(1)),
+        "coupling",
+        "coupling of equal votes is 1/8, so a leak competes with the 7 inputs",
+    ),
+    (
+        wrong("LeaksOverOutputs", leaky=True, softmax_over="inputs", compete=leaky_softmax(2)),
+        "coupling",
+        "leaky coupling sums to .* over the inputs instead of less than one",
+    ),
+    (wrong("LeaksNothing", leaky=True), "coupling", "sums to 1..1 over the outputs instead of less than one"),
+    (
+        wrong("AboveOne", softmax_over=None, compete=lambda _, logits: 3 * logits.sigmoid()),
+        "coupling",
+        "coupling lies in .* instead of 0..1",
+    ),
     (
         wrong("OneForAll", agree=lambda _, b, V, v: b + torch.einsum("bijd,bjd->bij", V, v).mean(0)),
         "batch independence",

@@ -33,8 +33,7 @@ def check_routing(
     randomly changed parameters, because a parameter that starts at zero may hide other mistakes.
 
     - ``call`` *: the routing takes votes, activations and ``return_coupling``, and returns a
-    :class:`torchcaps.nn.Routed` of
-      finite numbers.
+      :class:`torchcaps.nn.Routed` of finite numbers.
     - ``determinism`` *: the same input gives the same result again. All other checks need it.
     - ``shapes`` *: capsules (B, J, D) and coupling (B, I, J), also for a batch of one; no coupling unless asked for.
     - ``sizes of one``: the same with one input capsule, one output capsule, one component.
@@ -50,12 +49,11 @@ def check_routing(
     - ``input order``: reordering the input capsules changes nothing but the order of the coupling.
     - ``output order``: reordering the output capsules reorders the result in the same way.
     - ``rotation``: rotating the votes in pose space rotates the capsules. Routing by dot products, distances and
-    lengths
-      has this property. Skip it for a routing that treats components differently (a bias, layer normalisation, a
-      variance for each component).
+      lengths has this property. Skip it for a routing that treats components differently (a bias, layer normalisation,
+      a variance for each component).
     - ``lengths`` *: capsules are at most 1 long; or activations, if returned, lie in 0..1, as losses on scores expect.
     - ``coupling``: coupling, if returned, lies in 0..1 and sums to one over the axis in the routing's attribute
-      ``softmax_over``; over either axis if that is None.
+      ``softmax_over``, or to less if its attribute ``leaky`` is True; over no axis if ``softmax_over`` is None.
     - ``other votes`` *: the routing calls only methods that all :class:`torchcaps.nn.Votes` have, so it works with any
       transform, and gives the same result for built votes.
     - ``inactive capsules`` *: if the routing uses activations, an input capsule with activation 0 changes nothing,

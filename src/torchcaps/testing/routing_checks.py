@@ -240,14 +240,35 @@ def _coupling(subject: Subject) -> str:
         return "not returned"
     low, high = (float(each) for each in coupling.detach().aminmax())
     require(low >= -TOLERANCE and high <= 1 + TOLERANCE, f"coupling lies in {low:.4g}..{high:.4g} instead of 0..1")
+    axis = subject.module.softmax_over
+    if axis is None:
+        return "lies in 0..1; there is no axis over which capsules compete"
     sums: dict[SoftmaxOver, Tensor] = {"outputs": coupling.detach().sum(2), "inputs": coupling.detach().sum(1)}
-    off = {axis: float((total - 1).abs().max()) for axis, total in sums.items()}
-    axis = subject.module.softmax_over or ("outputs" if off["outputs"] <= off["inputs"] else "inputs")
+    if subject.module.leaky:
+        return _leaky_coupling(subject, sums[axis], axis)
+    off = {each: float((total - 1).abs().max()) for each, total in sums.items()}
     low, high = (float(each) for each in sums[axis].aminmax())
     other: SoftmaxOver = "inputs" if axis == "outputs" else "outputs"
     instead = f", but to one over the {other}" if off[other] <= TOLERANCE else ""
     require(off[axis] <= TOLERANCE, f"coupling sums to {low:.4g}..{high:.4g} over the {axis}{instead}")
     return f"sums to one over the {axis}"
+
+
+def _leaky_coupling(subject: Subject, sums: Tensor, axis: SoftmaxOver) -> str:
+    """Check the sums of a coupling whose softmax has one more competitor."""
+    low, high = (float(each) for each in sums.aminmax())
+    require(
+        low > 0 and high < 1, f"leaky coupling sums to {low:.4g}..{high:.4g} over the {axis} instead of less than one"
+    )
+    inputs = subject.inputs()
+    equal = subject.call(inputs | {"poses": 0 * inputs["poses"]}).coupling
+    counts = {"outputs": subject.sizes[2], "inputs": subject.sizes[0]}
+    for other, count in counts.items():
+        is_shared = (
+            equal is not None and counts[axis] != count and bool(((equal - 1 / (count + 1)).abs() < TOLERANCE).all())
+        )
+        require(not is_shared, f"coupling of equal votes is 1/{count + 1}, so a leak competes with the {count} {other}")
+    return f"sums to {high:.4g} at most over the {axis}, the rest leaks"
 
 
 @check(
