@@ -14,7 +14,6 @@ KINDS: dict[str, str] = {
     "random-in-evaluation": "noise in evaluation",
     "agreement-not-summed": "agreement not summed",
     "no-routing": "agreement never used",
-    "dead-capsules": "equal outputs",
     "padding-changes-result": "padding changes results",
 }
 

@@ -27,7 +27,8 @@ from sklearn.utils.validation import (
 from torchcaps.analysis import predict
 from torchcaps.datasets import ImageSet
 from torchcaps.datasets.batches import WEIGHT
-from torchcaps.datasets.pixels import ROUNDING, channels_first, to_bytes
+from torchcaps.datasets.pixels import as_numbers, channels_first, to_bytes
+from torchcaps.datasets.scaling import range_of, rescaled
 from torchcaps.errors import InputError
 from torchcaps.models import Network, create_model
 from torchcaps.tasks import task_of
@@ -283,6 +284,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
 
     def _read(self, X: ArrayLike, *, reset: bool) -> Shaped[torch.Tensor, "N C H W"]:
         """Return images in any form that the class accepts with channels first; numbers do not change."""
+        X = as_numbers(X, "X").cpu().numpy() if isinstance(X, torch.Tensor) else X
         if self.image_shape is None:
             array = check_array(X, ensure_2d=False, allow_nd=True, dtype=DTYPES)
             if array.ndim not in (3, 4):
@@ -314,15 +316,15 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
 
         Bytes and numbers of 0..1 are equivalent: a network fitted to one accepts the other.
         """
-        if np.ndim(pixel_range[0]) == 0:
-            own: Any = _range_of(array)
+        low, high = pixel_range
+        if np.ndim(low) == 0:
+            own = _range_of(array)
             if {own, pixel_range} == {BYTES, UNIT}:
                 pixel_range = own
             if pixel_range == BYTES and array.dtype == torch.uint8:
                 return array.contiguous()
-        low, high = pixel_range
-        width = np.subtract(high, low)
-        return to_bytes(torch.from_numpy(((array.numpy() - low) / np.where(width == 0, 1, width)).clip(0, 1)))
+            low, high = pixel_range
+        return to_bytes(torch.from_numpy(rescaled(array.numpy(), low, np.where(np.equal(low, high), high + 1, high))))
 
 
 def _image_set(images: torch.Tensor, codes: np.ndarray, weights: np.ndarray, part: Any) -> ImageSet:
@@ -352,9 +354,7 @@ def _score_scale(network: Network, images: torch.Tensor, codes: np.ndarray, weig
 
 def _range_of(array: Shaped[torch.Tensor, "N C H W"], *, by_pixel: bool = False) -> PixelRange:
     """Return the numbers that become 0 and 1: for bytes, for 0..1, or the minimum and maximum (``by_pixel``: each)."""
-    if array.dtype == torch.uint8:
-        return BYTES
-    low, high = float(array.min()), float(array.max())
-    if low >= -ROUNDING and high <= 1 + ROUNDING:
-        return UNIT
-    return (array.amin(0).numpy(), array.amax(0).numpy()) if by_pixel else (low, high)
+    ends = range_of(array.numpy(), source="estimator")
+    if by_pixel and ends not in (BYTES, UNIT):
+        return array.amin(0).numpy(), array.amax(0).numpy()
+    return ends

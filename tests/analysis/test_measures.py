@@ -57,7 +57,7 @@ def network_of(kind: str, capsules: bool) -> Network:
 def holds_attack(network: Network, images: ImageSet, **how: Any) -> None:
     """The change of every number is within ε, so an attack of almost no size changes no answer."""
     changed = attack(network, images.images, images.labels, EPSILON, **how)
-    plain = images.images / 255 if images.is_uint8 else images.images
+    plain = images.images / 255 if images.images.dtype == torch.uint8 else images.images
     assert (changed - plain).abs().max() <= EPSILON * 1.01
     kind: Any = ("pgd" if how else "fgsm") + "-scores" * ("goal" in how)
     curve = accuracy_curve(network, images, kind, (0, EPSILON), steps=2)
@@ -70,7 +70,7 @@ def holds_rotation(network: Network, images: ImageSet) -> None:
     curve = accuracy_curve(network, images, "rotation", (0, 360), fill="edge")
     assert curve.accuracy[0] == curve.accuracy[1] == evaluate(network, images).accuracy
     assert (curve.fill, curve.title) == ("edge", "Rotation, filled with the edge")
-    grey = ImageSet(torch.full_like(images.images, 100 if images.is_uint8 else 0.4), images.labels)
+    grey = ImageSet(torch.full_like(images.images, 100 if images.images.dtype == torch.uint8 else 0.4), images.labels)
     assert len(set(accuracy_curve(network, grey, "rotation", (0, 30), fill="edge").accuracy)) == 1
 
 

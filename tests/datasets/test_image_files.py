@@ -174,7 +174,9 @@ def test_portable_maps_are_read(tmp_path: Path) -> None:
         expected = pixels.astype(np.uint8) * (255 if pixels.dtype == bool else 1)
         assert np.array_equal(read_pixels(tmp_path / f"a.{suffix}"), np.atleast_3d(expected).transpose(2, 0, 1))
     (tmp_path / "b.pgm").write_bytes(b"P5 8 8 4095\n" + np.full(64, 4095, ">u2").tobytes() + b"\n")
-    assert read_pixels(tmp_path / "b.pgm").min() == 255  # the header says the range
+    assert read_pixels(tmp_path / "b.pgm").min() == 1  # the header says the range
+    with pytest.raises(InputError, match="names its own range, and Pillow applies it"):
+        read_pixels(tmp_path / "b.pgm", scale=(0, 4095))
     (tmp_path / "c.pgm").write_bytes(b"P2 2 1 9\n9 0\n")
     assert read_pixels(tmp_path / "c.pgm").tolist() == [[[255, 0]]]
 

@@ -11,7 +11,8 @@ import pytest
 from pixel_support import discs
 from support import assert_raises
 from torchcaps.datasets import PatchSet, load_dataset
-from torchcaps.datasets.nifti import read_volume, to_uint8
+from torchcaps.datasets.nifti import read_volume
+from torchcaps.datasets.scaling import as_bytes, as_pixels
 from torchcaps.errors import InputError
 
 nib = pytest.importorskip("nibabel")
@@ -90,8 +91,9 @@ def test_another_name_of_the_masks_is_refused(tmp_path: Path) -> None:
 
 
 def test_numbers_become_bytes() -> None:
-    assert to_uint8(np.array([-5, 0, 50, 100, 200]), (0, 100)).tolist() == [0, 0, 128, 255, 255]
-    assert to_uint8(np.full(4, 7.0), None).tolist() == [0] * 4
+    pixels = as_pixels(np.array([-5, 0, 50, 100, 200]), (0, 100), "scan.nii", "volume")
+    assert as_bytes(pixels).tolist() == [0, 0, 128, 255, 255]
+    assert as_pixels(np.full(4, 7.0), None, "scan.nii", "volume").tolist() == [0] * 4
 
 
 FAULTS: dict[str, tuple[Any, str]] = {
@@ -156,7 +158,9 @@ def test_predicted_masks_have_the_axes_of_their_volume(tmp_path: Path) -> None:
     path = save(tmp_path / "scan.nii", values)
     volume = read_volume(path)
     mask = (volume.values % 3).astype(np.uint8)
-    answers = MaskAnswers([path], [to_uint8(volume.values, None)[None]], [mask], ("a", "b", "c"), [volume])
+    answers = MaskAnswers(
+        [path], [as_pixels(volume.values, None, "scan.nii", "volume")[None]], [mask], ("a", "b", "c"), [volume]
+    )
     answers.write(tmp_path / "masks")
     back = nib.load(tmp_path / "masks/scan.nii.gz")
     assert np.array_equal(np.asanyarray(back.dataobj), values % 3)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from torchcaps.datasets.pixels import ROUNDING
+from torchcaps.datasets.scaling import ROUNDING
 from torchcaps.errors import InputError, WrongType
 from torchcaps.models import CapsNet, Network
 from torchcaps.models.images import check_image_shape

@@ -18,7 +18,8 @@ from torchcaps.analysis.results import Result, Table, percent
 from torchcaps.analysis.segmentation import SIDE, coloured, legend_of, middle_slice, palette
 from torchcaps.checks import checked
 from torchcaps.datasets.images import read_pixels, stem_of, with_channels
-from torchcaps.datasets.nifti import Volume, is_volume, read_volume, to_uint8
+from torchcaps.datasets.nifti import Volume, is_volume, read_volume
+from torchcaps.datasets.scaling import Pixels, as_bytes, as_floats, as_pixels, inverted, note_dark
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path
 from torchcaps.models import Network
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @checked
-def predict_mask(model: Network, image: UInt8[np.ndarray, "C *S"]) -> UInt8[np.ndarray, "*S"]:
+def predict_mask(model: Network, image: Pixels) -> UInt8[np.ndarray, "*S"]:
     """Return the class of each pixel of an image of any size, from windows of the network's size if it is larger.
 
     Raises:
@@ -50,7 +51,7 @@ def predict_mask(model: Network, image: UInt8[np.ndarray, "C *S"]) -> UInt8[np.n
 def exported_mask(
     scores: Callable[[Shaped[np.ndarray, "N C *S"]], Float[np.ndarray, "N J *S"]],
     in_shape: Sequence[int],
-    image: UInt8[np.ndarray, "C *S"],
+    image: Pixels,
 ) -> UInt8[np.ndarray, "*S"]:
     """Return :func:`predict_mask` of an exported network.
 
@@ -63,12 +64,12 @@ def exported_mask(
         InputError: The network has another number of channels or axes.
     """
     _check_image(image, in_shape)
-    pixels = torch.from_numpy(image)[None].float() / 255
+    pixels = torch.from_numpy(as_floats(image))[None]
     found = sliding_windows(lambda part: torch.from_numpy(scores(part.numpy())), pixels, in_shape[1:])
     return pixel_classes(found)[0].numpy()
 
 
-def _check_image(image: UInt8[np.ndarray, "C *S"], in_shape: Sequence[int]) -> None:
+def _check_image(image: Pixels, in_shape: Sequence[int]) -> None:
     """Raise InputError if an image has another number of channels or axes than a network's patches."""
     if image.ndim != len(in_shape) or len(image) != in_shape[0]:
         sizes = ["×".join(map(str, shape)) for shape in (image.shape, in_shape)]
@@ -81,7 +82,7 @@ class MaskAnswers(Result):
 
     Args:
         files: Paths of the files.
-        images: Pixels of the files, 0..255.
+        images: Pixels of the files.
         masks: Class of each pixel.
         class_names: Name of each class.
         volumes: Volume of each NIfTI file, whose axes and affine map its mask gets; None for other files.
@@ -89,7 +90,7 @@ class MaskAnswers(Result):
     """
 
     files: Sequence[Path]
-    images: Sequence[UInt8[np.ndarray, "C *S"]]
+    images: Sequence[Pixels]
     masks: Sequence[UInt8[np.ndarray, "*S"]]
     class_names: Sequence[str]
     volumes: Sequence[Volume | None] = ()
@@ -149,12 +150,12 @@ class MaskAnswers(Result):
         rows: list[list[Cell]] = [[Caption(each, MUTED) for each in ("image", "answer")]]
         for n, (file, image, mask) in enumerate(zip(self.files, self.images, self.masks, strict=True)):
             words = [Caption(file.name, bold=True), *(legend_of(self.class_names) if n == 0 else [])]
-            rows.append([middle_slice(image) / 255, coloured(middle_slice(mask[None])[0]), words])
+            rows.append([as_floats(middle_slice(image)), coloured(middle_slice(mask[None])[0]), words])
         return {"": tiles(rows, side=SIDE)}
 
 
 def answer_masks(
-    answer: Callable[[UInt8[np.ndarray, "C *S"]], UInt8[np.ndarray, "*S"]],
+    answer: Callable[[Pixels], UInt8[np.ndarray, "*S"]],
     paths: Sequence[Path],
     class_names: Sequence[str],
     *,
@@ -169,7 +170,7 @@ def answer_masks(
         paths: Image files, or NIfTI files for a network of volumes.
         class_names: Name of each class.
         channels: Channels of the network's images.
-        scale: Numbers of the voxels of a NIfTI file that become 0 and 1; None: percentiles of the file.
+        scale: Numbers that become 0 and 1; None: see :func:`~torchcaps.datasets.scaling.range_of`.
         invert: Invert the pixels.
 
     Returns:
@@ -179,9 +180,12 @@ def answer_masks(
     for path in paths:
         try:
             volume = read_volume(path) if is_volume(path) else None
-            image = read_pixels(path) if volume is None else to_uint8(volume.values, scale)[None]
-            pixels = with_channels(image, channels) if volume is None else image
-            mask = answer(255 - pixels if invert else pixels)
+            if volume is None:
+                pixels = with_channels(read_pixels(path, scale=scale), channels)
+                note_dark([pixels], "an image file", scale)
+            else:
+                pixels = as_bytes(as_pixels(volume.values, scale, str(path), "volume"))[None]
+            mask = answer(inverted(pixels) if invert else pixels)
         except InputError as error:
             damaged.append(str(error) if str(path) in str(error) else f"{path}: {error}")
             continue

@@ -19,6 +19,7 @@ from torchcaps.analysis.figures import MUTED, WRONG, Caption, Cell, tiles
 from torchcaps.analysis.results import MAX_CLASSES, MAX_SHOWN, Result, Styled, Table
 from torchcaps.datasets.images import Photo
 from torchcaps.datasets.preparation import NOTHING, Prepared
+from torchcaps.datasets.scaling import as_floats
 from torchcaps.errors import visible
 from torchcaps.tasks import TaskName, task_of
 from torchcaps.words import counted, each_of
@@ -126,14 +127,14 @@ class PhotoAnswers(Result):
             words += [Caption(line, MUTED) for change in photo.prepared.changes for line in in_lines(change)]
             words += [Caption(line, WRONG) for reason in self.caveats(n) for line in in_lines(f"unsure: {reason}")]
             scores = [Caption(f"{name}  {score:.2f}", None, name in self.given(n)) for name, score in self.highest(n)]
-            pictures: list[Cell] = [_outlined(photo), photo.prepared.image / 255]
+            pictures: list[Cell] = [_outlined(photo), as_floats(photo.prepared.image)]
             rows.append([*pictures, *([] if drawn is None else add_objects(drawn[n : n + 1])), scores, words])
         return {"": tiles(rows, side=_SIDE)}
 
 
 def _outlined(photo: Photo) -> Float[np.ndarray, "C H W"]:
     """Return a photo, pixels 0..1, with a red frame around its ink."""
-    box, pixels = photo.prepared.box, photo.pixels / 255
+    box, pixels = photo.prepared.box, as_floats(photo.pixels)
     if box is None:
         return pixels
     pixels = np.broadcast_to(pixels if len(pixels) == 3 else pixels.mean(0), (3, *pixels.shape[1:])).copy()

@@ -8,19 +8,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Shaped, UInt8
+from jaxtyping import Shaped
 from torch import Tensor
 
 from torchcaps.analysis.calibration import CALIBRATED_SHARE, Calibration, Prediction, squared_errors
 from torchcaps.analysis.inference import Labels, classes_of, over_batches
 from torchcaps.checks import checked
 from torchcaps.datasets.images import read_image
-from torchcaps.datasets.pixels import Scale, prepare_images
+from torchcaps.datasets.pixels import prepare_images
+from torchcaps.datasets.scaling import Scale
 from torchcaps.models import ModelOutput, Network
 from torchcaps.tasks import task_of
 
 
-def load_image(path: str | Path, in_shape: Sequence[int], **options: Any) -> UInt8[Tensor, "C H W"]:
+def load_image(path: str | Path, in_shape: Sequence[int], **options: Any) -> Shaped[Tensor, "C H W"]:
     """Read an image file and bring it to the input shape of a network.
 
     Calls :func:`torchcaps.datasets.read_image` with the same options and errors, and returns a tensor.

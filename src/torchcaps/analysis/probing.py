@@ -133,7 +133,9 @@ def with_affine_factors(image_set: ImageSet, *, seed: int = 0, fill: Fill = "zer
     maps = inverse_maps(linear_maps(rotation, 1 + scaling[:, None].expand(-1, 2), shear), torch.stack(shift, 1))
     chunks = zip(image_set.images.split(_CHUNK), maps.split(_CHUNK), strict=True)
     changed = (warp(some, places, (height, width), fill) for some, places in chunks)
-    images = torch.cat([each.round_().to(torch.uint8) if image_set.is_uint8 else each.float() for each in changed])
+    images = torch.cat(
+        [each.round_().to(torch.uint8) if image_set.images.dtype == torch.uint8 else each.float() for each in changed]
+    )
     names = ("rotation", "scale", "shear", "shift right", "shift down")
     factors = dict(zip(names, (rotation, 1 + scaling, shear, *shift), strict=True))
     return ImageSet(images, image_set.labels, factors=factors)

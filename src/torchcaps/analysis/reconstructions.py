@@ -19,6 +19,7 @@ from torchcaps.analysis.results import Table
 from torchcaps.analysis.segmentation import coloured, middle_slice
 from torchcaps.checks import checked
 from torchcaps.datasets import ImageSet, PairSet
+from torchcaps.datasets.scaling import as_floats
 from torchcaps.models import Network
 from torchcaps.ranges import COUNT
 
@@ -151,7 +152,7 @@ def figure_samples(
     names = class_labels(None, shown.task.num_outputs(shown.labels)) if class_names is None else class_names
     shown.task.check_targets(shown.labels, len(names), "a label")
     labels: list[Cell] = [shown.task.describe(names, each) for each in shown.labels]
-    rows: dict[str, Sequence[Cell]] = {"": [middle_slice(each.cpu().numpy()) / 255 for each in shown.images]}
+    rows: dict[str, Sequence[Cell]] = {"": [as_floats(middle_slice(each.cpu().numpy())) for each in shown.images]}
     if shown.task.has_masks:
         rows["mask"] = [coloured(middle_slice(each[None].cpu().numpy())[0]) for each in shown.labels]
     cells = in_bands(rows | {" ": labels})

@@ -10,6 +10,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,7 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: _say(f"Warning: {message}")
+            warn_once = cache(_say)  # several files may have one fault
+            warnings.showwarning = lambda message, *_, **__: warn_once(f"Warning: {message}")
             code = app.main(args=words, prog_name="torchcaps", standalone_mode=False, obj=tuple(words))
             return code if isinstance(code, int) else 0
     except (Exception, KeyboardInterrupt, SystemExit) as error:

@@ -29,7 +29,7 @@ ImageFile = Annotated[Path | None, "Use this image file instead of an image of t
 
 
 class Picture(NamedTuple):
-    """An image to analyse: uint8 ``pixels`` (C, H, W) and its description, ``words``.
+    """An image to analyse: ``pixels`` (C, H, W), uint8 or float32 of 0..1, and its description, ``words``.
 
     An image of a data set also has the ``labels`` of its objects, all ``images`` and, in ``where``, their origin.
     """
@@ -53,6 +53,7 @@ def read_pictures(
             ("index", "data", "data_dir", "by_number", "split", "count"), "is for images of a data set, not for --image"
         )
         options: Any = {"preparation": preparation_for(files, run.images.preparation), "invert": files.invert}
+        options["scale"] = run.images.scale
         pixels = load_image(image, run.model.in_shape, fit=files.fit or run.images.fit, **options)
         return [Picture(pixels, str(image))]
     refuse_options(("prepare", "invert", "fit"), "is for a file given with --image")

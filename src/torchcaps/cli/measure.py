@@ -222,8 +222,8 @@ def other_images(run: Run, data: str, data_dir: str | None) -> ImageSet:
     from torchcaps.datasets.loading import load_part
 
     own = find_dataset(data)[0].find is not None
-    sizes: Any = {"image_size": image_shape(run.model.in_shape)[1:]}
-    images = load_part(data, data_dir=data_dir if own else None, **sizes).images
+    how: Any = {"image_size": image_shape(run.model.in_shape)[1:], **run.reading_options(data)}
+    images = load_part(data, data_dir=data_dir if own else None, **how).images
     if images.in_shape != run.model.in_shape:
         raise InputError(
             f"{data} has images of {counted(images.in_shape[0], 'channel')}, but the network takes "

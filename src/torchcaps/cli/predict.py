@@ -101,7 +101,7 @@ class OpenClassifier(NamedTuple):
 
     description: Description
     classify: Classifier
-    """Function from uint8 images (N, C, H, W) to the prediction."""
+    """Function from images (N, C, H, W), uint8 or float32 of 0..1, to the prediction."""
     model: Network | None
     """The network; None for an ONNX file."""
 
@@ -124,10 +124,16 @@ def answer_photos(
     from torchcaps.analysis.groups import average_answers, group_files
     from torchcaps.analysis.photos import MAX_PREVIEW, PhotoAnswers
     from torchcaps.datasets import read_photo
+    from torchcaps.datasets.scaling import alike
 
     description, files = classifier.description, options.files
     preparation = preparation_for(files, description.preparation)
-    how: Any = {"preparation": preparation, "invert": files.invert, "fit": files.fit or description.fit}
+    how: Any = {
+        "preparation": preparation,
+        "invert": files.invert,
+        "fit": files.fit or description.fit,
+        "scale": description.scale,
+    }
     files_read, prepared, kept, damaged = list[Path](), [], [], list[str]()
     for path in paths:
         try:
@@ -141,7 +147,7 @@ def answer_photos(
             kept.append(photo.shrunk(MAX_PREVIEW))  # all photos in full size might not fit the memory
     if not prepared:
         return None, damaged
-    prediction = classifier.classify(np.stack([each.image for each in prepared]))
+    prediction = classifier.classify(np.stack(alike([each.image for each in prepared])))
     answers = PhotoAnswers(files_read, prepared, prediction, description.class_names, kept, description.task)
     if options.group is not None:
         answers = average_answers(answers, group_files(files_read, options.group), description.calibration)

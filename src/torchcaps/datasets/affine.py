@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
 from torchcaps.ranges import Fill
@@ -19,12 +19,12 @@ Interpolation = Literal["bilinear", "nearest"]
 
 
 def cut_windows(
-    images: UInt8[Tensor, "B C H W"],
+    images: Shaped[Tensor, "B C H W"],
     corners: Int64[Tensor, "B 2"],
     size: tuple[int, int],
     margin: int = 0,
     fill: Fill = "zeros",
-) -> UInt8[Tensor, "B C h w"]:
+) -> Shaped[Tensor, "B C h w"]:
     """Cut a window out of each image, with ``margin`` pixels around it.
 
     A window with the corner (y, x) begins at row y - margin and column x - margin of the image. So a window as large as
@@ -40,7 +40,7 @@ def cut_windows(
     if margin and fill == "zeros":
         images = F.pad(images, (margin,) * 4)
     elif margin:  # torch replicates edges of floats only
-        images = F.pad(images.float(), (margin,) * 4, mode="replicate").to(torch.uint8)
+        images = F.pad(images.float(), (margin,) * 4, mode="replicate").to(images.dtype)
     windows = images.unfold(2, size[0], 1).unfold(3, size[1], 1)
     return windows[torch.arange(len(images), device=images.device), :, corners[:, 0], corners[:, 1]]
 
@@ -71,7 +71,7 @@ def inverse_maps(linear: Float[Tensor, "B 2 2"], shift: Float[Tensor, "B 2"]) ->
 
 
 def warp(
-    images: UInt8[Tensor, "B C H W"],
+    images: Shaped[Tensor, "B C H W"],
     maps: Float[Tensor, "B 2 3"],
     size: tuple[int, int],
     fill: Fill = "zeros",
@@ -87,7 +87,7 @@ def warp(
         mode: Interpolation between pixels; masks need ``"nearest"``.
 
     Returns:
-        Values of 0..255, in the dtype of the maps.
+        Values in the range of the images, in the dtype of the maps.
     """
     if not len(images):  # a process without a share of the last batch; affine_grid refuses it
         return maps.new_empty(0, images.shape[1], *size)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float32, Float64, Int64, UInt8
+from jaxtyping import Float32, Float64, Int64, Shaped, UInt8
 from torch import Tensor
 
 from torchcaps.datasets.affine import Interpolation, cut_windows, inverse_maps, linear_maps, warp
@@ -122,8 +122,8 @@ class Augmentation(Settings):
         flips = torch.randint(2, (n,), generator=stream_of(FLIPS, key)) if self.flip else None
         return Changes(corners, linear, flips, uniform(BRIGHTNESS, self.brightness), uniform(CONTRAST, self.contrast))
 
-    def apply(self, images: UInt8[Tensor, "B C H W"], changes: Changes) -> Float32[Tensor, "B C h w"]:
-        """Change images and scale them to 0..1."""
+    def apply(self, images: Shaped[Tensor, "B C H W"], changes: Changes) -> Float32[Tensor, "B C h w"]:
+        """Change images, uint8 of 0..255 or float32 of 0..1, and return pixels of 0..1."""
         pixels = self._moved(images, changes, self.fill)
 
         def each(numbers: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class Augmentation(Settings):
         if changes.contrast is not None:
             mean = pixels.mean(tuple(range(2, pixels.ndim)), keepdim=True)
             pixels = (pixels - mean) * each(1 + changes.contrast) + mean
-        pixels = pixels / 255
+        pixels = pixels / 255 if images.dtype == torch.uint8 else pixels
         if changes.brightness is not None:
             pixels = pixels + each(changes.brightness)
         recoloured = changes.brightness is not None or changes.contrast is not None
@@ -144,9 +144,9 @@ class Augmentation(Settings):
         return IGNORED - self._moved(inverted, changes, "zeros", "nearest").to(torch.uint8)[:, 0]
 
     def _moved(
-        self, images: UInt8[Tensor, "B C H W"], changes: Changes, fill: Fill, mode: Interpolation = "bilinear"
+        self, images: Shaped[Tensor, "B C H W"], changes: Changes, fill: Fill, mode: Interpolation = "bilinear"
     ) -> Float32[Tensor, "B C h w"]:
-        """Rotate, scale, move, crop and mirror images; values stay in 0..255."""
+        """Rotate, scale, move, crop and mirror images; values keep their range."""
         height, width = images.shape[-2:]
         size = (height, width) if self.crop is None else (self.crop, self.crop)
 

@@ -1,4 +1,4 @@
-"""Batches of images. Images in memory stay on the device as uint8, and are augmented and scaled there."""
+"""Batches of images. Images in memory stay on the device, mostly as uint8, and are augmented and scaled there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from torchcaps.checks import checked
 from torchcaps.datasets.augmentation import Augmentation
-from torchcaps.datasets.image_set import ImageSet
+from torchcaps.datasets.image_set import ImageSet, to_floats
 from torchcaps.datasets.item_reader import ItemReader
 from torchcaps.datasets.pairs import PairSet
 from torchcaps.datasets.patch_set import PatchSet
@@ -124,8 +124,11 @@ class BatchLoader:
             raise InputError(
                 "a PairSet makes new pairs each time, for training only (shuffle=True); validate with fixed_pairs"
             )
-        if changes and not getattr(image_set, "is_uint8", False):
-            raise InputError("only uint8 images (N, C, H, W) can be augmented; augment other data in your own data set")
+        if changes and not getattr(image_set, "can_be_augmented", False):
+            raise InputError(
+                "only images (N, C, H, W) of uint8, or floats of 0..1 in an ImageSet, can be augmented; augment other "
+                "data in your own data set"
+            )
         self.device = torch.device(device)
         self._set = image_set
         if not isinstance(image_set, ImageSet | PairSet | TensorDataset | ItemReader):
@@ -197,7 +200,7 @@ class BatchLoader:
         read = DataLoader(_SeededBatches(self._set), batch_size=None, sampler=seeded_indices, **how)
         for images, labels in read:
             pixels = images.to(self.device)
-            yield Batch(pixels if pixels.is_floating_point() else pixels / 255, labels.to(self.device))
+            yield Batch(to_floats(pixels), labels.to(self.device))
 
     def _gathered(self, data: ImageSet | PairSet, own: Tensor, place: slice, key: Key) -> Batch:
         """Return a share of a batch in memory: the images at ``own``, at this slice of the full batch."""
@@ -206,7 +209,7 @@ class BatchLoader:
         images, labels, *parts = data.gather(index, key, n, place)
         layers = torch.cat([images, *(each.flatten(1, 2) for each in parts)], 1)  # images and objects change alike
         changes = self.augmentation.draw(data.in_shape, n, key).share(place)
-        pixels = self.augmentation.apply(layers, changes) if data.is_uint8 else layers
+        pixels = self.augmentation.apply(layers, changes) if data.can_be_augmented else layers
         labels = data.task.move(labels, partial(self.augmentation.apply_to_masks, changes=changes))
         alone = pixels[:, channels:].unflatten(1, (-1, channels)) if parts else None
         weights = data.factors.get(WEIGHT)

@@ -29,8 +29,9 @@ class ImageSet:
     """Images in memory, with one class each, or with the classes of P objects each.
 
     Args:
-        images: Pixels, uint8 from 0 (no ink) to 255, shape (N, C, H, W), N at least 1. Sequences are float32 numbers
-            (N, C, 1, L), with NaN after the end of each, and reach the network unchanged.
+        images: Pixels, uint8 from 0 (no ink) to 255, shape (N, C, H, W), N at least 1; or, for more than 256 levels,
+            float32 of 0..1. Sequences are float32 numbers (N, C, 1, L), with NaN after the end of each, and reach the
+            network unchanged.
         labels: Class of each image, int64 from 0, shape (N,). With P objects in each image, P at least 2, their classes
             (N, P), all different within an image. For the task ``labels`` zeros and ones, for a regression any numbers,
             both float32 (N, J). For the task ``pixels`` the class of each pixel, uint8 (N, H, W); 255: ignored.
@@ -84,10 +85,10 @@ class ImageSet:
         """Number of training images in an epoch."""
         return len(self)
 
-    @property
-    def is_uint8(self) -> bool:
-        """True if images are uint8, which can be augmented; False for floats, such as sequences."""
-        return self.images.dtype == torch.uint8
+    @cached_property
+    def can_be_augmented(self) -> bool:
+        """True for pixels: uint8, or floats of 0..1. False for other numbers, such as sequences."""
+        return is_pixels(self.images)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -124,6 +125,9 @@ class ImageSet:
 
     def followed_by(self, other: ImageSet) -> ImageSet:
         """Return the images of both sets, those of ``other`` last; factors that only one of them has are left out."""
+        if self.images.dtype != other.images.dtype:  # uint8 beside images with more levels
+            ours, theirs = (replace(each, images=to_floats(each.images)) for each in (self, other))
+            return ours.followed_by(theirs)
         pairs = zip(self.tensors, other.tensors, strict=True)
         factors = {
             name: torch.cat([self.factors[name], other.factors[name]]) for name in self.factors if name in other.factors
@@ -135,7 +139,7 @@ class ImageSet:
 
         Sequences are padded with NaN to (1, length); InputError if they are longer.
         """
-        if not self.is_uint8 and self.in_shape[1] == 1:
+        if not self.can_be_augmented and self.in_shape[1] == 1:
             return self.with_pixels(partial(_pad_sequences_to, size=size))
         return self.with_pixels(partial(resize_images, size=size), partial(resize_masks, size=size))
 
@@ -201,31 +205,47 @@ def end_sequences(
     )
     if not is_fitting or int(lengths.min()) < 1 or int(lengths.max()) > steps:
         raise InputError(f"{where} must be whole numbers from 1 to {steps}, one for each of {len(sequences)} sequences")
-    numbers = sequences / 255 if sequences.dtype == torch.uint8 else sequences.float()
+    numbers = to_floats(sequences).float()
     is_after = torch.arange(steps, device=numbers.device) >= lengths.to(numbers.device)[:, None]
     return numbers.masked_fill(is_after[:, None, None], torch.nan)
 
 
+def to_floats(images: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return pixels, uint8 of 0..255 or floats of 0..1, as floats of 0..1."""
+    return images if images.is_floating_point() else images / 255
+
+
+def is_pixels(images: Shaped[Tensor, "N C H W"]) -> bool:
+    """Return True for uint8, and for floats of 0..1 that are no sequences."""
+    if images.dtype == torch.uint8:
+        return True
+    return images.shape[-2] > 1 and bool((images >= 0).all()) and bool((images <= 1).all())
+
+
 @checked
-def resize_images(images: UInt8[Tensor, "N C h w"], size: tuple[Pixels, Pixels]) -> UInt8[Tensor, "N C H W"]:
+def resize_images(
+    images: UInt8[Tensor, "N C h w"] | Float32[Tensor, "N C h w"], size: tuple[Pixels, Pixels]
+) -> UInt8[Tensor, "N C H W"] | Float32[Tensor, "N C H W"]:
     """Resize images to ``size`` (height, width in pixels), bicubic, with smoothing if they shrink.
 
     Height and width have separate factors, so another aspect ratio is stretched, not cropped.
 
     Raises:
-        InputError: The images are no uint8 tensor (N, C, h, w), ``size`` is not two numbers of pixels, or the resized
-            images do not fit into memory.
+        InputError: The images are no tensor (N, C, h, w) of uint8 or float32, ``size`` is not two numbers of pixels, or
+            the resized images do not fit into memory.
     """
     if images.shape[2:] == torch.Size(size):
         return images
     count, channels = images.shape[:2]
-    resized = count * channels * math.prod(size)
+    resized = count * channels * math.prod(size) * images.itemsize
     check_memory(2 * resized, f"{count:,} images of {size[0]}×{size[1]} pixels")  # chunks, and the joined tensor
     at_once = max(1, _CHUNK // (channels * max(math.prod(images.shape[2:]), math.prod(size))))
     chunks = (
         F.interpolate(chunk.float(), size, mode="bicubic", align_corners=False, antialias=True)
         for chunk in images.split(at_once)
     )
+    if images.is_floating_point():
+        return torch.cat([chunk.clamp_(0, 1) for chunk in chunks])
     return torch.cat([chunk.round_().clamp_(0, 255).to(torch.uint8) for chunk in chunks])
 
 

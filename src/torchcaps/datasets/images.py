@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Shaped
 from PIL import Image
 
 from torchcaps.datasets.image_files import FORMATS, opened_pages
 from torchcaps.datasets.preparation import Preparation, Prepared, prepare_image, resized
+from torchcaps.datasets.scaling import Pixels, Scale, as_bytes, as_pixels, inverted, note_dark
 from torchcaps.errors import InputError
 from torchcaps.ranges import image_shape
 
@@ -57,11 +58,11 @@ class Photo:
     """Image file and the input that a network gets from it.
 
     Args:
-        pixels: Pixels of the file, 0..255; C is 1 if all are grey, else 3.
+        pixels: Pixels of the file (C, h, w); C is 1 if all are grey, else 3.
         prepared: Image in the shape of the network's input, with a list of changes.
     """
 
-    pixels: UInt8[np.ndarray, "C h w"]
+    pixels: Pixels
     prepared: Prepared
 
     def shrunk(self, side: int) -> Photo:
@@ -85,6 +86,7 @@ def read_photo(
     invert: bool = False,
     fit: Fit = "pad",
     name: str | None = None,
+    scale: Scale | None = None,
 ) -> Photo:
     """Read an image file of any size, convert it to the input shape of a network, and list the changes.
 
@@ -102,6 +104,8 @@ def read_photo(
             median colour of its border. ``"stretch"`` resizes height and width separately, like the images of a
             ``folder:`` data set.
         name: Name of the file in errors; None: its path.
+        scale: Numbers (low, high) that become 0 and 1, such as those of the network's training images; None: by the
+            number of bits, see :func:`torchcaps.datasets.scaling.range_of`.
 
     Raises:
         InputError: The file is missing, damaged, no image or larger than `get_max_megapixels`; C is neither 1 nor 3;
@@ -115,51 +119,59 @@ def read_photo(
             f"an image file is no sequence, but this network takes sequences ({'×'.join(map(str, in_shape))}); "
             "give its numbers to torchcaps.analysis.predict"
         )
-    pixels = read_pixels(Path(path), name)
-    image = 255 - pixels if invert else pixels
+    pixels = read_pixels(Path(path), name, scale)
+    note_dark([pixels], "an image file", scale)
+    image = inverted(pixels) if invert else pixels
     if preparation is not None:
-        return Photo(pixels, prepare_image(image, in_shape, preparation, light_ink=invert))
+        return Photo(pixels, prepare_image(as_bytes(image), in_shape, preparation, light_ink=invert))
     image = with_channels(image, in_shape[0])
     return Photo(pixels, Prepared(_resized(image, in_shape[1:]) if fit == "stretch" else _padded(image, in_shape[1:])))
 
 
-def read_image(path: str | Path, in_shape: Sequence[int], **options: Any) -> UInt8[np.ndarray, "C H W"]:
+def read_image(path: str | Path, in_shape: Sequence[int], **options: Any) -> Pixels:
     """Read an image file like :func:`read_photo`, with its options and errors, and return the network's input.
 
     Returns:
-        Pixels of 0..255.
+        Pixels (C, H, W): uint8 of 0..255; of files with more than 8 bits, or with ``scale``, float32 of 0..1.
     """
     return read_photo(path, in_shape, **options).prepared.image
 
 
-def read_pixels(path: Path, name: str | None = None) -> UInt8[np.ndarray, "C H W"]:
-    """Read an image file without resizing: one channel if all pixels are grey, else three, of 0..255.
+def read_pixels(path: Path, name: str | None = None, scale: Scale | None = None) -> Pixels:
+    """Read an image file without resizing: pixels (1, H, W) if all are grey, else (3, H, W).
 
     - A file of several pages or frames is refused.
     - A photo is rotated upright by its EXIF data.
     - Transparent parts become white.
-    - 16-bit and 32-bit integers are divided by 65,535 (by 255 for a 32-bit TIFF without larger numbers).
+    - Files with 8 bits give uint8. With more bits, or with ``scale``, :func:`~torchcaps.datasets.scaling.range_of`
+      says which numbers become 0 and 1, and no level is lost.
 
-    ``name`` and errors as in `read_photo`.
+    ``name``, ``scale`` and errors as in `read_photo`.
     """
     name = str(path) if name is None else name
     with opened_pages(path, name) as pages:
-        pixels = pillow_pixels(pages[0])
-    # The pixels decide, not the file's mode: grey drawings are often saved as RGB.
-    if pixels.ndim == 2 or all(np.array_equal(pixels[..., channel], pixels[..., 0]) for channel in (1, 2)):
-        return pixels.reshape(*pixels.shape[:2], -1)[None, ..., 0].copy()
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+        numbers, has_range = pillow_numbers(pages[0]), pages[0].format == "PPM" and pages[0].mode == "I"
+    if has_range and scale is not None:
+        raise InputError(
+            f"{name} names its own range, and Pillow applies it; save the numbers as PNG, or set no --scale"
+        )
+    # The numbers decide, not the file's mode: grey drawings are often saved as RGB.
+    if numbers.ndim == 2 or all(np.array_equal(numbers[..., channel], numbers[..., 0]) for channel in (1, 2)):
+        numbers = numbers.reshape(*numbers.shape[:2], -1)[None, ..., 0].copy()
+    else:
+        numbers = np.ascontiguousarray(numbers.transpose(2, 0, 1))
+    return as_pixels(numbers, scale, name, "file")
 
 
-def pillow_pixels(image: Image.Image) -> UInt8[np.ndarray, "..."]:
-    """Convert a Pillow image of any mode to uint8, (H, W) or (H, W, 3); transparent parts become white."""
-    if image.mode.startswith("I") or image.mode == "F":
-        values, white = np.asarray(image), 1 if image.mode == "F" else 65535
-        if image.mode == "I" and image.format == "TIFF" and values.max() <= 255:  # bytes in 32 bits
-            white = 255
-        if not (values.min() >= 0 and values.max() <= white):
-            raise ValueError(f"its values run from {values.min():g} to {values.max():g} instead of 0..{white}")
-        return np.round(values * np.float64(255 / white)).astype(np.uint8)
+def pillow_numbers(image: Image.Image) -> Shaped[np.ndarray, "..."]:
+    """Return the numbers of a Pillow image of any mode, (H, W) or (H, W, 3); transparent parts become white.
+
+    Numbers of more than 8 bits keep their values.
+    """
+    if image.mode[0] in "IF":
+        numbers = np.asarray(image)
+        is_16_bit = image.mode == "I" and image.format in ("PNG", "PPM")
+        return numbers.astype(np.uint16 if is_16_bit else numbers.dtype.newbyteorder("="))
     if image.has_transparency_data:
         page = Image.new("RGBA", image.size, "white")
         page.alpha_composite(image.convert("RGBA"))
@@ -167,18 +179,20 @@ def pillow_pixels(image: Image.Image) -> UInt8[np.ndarray, "..."]:
     return np.array(image.convert("L" if image.mode in ("1", "L") else "RGB"))
 
 
-def with_channels(image: UInt8[np.ndarray, "c H W"], channels: int) -> UInt8[np.ndarray, "C H W"]:
-    """Convert an image to one or three channels: grey is repeated, colour becomes its luma."""
+def with_channels(image: Pixels, channels: int) -> Pixels:
+    """Convert an image (c, H, W) to one or three channels: grey is repeated, colour becomes its luma."""
     if channels not in (1, 3):
         raise InputError(f"an image file gives 1 channel or 3, not {channels}")
     if len(image) == channels:
         return image
     if channels == 3:
         return image.repeat(3, axis=0)
+    if image.dtype != np.uint8:
+        return np.tensordot(np.array([0.299, 0.587, 0.114], np.float32), image, 1)[None]
     return np.array(Image.fromarray(image.transpose(1, 2, 0)).convert("L"))[None]
 
 
-def _padded(image: UInt8[np.ndarray, "C h w"], size: tuple[int, int]) -> UInt8[np.ndarray, "C H W"]:
+def _padded(image: Pixels, size: tuple[int, int]) -> Pixels:
     """Resize an image to fit inside ``size``, centred on the median colour of its border."""
     inner = _scaled(image, min(size[0] / image.shape[1], size[1] / image.shape[2]))
     border = np.concatenate([image[:, 0], image[:, -1], image[:, :, 0], image[:, :, -1]], axis=1)
@@ -189,14 +203,14 @@ def _padded(image: UInt8[np.ndarray, "C h w"], size: tuple[int, int]) -> UInt8[n
     return canvas
 
 
-def _scaled(image: UInt8[np.ndarray, "C h w"], scale: float) -> UInt8[np.ndarray, "C H W"]:
+def _scaled(image: Pixels, scale: float) -> Pixels:
     """Scale both sides of an image by a factor, to at least one pixel."""
     return _resized(image, (max(round(image.shape[1] * scale), 1), max(round(image.shape[2] * scale), 1)))
 
 
-def _resized(image: UInt8[np.ndarray, "C h w"], size: tuple[int, int]) -> UInt8[np.ndarray, "C H W"]:
+def _resized(image: Pixels, size: tuple[int, int]) -> Pixels:
     """Resize an image in floats, like :func:`torchcaps.datasets.resize_images`, not in 8 bits."""
     if image.shape[1:] == size:
         return image
     planes = resized(image.astype(np.float32), size, Image.Resampling.BICUBIC)
-    return planes.round().clip(0, 255).astype(np.uint8)
+    return planes.clip(0, 1) if image.dtype != np.uint8 else planes.round().clip(0, 255).astype(np.uint8)

@@ -15,9 +15,9 @@ from torchcaps.checks import checked
 from torchcaps.datasets.dataset import Dataset, Part, Splits
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.pairs import PairSet
-from torchcaps.datasets.pixels import check_scale
 from torchcaps.datasets.registry import _DATASETS, DataRequest, DatasetInfo
 from torchcaps.datasets.rng import FIXED_SEED
+from torchcaps.datasets.scaling import check_scale
 from torchcaps.datasets.splits import stratified_split
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import user_path

@@ -18,8 +18,6 @@ from torchcaps.files import atomic_path, one_sentence, require_file
 from torchcaps.machine import check_memory
 
 SUFFIXES = (".nii", ".nii.gz")
-RANGE = (0.5, 99.5)
-"""Percentiles of a volume that become 0 and 1, if no range is given."""
 MAX_SIDE = 2048
 """Largest side of a volume, voxels."""
 MAX_EXTENSION_BYTES = 64 * 2**20
@@ -118,15 +116,3 @@ def _read_image(path: Path, nib: Any) -> Any:
     if len(contents) != end:
         raise ValueError("it ends too early" if len(contents) < end else "it goes on after its last voxel")
     return sizes[size].from_bytes(contents)
-
-
-def to_uint8(values: Float[np.ndarray, "..."], scale: tuple[float, float] | None) -> UInt8[np.ndarray, "..."]:
-    """Scale the numbers of a volume to 0..255; values beyond the range are clipped.
-
-    Args:
-        values: The numbers.
-        scale: Numbers that become 0 and 255; None: the 0.5th and the 99.5th percentile of the volume.
-    """
-    low, high = np.percentile(values, RANGE) if scale is None else scale
-    shares = (values.astype(np.float32) - low) / max(high - low, np.finfo(np.float32).tiny)
-    return (shares.clip(0, 1) * 255).round().astype(np.uint8)

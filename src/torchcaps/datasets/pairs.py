@@ -47,7 +47,7 @@ class PairSet:
     num_objects: ClassVar[int] = 2
     task: ClassVar[Task] = find_task("classes", 2)
     factors: ClassVar[Mapping[str, Tensor]] = {}
-    is_uint8: ClassVar[bool] = True
+    can_be_augmented: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check("PairSet: objects", self.objects, ImageSet)

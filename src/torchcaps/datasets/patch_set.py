@@ -9,11 +9,11 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
 from torchcaps.checks import check
-from torchcaps.datasets.image_set import ImageSet, resize_images, resize_masks
+from torchcaps.datasets.image_set import ImageSet, is_pixels, resize_images, resize_masks
 from torchcaps.datasets.rng import PATCHES, Key, stream_of
 from torchcaps.errors import InputError
 from torchcaps.ranges import IGNORED
@@ -34,7 +34,8 @@ class PatchSet(ImageSet):
     time.
 
     Args:
-        images: Pixels of each image, uint8 (C, H, W) or (C, D, H, W), all with the same number of channels and axes.
+        images: Pixels of each image (C, H, W) or (C, D, H, W), all with the same number of channels and axes, and all
+            uint8 of 0..255 or all float32 of 0..1.
         labels: Mask of each image, uint8 (H, W) or (D, H, W); 255: ignored.
         patch: Sides of a patch, pixels, one for each axis.
         spacing: Distances of neighbouring pixels along the axes of each image, such as millimetres; None: 1.
@@ -60,12 +61,14 @@ class PatchSet(ImageSet):
                 f"{counted(len(self.labels), 'mask')}"
             )
         for number, (image, mask) in enumerate(zip(self.images, self.labels, strict=True)):
-            check(f"image {number}", image, UInt8[Tensor, "C ..."])
+            check(f"image {number}", image, UInt8[Tensor, "C ..."] | Float32[Tensor, "C ..."])
             check(f"mask {number}", mask, UInt8[Tensor, "..."])
-            if image.shape[1:] != mask.shape or len(image) != len(self.images[0]) or image.numel() == 0:
+            fits = len(image) == len(self.images[0]) and image.dtype == self.images[0].dtype
+            if image.shape[1:] != mask.shape or not fits or image.numel() == 0:
                 raise InputError(
                     f"image {number} has the shape {tuple(image.shape)} and its mask {tuple(mask.shape)}; all images "
-                    f"must have {counted(len(self.images[0]), 'channel')}, and a mask must have the size of its image"
+                    f"must have {counted(len(self.images[0]), 'channel')} and one dtype, and a mask must have the size "
+                    "of its image"
                 )
         axes = self.labels[0].ndim
         if axes not in (2, 3) or any(mask.ndim != axes for mask in self.labels) or len(self.patch) != axes:
@@ -81,10 +84,10 @@ class PatchSet(ImageSet):
         """The task ``pixels``."""
         return find_task("pixels")
 
-    @property
-    def is_uint8(self) -> bool:
-        """True: images are uint8."""
-        return True
+    @cached_property
+    def can_be_augmented(self) -> bool:
+        """True for uint8 and floats of 0..1."""
+        return all(map(is_pixels, self.images))
 
     @property
     def epoch_size(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,22 +13,14 @@ from jaxtyping import Float, Shaped, UInt8
 from PIL import Image
 from torch import Tensor
 
-from torchcaps.datasets.images import pillow_pixels, with_channels
+from torchcaps.datasets.images import pillow_numbers, with_channels
+from torchcaps.datasets.scaling import Scale, as_bytes, as_pixels, check_scale
 from torchcaps.errors import InputError, WrongType, shown
-from torchcaps.ranges import is_scale
 
 MAX_CHANNELS = 4
 """An axis up to this length is taken for the channels if no order is given."""
-MAX_12_BIT = 4_095
-"""Largest pixel of a 12-bit image."""
-ROUNDING = 1e-6
-"""Largest excess over 0..1 that counts as rounding."""
-_CHUNK = 2**22  # numbers converted at once, which limits temporary copies to about 32 MiB
-
 Channels = Literal["first", "last"]
 """Position of the channels: (N, C, H, W) or (N, H, W, C)."""
-Scale = Literal["auto", "none"] | tuple[float, float]
-"""Range of pixels. "auto": by the dtype. "none": values stay unchanged. (low, high): values that become 0 and 1."""
 
 
 def as_numbers(values: Any, where: str, channels: int | None = None) -> Shaped[Tensor, "..."]:
@@ -94,27 +86,17 @@ def _as_array(value: Any, where: str, channels: int | None) -> np.ndarray:
 
 def _pillow_array(image: Image.Image, channels: int | None) -> Shaped[np.ndarray, "C H W"]:
     """Return the pixels of a Pillow image; pixels of more than 8 bits keep their values."""
-    pixels = np.asarray(image) if image.mode[0] in "IF" else pillow_pixels(image)
+    pixels = pillow_numbers(image)
     pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     return with_channels(pixels, channels) if channels in (1, 3) and pixels.dtype == np.uint8 else pixels
-
-
-def check_scale(scale: Any) -> None:
-    """Raise InputError if a value is not "auto", "none", or two finite numbers (low, high) with low < high."""
-    if not (isinstance(scale, str) and scale in ("auto", "none")) and not is_scale(scale):
-        raise InputError(
-            f'scale must be "auto", "none", or two numbers (low, high) with low < high, got {shown(scale)}'
-        )
 
 
 def scale_pixels(
     values: Any, scale: Scale = "auto", where: str = "images", channels: int | None = None
 ) -> UInt8[Tensor, "..."] | Float[Tensor, "..."]:
-    """Convert pixels of any dtype to uint8 of 0..255 or float32 of 0..1.
+    """Convert numbers of any dtype to uint8 of 0..255 or float32 of 0..1.
 
-    - "auto": uint8 stays, True becomes 255, uint16 is divided by 65,535. Other integers must lie in 0..255, and floats
-    in
-      0..1. uint16 whose largest number is 1..4,095 is refused, because it is more likely 8-bit or 12-bit.
+    - "auto": :func:`~torchcaps.datasets.scaling.range_of` decides by the dtype, or refuses.
     - (low, high): x becomes (x - low) / (high - low), clipped to 0..1.
     - "none": numbers become float32 and keep their values.
 
@@ -129,70 +111,16 @@ def scale_pixels(
         InputError: A number is out of range, NaN or infinite, or ``scale`` is invalid.
     """
     check_scale(scale)
-    pixels = as_numbers(values, where, channels)
-    if scale == "none":
-        return pixels.float()
-    if pixels.dtype == torch.uint8 and scale == "auto":
-        return pixels
-    if pixels.dtype == torch.bool:
-        return pixels.to(torch.uint8) * 255
-    if pixels.numel() == 0:
-        return pixels.float()
-    low, high = _range_of(pixels)
-    if not math.isfinite(low) or not math.isfinite(high):
-        raise InputError(f"{where} must be finite, got NaN or infinite numbers")
-    if not isinstance(scale, str):
-        return _rescaled(pixels, float(scale[0]), float(scale[1]))
-    if pixels.dtype == torch.uint16 and (high > MAX_12_BIT or high == 0):
-        return _rescaled(pixels, 0.0, 65_535.0)
-    if pixels.is_floating_point() and low >= -ROUNDING and high <= 1 + ROUNDING:
-        return pixels if pixels.dtype == torch.float32 and low >= 0 and high <= 1 else pixels.float().clamp(0, 1)
-    if not pixels.is_floating_point() and pixels.dtype != torch.uint16 and low >= 0 and high <= 255:
-        return pixels.to(torch.uint8)
-    dtype = str(pixels.dtype).removeprefix("torch.")
-    raise InputError(
-        f"{where} must be uint8, other integers of 0..255, uint16 of 16 bits, or floats of 0..1, got {dtype} from "
-        f"{low:g} to {high:g}; give the numbers that become 0 and 1, such as scale={_likely_scale(low, high)} "
-        f"(--scale {_likely_scale(low, high)[1:-1].replace(' ', '')})"
-    )
-
-
-def _likely_scale(low: float, high: float) -> str:
-    """Return the most likely range of these pixels as text, to suggest it in an error."""
-    ranges = [(-1, 1), (0, 255), (0, MAX_12_BIT), (0, 65_535), (-1_000, 1_000), (-1_024, 3_071)]
-    for lowest, highest in ranges:
-        if lowest <= low and high <= highest and (high > highest / 2 or low < lowest / 2):
-            return str((lowest, highest))
-    return str((math.floor(low), math.ceil(high)))
-
-
-def _chunks(pixels: Tensor) -> Iterator[Tensor]:
-    """Yield flat pieces of a few million numbers, which limit the memory of conversions."""
-    return iter(pixels.reshape(-1).split(_CHUNK))
-
-
-def _range_of(pixels: Tensor) -> tuple[float, float]:
-    """Return the smallest and the largest number; NaN if any number is NaN."""
-    ends = torch.stack([torch.stack(chunk.double().aminmax()) for chunk in _chunks(pixels)])
-    return float(ends[:, 0].min()), float(ends[:, 1].max())
-
-
-def _rescaled(pixels: Tensor, low: float, high: float) -> Float[Tensor, "..."]:
-    """Return (x - low) / (high - low), clipped to 0..1, computed in float64."""
-    made = torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device)
-    for chunk, target in zip(_chunks(pixels), _chunks(made), strict=True):
-        target.copy_(chunk.double().sub(low).div_(high - low).clamp_(0, 1))
-    return made
+    numbers = as_numbers(values, where, channels)
+    if scale == "none" or (numbers.dtype == torch.float32 and numbers.numel() == 0):
+        return numbers.float()
+    array = (numbers.float() if numbers.dtype == torch.bfloat16 else numbers).cpu().numpy()
+    return torch.from_numpy(as_pixels(array, scale, where)).to(numbers.device)
 
 
 def to_bytes(pixels: Shaped[Tensor, "..."]) -> UInt8[Tensor, "..."]:
     """Round pixels of 0..1 to 256 steps; uint8 stays."""
-    if pixels.dtype == torch.uint8:
-        return pixels
-    made = torch.empty(pixels.shape, dtype=torch.uint8, device=pixels.device)
-    for chunk, target in zip(_chunks(pixels), _chunks(made), strict=True):
-        target.copy_((chunk * 255).round_())
-    return made
+    return torch.from_numpy(as_bytes(pixels.cpu().numpy())).to(pixels.device)
 
 
 # ---- axes

@@ -15,8 +15,9 @@ from torchcaps.datasets.dataset import Dataset
 from torchcaps.datasets.image_set import ImageSet, end_sequences
 from torchcaps.datasets.item_reader import ItemReader, Keys, are_items, find_keys
 from torchcaps.datasets.pairs import PairSet
-from torchcaps.datasets.pixels import Scale, as_numbers, check_scale, prepare_images, scale_pixels
+from torchcaps.datasets.pixels import as_numbers, prepare_images, scale_pixels
 from torchcaps.datasets.samplers import SampledBatches, sampled_batches
+from torchcaps.datasets.scaling import Scale, check_scale
 from torchcaps.errors import InputError, WrongType
 from torchcaps.tasks import TASKS, Task
 from torchcaps.tasks.base import as_array

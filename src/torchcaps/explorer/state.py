@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from torchcaps.checks import check, checked
 from torchcaps.datasets import ImageSet, find_dataset
 from torchcaps.datasets.images import Fit, read_photo
 from torchcaps.datasets.preparation import Preparation, Prepared
+from torchcaps.datasets.scaling import as_bytes
 from torchcaps.errors import InputError
 from torchcaps.explorer.patches import find_patches
 from torchcaps.files import real
@@ -79,6 +80,7 @@ class Explorer:
         preparation: How the training images were made from drawings, to prepare photos in the same way; None: photos
             are not prepared.
         calibration: Thresholds beyond which an answer is unsure.
+        scale: Numbers of an image file that become 0 and 1; None: by its number of bits.
 
     Attributes:
         no_pose: Sentence that says why capsules cannot be decoded; None if they can.
@@ -100,6 +102,7 @@ class Explorer:
     fit: Fit = "pad"
     preparation: Preparation | None = None
     calibration: Calibration = field(default_factory=Calibration)
+    scale: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         check("Explorer: model", self.model, Network)
@@ -230,7 +233,7 @@ class Explorer:
         if not 0 <= index < len(self.images):
             raise InputError(f"the number of a test image must be 0 to {len(self.images) - 1}, got {index}")
         labels = self.images.labels[index].reshape(-1).tolist()
-        return self.images.images[index].numpy(), " and ".join(self.class_names[j] for j in labels)
+        return as_bytes(self.images.images[index].numpy()), " and ".join(self.class_names[j] for j in labels)
 
     def read(self, name: str, data: bytes, *, prepare: bool = False) -> Prepared:
         """Return the image of an uploaded file in the network's shape, and the changes that were made to it.
@@ -243,11 +246,12 @@ class Explorer:
         Raises:
             InputError: As for :func:`torchcaps.datasets.read_image`.
         """
-        options: Any = {"preparation": self.preparation if prepare else None, "fit": self.fit, "name": f"“{name}”"}
+        options: Any = {"preparation": self.preparation if prepare else None, "fit": self.fit, "scale": self.scale}
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "image"
             path.write_bytes(data)
-            return read_photo(path, self.model.in_shape, **options).prepared
+            prepared = read_photo(path, self.model.in_shape, name=f"“{name}”", **options).prepared
+        return replace(prepared, image=as_bytes(prepared.image))
 
 
 def describe_routing(trace: RoutingTrace) -> dict[str, Any]:
@@ -324,7 +328,7 @@ def open_explorer(
     if run.config is not None:
         what = f"{run.config.preset}, trained on {describe_data(run.config.data)}"
     explorer = Explorer(run.model, run.class_names, name=real(run.path).name, what=what)
-    explorer.fit, explorer.preparation = spec.fit, spec.preparation
+    explorer.fit, explorer.preparation, explorer.scale = spec.fit, spec.preparation, spec.scale
     explorer.calibration = spec.calibration or Calibration()
     if run.config is None and run.path in SHIPPED.values():
         explorer.what = "the network that comes with torchcaps, trained on MNIST handwritten digits"

@@ -14,6 +14,7 @@ from torch import nn
 
 from torchcaps.analysis.calibration import MIN_RUNNER_UP_RATIO
 from torchcaps.checks import checked
+from torchcaps.datasets.scaling import as_bytes
 from torchcaps.errors import InputError
 from torchcaps.explorer.questions import describe, encode
 from torchcaps.explorer.server import ABOUT, PAGE
@@ -105,7 +106,7 @@ def describe_network(explorer: Explorer) -> dict[str, Any]:
     if len(model.layers) != 1:
         raise InputError(f"a page without a server computes networks with one capsule layer, got {len(model.layers)}")
     primary, routing = config["primary_capsules"], config["layers"][0]["routing"]
-    pixels = [] if images is None else list(images.images[:MAX_IMAGES].numpy())
+    pixels = [] if images is None else list(as_bytes(images.images[:MAX_IMAGES].numpy()))
     return {
         "backbone": list(steps(model.backbone, "backbone")),
         "primary": {

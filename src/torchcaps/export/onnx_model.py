@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from torchcaps.analysis.calibration import Prediction
+from torchcaps.datasets.scaling import as_floats, as_pixels
 from torchcaps.errors import InputError, install
 from torchcaps.export.description import Description
 from torchcaps.export.onnx_worker import OUT_OF_MEMORY, receive, send
@@ -80,7 +81,8 @@ class OnnxModel:
         """Classify images, and reconstruct them if the network has a decoder.
 
         Args:
-            images: uint8 of 0..255, or floating-point of 0..1; N at least 1. For a network of sequences floating-point
+            images: uint8 of 0..255, floating-point of 0..1, or other integers, which are read by the range of the
+                training images (``description.scale``); N at least 1. For a network of sequences floating-point
                 (N, C, 1, l), any length l up to W, with NaN as padding. For a network for pixels (N, C, *S), any sizes.
 
         Returns:
@@ -107,9 +109,8 @@ class OnnxModel:
                 for name, least, most in zip(self._free, smallest, largest, strict=True)
             ]
             raise InputError(f"images must have shape (N, {', '.join(words)}) with N at least 1, got {images.shape}")
-        if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
-            raise TypeError(f"images must be uint8 of 0..255 or floating-point of 0..1, got {images.dtype}")
-        outputs = [self._run(part) for part in _batches(_as_pixels(images), self._batch)]
+        images = self._as_pixels(images)
+        outputs = [self._run(part) for part in _batches(images, self._batch)]
         lengths, *others = (np.concatenate(parts) for parts in zip(*outputs, strict=True))
         if per_pixel:
             masks = (lengths[:, 0] > 0.5 if lengths.shape[1] == 1 else lengths.argmax(1)).astype(np.uint8)
@@ -118,7 +119,17 @@ class OnnxModel:
         highest = (-lengths).argsort(axis=1, kind="stable")[:, : self.description.objects]
         classes = highest[:, 0] if self.description.objects == 1 else highest
         decoded = others[0] if others else None
-        return Prediction.of(_as_pixels(images), classes, lengths, decoded, self.description.calibration)
+        return Prediction.of(images, classes, lengths, decoded, self.description.calibration)
+
+    def _as_pixels(self, images: Shaped[np.ndarray, "N C *S"]) -> Float[np.ndarray, "N C *S"]:
+        """Return images as float32; raise TypeError for a dtype that this network does not take."""
+        if np.issubdtype(images.dtype, np.floating):
+            return images.astype(np.float32)
+        if images.dtype == np.uint8:
+            return as_floats(images)
+        if images.dtype.kind not in "iub" or self.description.in_shape[1:-1] == (1,):
+            raise TypeError(f"images must be uint8 of 0..255 or floating-point of 0..1, got {images.dtype}")
+        return as_floats(as_pixels(images, self.description.scale))
 
     def _run(self, images: Float[np.ndarray, "N C H W"]) -> list[np.ndarray]:
         """Return the outputs for a batch. After a batch that exceeds the limits, images are run one by one.
@@ -268,8 +279,3 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
 
 def _batches(images: Shaped[np.ndarray, "N C *S"], size: int) -> list[np.ndarray]:
     return [images[start : start + size] for start in range(0, len(images), size)]
-
-
-def _as_pixels(images: Shaped[np.ndarray, "N C *S"]) -> Float[np.ndarray, "N C *S"]:
-    pixels = images.astype(np.float32)
-    return pixels / 255 if images.dtype == np.uint8 else pixels

@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 
 from torchcaps.datasets import Augmentation, BatchLoader, Dataset, ImageSet, PairSet, center_crop, load_dataset
 from torchcaps.datasets.item_reader import Keys
-from torchcaps.datasets.pixels import Scale
 from torchcaps.datasets.samplers import SampledBatches
+from torchcaps.datasets.scaling import Scale
 from torchcaps.datasets.user_data import Form, Opened, open_data
 from torchcaps.errors import InputError
 from torchcaps.models import Network

@@ -11,7 +11,7 @@ from torch import nn
 
 from torchcaps.checks import checked
 from torchcaps.datasets.item_reader import Keys
-from torchcaps.datasets.pixels import Scale
+from torchcaps.datasets.scaling import Scale
 from torchcaps.errors import InputError
 from torchcaps.models import Network
 from torchcaps.tasks import TaskName, find_task, task_of

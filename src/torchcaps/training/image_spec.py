@@ -40,7 +40,8 @@ class ImageSpec:
     task: TaskName = "classes"
     """Task of the network; ``class_names`` are the names of its classes, labels or numbers."""
     scale: tuple[float, float] | None = None
-    """Numbers of the voxels of a NIfTI file that become 0 and 1; None: the 0.5th and the 99.5th percentile."""
+    """Numbers that become 0 and 1, in all images that the network reads; None: by their data type, and in volumes the
+    0.5th and the 99.5th percentile."""
 
     has_names: bool = True
     """False if ``class_names`` are only numbers, because the training data had no names."""

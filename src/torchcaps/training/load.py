@@ -65,6 +65,10 @@ class Run:
             data, data_dir = self.config.data, data_dir or self.config.data_dir
         return data is not None and find_dataset(data)[0].is_downloaded(data_dir)
 
+    def reading_options(self, data: str) -> dict[str, Any]:
+        """Return options of ``load_dataset``, so that other images are read as the run's own ones were."""
+        return {"scale": self.images.scale} if find_dataset(data)[0].takes_scale else {}
+
     def dataset(
         self, data: str | Dataset | None = None, data_dir: str | None = None, *, by_number: bool = False
     ) -> Dataset:
@@ -87,7 +91,7 @@ class Run:
             config = dataclasses.replace(self.config, data_dir=data_dir or self.config.data_dir)
             loaded = cropped(load_run_data(config), config.recipe)
         else:
-            loaded = load_dataset(self._named(data), **self._options(data_dir))
+            loaded = load_dataset(self._named(data), **self._options(data, data_dir))
         return self._matched(loaded, by_number=by_number)
 
     def part(
@@ -112,7 +116,9 @@ class Run:
             InputError: As for :meth:`dataset`, or the data set has no such part.
         """
         if not self._is_own(data):
-            return self._matched(load_part(self._named(data), part, **self._options(data_dir)), by_number=by_number)
+            return self._matched(
+                load_part(self._named(data), part, **self._options(data, data_dir)), by_number=by_number
+            )
         own = self.dataset(data, data_dir, by_number=by_number)
         images = joined(list(own.parts.values()), own.name) if part == "all" else own.parts[part]
         words = f"images of {own.name}" if part == "all" else f"{part} images of {own.name}"
@@ -127,13 +133,12 @@ class Run:
             raise InputError(f"{self.path} does not say what it was trained on; name a data set with --data")
         return data
 
-    def _options(self, data_dir: str | None) -> dict[str, Any]:
+    def _options(self, data: str | None, data_dir: str | None) -> dict[str, Any]:
         """Return options to load another data set than the run's."""
         # with the same seed, data sets made from the same images have the same validation images
         seed = 0 if self.config is None else self.config.seed
-        return {"data_dir": data_dir, "seed": seed, "task": self.model.task} | task_of(self.model).data_options(
-            self.model
-        )
+        options = {"data_dir": data_dir, "seed": seed, "task": self.model.task}
+        return options | task_of(self.model).data_options(self.model) | self.reading_options(self._named(data))
 
     def _matched(self, loaded: Loaded, *, by_number: bool) -> Loaded:
         """Return a data set with the classes of the network; raise InputError if its images do not fit."""

@@ -9,6 +9,7 @@ import torch
 from support import assert_raises
 from torchcaps import machine
 from torchcaps.datasets import Dataset, load_dataset
+from torchcaps.datasets.pixels import to_bytes
 from torchcaps.errors import InputError
 
 X = np.random.default_rng(0).integers(0, 256, (40, 6, 5), dtype=np.uint8)
@@ -62,7 +63,7 @@ def test_channels_first_or_last_orders_of_bytes_and_floats(tmp_path: Path) -> No
         for x in (np.asfortranarray(last), last.transpose(0, 3, 1, 2), *floats):
             for y in (Y, Y.astype(">u2"), Y.astype(np.int8)):
                 other = load(tmp_path, x=x, y=y)
-                assert torch.equal(other.train.images, plain.train.images)
+                assert torch.equal(to_bytes(other.train.images), plain.train.images)
                 assert torch.equal(other.test.labels, plain.test.labels)
 
 
@@ -134,9 +135,12 @@ WRONG: list[tuple[dict[str, np.ndarray], str]] = [
     (XY | {"y_val": Y}, 'no array "x_val"'),
     ({f"{'z' * 99}{n}": X[:1] for n in range(30)}, ", …"),
     (XY | {"x": X.astype(np.int64) * 8}, "x must be uint8, other integers of 0..255"),
-    (XY | {"x": X.astype(np.int64) * 8}, "got int64 from 0 to 2040; give the numbers that become 0 and 1"),
-    (XY | {"x": X.astype(np.uint16)}, "such as scale=(0, 255) (--scale 0,255)"),
-    (XY | {"x": X.astype(np.int16) * 8 - 1000}, "such as scale=(-1024, 3071) (--scale -1024,3071)"),
+    (XY | {"x": X.astype(np.int64) * 8}, "got int64 from 0 to 2040; say which numbers become 0 and 1"),
+    (XY | {"x": X.astype(np.uint16)}, "such as scale=(0, 255) (--scale 0,255 of train and datasets)"),
+    (
+        XY | {"x": X.astype(np.int16) * 8 - 1000},
+        "such as scale=(-1024, 3071) (--scale -1024,3071 of train",
+    ),
     (XY | {"x": X.astype(np.float32)}, "got float32 from 0 to 255"),
     (XY | {"x": np.full((40, 6, 5), np.nan)}, "x must be finite"),
     (XY | {"x": np.zeros((40, 6, 5), [("a", "f4")])}, "x must be numbers"),

@@ -40,7 +40,15 @@ def test_sequences_of_an_npz_file_are_padded_with_nan(tmp_path: Path) -> None:
     (batch,) = BatchLoader(data.test, 8, shuffle=False).batches(0)
     assert torch.equal(batch.images.nan_to_num(), data.test.images.nan_to_num())
     moved = Augmentation(max_shift=1)
-    assert_raises(InputError, BatchLoader, data.train, 4, shuffle=True, augmentation=moved, say="only uint8 images")
+    assert_raises(
+        InputError,
+        BatchLoader,
+        data.train,
+        4,
+        shuffle=True,
+        augmentation=moved,
+        say="only images (N, C, H",
+    )
 
 
 def test_what_no_sequences_are(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float32, UInt8
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
@@ -27,6 +27,7 @@ from torchcaps.datasets.images import (
 )
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
+from torchcaps.datasets.scaling import Pixels, Scale, alike, as_bytes, as_floats, check_scale, note_dark
 from torchcaps.datasets.sources.segmentation_folder import MASK_NAMES, has_masks, load_segmentation_folder
 from torchcaps.errors import InputError
 from torchcaps.files import user_path
@@ -47,6 +48,7 @@ Files = dict[str, dict[str, list[Path]]]
     licence="yours",
     takes_path=True,
     can_skip_damaged=True,
+    takes_scale=True,
 )
 def load_folder(request: DataRequest) -> Splits:
     """Read a folder of class sub-folders, or of train/, test/ and val/ (or validation/) with class sub-folders each.
@@ -74,7 +76,7 @@ def load_folder(request: DataRequest) -> Splits:
     files = _files(root)
     class_names = _class_names(files)
     listed = [file for by_class in files.values() for each in by_class.values() for file in each]
-    images, damaged = read_files(listed, request.image_size, skip=request.skip_damaged)
+    images, damaged = read_files(listed, request, str(root))
     sets = {}
     for part, by_class in files.items():
         is_split = part == "train" and request.part is None
@@ -105,6 +107,8 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
         path: Folder of the images.
         in_shape: Shape to convert the images to, (C, H, W); C is 1 or 3.
         part: Part to read; without test/ and val/, ``"train"`` has all images.
+        scale: Numbers (low, high) that become 0 and 1, for files with more than 8 bits. Images are then float32 of
+            0..1. None: uint8, files with 16 bits rounded to 256 steps.
 
     Raises:
         InputError: There is no class, the part is missing, every image of a class has a mask beside it, or (on access)
@@ -113,9 +117,14 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
 
     @checked
     def __init__(
-        self, path: str | Path, in_shape: Sequence[int], part: Literal["train", "validation", "test"] = "train"
+        self,
+        path: str | Path,
+        in_shape: Sequence[int],
+        part: Literal["train", "validation", "test"] = "train",
+        scale: Scale | None = None,
     ) -> None:
-        root, self.in_shape = user_path(path), tuple(in_shape)
+        root, self.in_shape, self.scale = user_path(path), tuple(in_shape), scale
+        check_scale("auto" if scale is None else scale)
         files = _files(root)
         if part not in files:
             raise InputError(f"{root} has no folder of {part} images")
@@ -125,9 +134,10 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, index: int) -> tuple[UInt8[Tensor, "C H W"], int]:
+    def __getitem__(self, index: int) -> tuple[UInt8[Tensor, "C H W"] | Float32[Tensor, "C H W"], int]:
         file, label = self.files[index]
-        return torch.from_numpy(read_image(file, self.in_shape, fit="stretch")), label
+        image = read_image(file, self.in_shape, fit="stretch", scale=self.scale)
+        return torch.from_numpy(as_bytes(image) if self.scale is None else as_floats(image)), label
 
 
 def _class_names(files: Files) -> tuple[str, ...]:
@@ -190,26 +200,23 @@ def _refuse_masks(name: str, files: Sequence[Path]) -> None:
         )
 
 
-def to_image_set(files: Sequence[Path], images: Mapping[Path, np.ndarray], labels: Tensor) -> ImageSet:
+def to_image_set(files: Sequence[Path], images: Mapping[Path, Pixels], labels: Tensor) -> ImageSet:
     """Return the images of ``files`` as a set: grey if all of ``images`` are grey, otherwise in colour."""
     channels = max(map(len, images.values()))
     pixels = np.stack([with_channels(images[file], channels) for file in files])
     return ImageSet(torch.from_numpy(pixels), labels)
 
 
-def read_files(
-    listed: Sequence[Path], size: tuple[int, int] | None, *, skip: bool
-) -> tuple[dict[Path, np.ndarray], list[str]]:
-    """Read all images, which must have one size.
+def read_files(listed: Sequence[Path], request: DataRequest, where: str) -> tuple[dict[Path, Pixels], list[str]]:
+    """Read all images of the data set ``where``, which must have one size.
 
     Returns:
         The readable images, and a sentence for each unreadable one (only with ``skip``).
     """
-    images: dict[Path, np.ndarray] = {}
-    damaged: list[str] = []
+    images, damaged, size = dict[Path, Pixels](), list[str](), request.image_size
     for file in listed:
         try:
-            image = read_pixels(file)
+            image = read_pixels(file, scale=request.scale)
         except InputError as error:
             damaged.append(str(error))
             continue
@@ -221,5 +228,6 @@ def read_files(
                 f"{file} is {own} pixels (height × width), but {first} is {other}; bring all images to one size with "
                 "--image-size"
             )
-    refuse_damaged(damaged, len(listed), skip=skip)
-    return images, damaged
+    refuse_damaged(damaged, len(listed), skip=request.skip_damaged)
+    note_dark([*images.values()], f"all images of {where}", request.scale)
+    return dict(zip(images, alike([*images.values()]), strict=True)), damaged

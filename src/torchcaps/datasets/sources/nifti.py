@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from torchcaps.datasets.dataset import Splits
-from torchcaps.datasets.nifti import import_nibabel, read_volume, to_uint8, volumes_in
+from torchcaps.datasets.nifti import import_nibabel, read_volume, volumes_in
 from torchcaps.datasets.registry import DataRequest, register_dataset
+from torchcaps.datasets.scaling import as_bytes, as_pixels
 from torchcaps.datasets.sources.folder import parts_of
 from torchcaps.datasets.sources.segmentation_folder import FileKind, Labelled, Pair, load_segmentation_folder
 from torchcaps.errors import InputError
@@ -38,15 +37,16 @@ def load_nifti(request: DataRequest) -> Splits:
     root = request.path
     if not root.is_dir():
         raise InputError(f"there is no folder {root} to read volumes from")
-    kind = FileKind(volumes_in, partial(_read, request.scale), ".nii.gz", "a NIfTI file")
+    kind = FileKind(volumes_in, _read, ".nii.gz", "a NIfTI file")
     return load_segmentation_folder(root, parts_of(root), request, kind)
 
 
-def _read(scale: tuple[float, float] | None, pair: Pair) -> Labelled:
+def _read(pair: Pair, scale: tuple[float, float] | None) -> Labelled:
     image, mask = read_volume(pair.image), read_volume(pair.mask)
     if (mask.values != np.floor(mask.values)).any() or mask.values.min() < 0:
         raise InputError(
             f"{pair.mask} holds fractions or negative numbers; a mask holds the number of a class in each voxel"
         )
     numbers = mask.values.astype(np.min_scalar_type(int(mask.values.max())))
-    return Labelled(to_uint8(image.values, scale)[None], numbers, image.spacing)
+    pixels = as_bytes(as_pixels(image.values, scale, str(pair.image), "volume"))
+    return Labelled(pixels[None], numbers, image.spacing)

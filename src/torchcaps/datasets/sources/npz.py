@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float32, UInt8
 from torch import Tensor
 
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, pad_sequences
-from torchcaps.datasets.pixels import Scale, channels_first, scale_pixels, to_bytes
+from torchcaps.datasets.pixels import channels_first, scale_pixels
 from torchcaps.datasets.registry import DataRequest, register_dataset
+from torchcaps.datasets.scaling import Scale, alike, as_bytes, note_dark
 from torchcaps.datasets.sources.segmentation_folder import to_set
 from torchcaps.errors import InputError, shown
 from torchcaps.files import one_sentence, require_file
@@ -49,8 +51,8 @@ def load_npz(request: DataRequest) -> Splits:
     """Read images and labels from the arrays of an .npz file.
 
     - ``x`` or ``x_train``: images (N, H, W), (N, H, W, C) or (N, C, H, W), uint8 or other numbers that
-      :func:`~torchcaps.datasets.pixels.scale_pixels` takes, rounded to 256 steps. Numbers (N, L) are sequences of one
-      channel and keep their values.
+      :func:`~torchcaps.datasets.scaling.range_of` takes. Numbers (N, L) are sequences of one channel and keep their
+      values.
     - ``y`` or ``y_train``: for classes whole numbers (N,) from 0 without gaps, texts, or one-hot rows (N, J). For
       several labels zeros and ones (N, L), or True and False. For a regression floats (N,) or (N, T). For pixels masks
       (N, H, W), or (N, D, H, W) of volumes ``x`` (N, D, H, W) or (N, D, H, W, C); 255: ignored. ``task`` decides if
@@ -135,7 +137,7 @@ def _with_masks(path: Path, pairs: Names, arrays: Mapping[str, Any], request: Da
     sets = {}
     for part, (x, y) in pairs.items():
         masks, images = task.convert_targets(arrays[y], len(names), f"{path}: {y}"), arrays[x]
-        pixels = to_bytes(scale_pixels(images, scale, f"{path}: {x}"))
+        pixels = _scaled(images, scale, f"{path}: {x}", is_volume=masks.ndim == 4)
         forms = {pixels.shape: 0, pixels.shape[:-1]: -1, (*pixels.shape[:1], *pixels.shape[2:]): 1}
         if (axis := forms.get(masks.shape)) is None:
             raise InputError(
@@ -160,12 +162,19 @@ def _images(
         raise InputError(f'{path}: channels must be "first" or "last", got {shown(order)}')
     named: Any = None if order is None else str(order)
     try:
-        pixels = scale_pixels(values, scale, where)
+        pixels = _scaled(values, scale, where)
     except InputError as error:
         if values.ndim != 3 or x not in _LENGTHS:
             raise
         raise InputError(f"{error}; if these are sequences (N, C, L), add an array {_LENGTHS[x]} (N,)") from None
-    return to_bytes(channels_first(pixels, where, named, "an array channels")).contiguous()
+    return channels_first(pixels, where, named, "an array channels").contiguous()
+
+
+def _scaled(values: np.ndarray, scale: Scale, where: str, *, is_volume: bool = False) -> Tensor:
+    """Return pixels: uint8 if that changes none of them, and for volumes, which take much memory; otherwise float32."""
+    pixels = scale_pixels(values, scale, where).numpy()
+    note_dark([pixels], where, scale)
+    return torch.from_numpy(as_bytes(pixels) if is_volume else alike([pixels])[0])
 
 
 def _to_sequences(arrays: Mapping[str, Any], x: str, where: str) -> Float32[Tensor, "N C 1 L"]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import UInt, UInt8
+from jaxtyping import Float32, UInt, UInt8
 
 from torchcaps.datasets.damaged import refuse_damaged
 from torchcaps.datasets.dataset import Splits
@@ -18,6 +18,7 @@ from torchcaps.datasets.masks import number_masks, read_classes, read_mask
 from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.registry import DataRequest
 from torchcaps.datasets.rng import FIXED_SEED, generator
+from torchcaps.datasets.scaling import Pixels, alike, note_dark
 from torchcaps.errors import InputError
 
 IMAGES, MASKS, CLASSES = "images", "masks", "classes.txt"
@@ -34,7 +35,7 @@ MAX_NAMED = 3
 class Labelled(NamedTuple):
     """An image and the values of its mask."""
 
-    image: UInt8[np.ndarray, "C *S"]
+    image: Pixels
     mask: UInt[np.ndarray, "*S"]
     spacing: tuple[float, ...] | None = None
     """Distances of neighbouring pixels along the axes; None: 1."""
@@ -52,8 +53,8 @@ class FileKind(NamedTuple):
 
     files_in: Callable[[Path], list[Path]]
     """Returns the files of this kind in a folder."""
-    read: Callable[[Pair], Labelled]
-    """Reads a pair of files."""
+    read: Callable[[Pair, tuple[float, float] | None], Labelled]
+    """Reads a pair of files; the second argument is the range of the pixels."""
     suffix: str
     """Usual suffix of masks."""
     words: str
@@ -118,7 +119,7 @@ def load_segmentation_folder(
         if not has_masks(folder, kind.files_in):
             raise InputError(f"{folder} must have images/ and masks/, with {kind.words} of the same name in each")
     names, colours = read_classes(root / CLASSES)
-    found, damaged = _read_parts(parts, kind, skip=request.skip_damaged)
+    found, damaged = _read_parts(parts, kind, request)
     _check_parts(root, found, damaged)
     masks = {str(pair.mask): each.mask for labelled in found.values() for pair, each in labelled.items()}
     numbered, class_names, unknown = number_masks(masks, names, colours)
@@ -130,10 +131,13 @@ def load_segmentation_folder(
         for part, labelled in found.items()
     }
     _check_parts(root, found, unknown)
-    channels = max(len(each.image) for labelled in found.values() for each in labelled.values())
+    pairs = [pair for labelled in found.values() for pair in labelled.items()]
+    note_dark([each.image for _, each in pairs], f"all images of {root}", request.scale)
+    images = dict(zip((pair for pair, _ in pairs), alike([each.image for _, each in pairs]), strict=True))
+    channels = max(map(len, images.values()))
     sets = {}
     for part, labelled in found.items():
-        pixels = [torch.from_numpy(with_channels(each.image, channels)) for each in labelled.values()]
+        pixels = [torch.from_numpy(with_channels(images[pair], channels)) for pair in labelled]
         labels = [torch.from_numpy(numbered[str(pair.mask)]) for pair in labelled]
         spacing = [each.spacing for each in labelled.values() if each.spacing is not None]
         sets[part] = to_set(pixels, labels, request, str(root), spacing or None)
@@ -151,7 +155,7 @@ def _check_parts(root: Path, found: Mapping[str, Mapping[Pair, Labelled]], fault
 
 
 def _read_parts(
-    parts: Mapping[str, Path], kind: FileKind, *, skip: bool
+    parts: Mapping[str, Path], kind: FileKind, request: DataRequest
 ) -> tuple[dict[str, dict[Pair, Labelled]], list[str]]:
     """Read the pairs of each part in a fixed random order.
 
@@ -165,16 +169,16 @@ def _read_parts(
         damaged, total, found[part] = damaged + faults, total + len(pairs) + len(faults), {}
         for pair in pairs:
             try:
-                found[part][pair] = _read_pair(pair, kind)
+                found[part][pair] = _read_pair(pair, kind, request.scale)
             except InputError as error:
                 damaged.append(str(error))
-    refuse_damaged(damaged, total, skip=skip)
+    refuse_damaged(damaged, total, skip=request.skip_damaged)
     return found, damaged
 
 
-def _read_pair(pair: Pair, kind: FileKind) -> Labelled:
+def _read_pair(pair: Pair, kind: FileKind, scale: tuple[float, float] | None) -> Labelled:
     """Read an image and its mask, which must have one size."""
-    labelled = kind.read(pair)
+    labelled = kind.read(pair, scale)
     if labelled.image.shape[1:] != labelled.mask.shape:
         sizes = ["×".join(map(str, size)) for size in (labelled.mask.shape, labelled.image.shape[1:])]
         axes = " (height × width)" * (labelled.mask.ndim == 2)
@@ -230,15 +234,15 @@ def _is_similar(mask: str, image: str) -> bool:
     return mask == image or mask.startswith((f"{image}_", f"{image}-")) or mask.endswith((f"_{image}", f"-{image}"))
 
 
-def _read_image_files(pair: Pair) -> Labelled:
-    return Labelled(read_pixels(pair.image), read_mask(pair.mask, str(pair.mask)))
+def _read_image_files(pair: Pair, scale: tuple[float, float] | None) -> Labelled:
+    return Labelled(read_pixels(pair.image, scale=scale), read_mask(pair.mask, str(pair.mask)))
 
 
 IMAGE_FILES = FileKind(image_files_in, _read_image_files, ".png", "an image file")
 
 
 def to_set(
-    images: Sequence[UInt8[torch.Tensor, "C *S"]],
+    images: Sequence[UInt8[torch.Tensor, "C *S"] | Float32[torch.Tensor, "C *S"]],
     masks: Sequence[UInt8[torch.Tensor, "*S"]],
     request: DataRequest,
     where: str,

@@ -34,6 +34,7 @@ MAX_NAMED = 20
     licence="yours",
     takes_path=True,
     can_skip_damaged=True,
+    takes_scale=True,
 )
 def load_table(request: DataRequest) -> Splits:
     """Read the images in a table, and their labels.
@@ -67,7 +68,7 @@ def load_table(request: DataRequest) -> Splits:
     found, hidden = _find_files(path, columns[image], table.lines, files)
     task, names, targets = _targets(table, chosen, request)
     kept = [row for row in range(len(found)) if row not in hidden]
-    images, damaged = read_files([found[row] for row in kept], request.image_size, skip=request.skip_damaged)
+    images, damaged = read_files([found[row] for row in kept], request, str(path))
     parts = ["train"] * len(found) if split is None else _parts(path, columns[split], table.lines)
     sets = {}
     for part in sorted(set(parts), key=("train", "validation", "test").index):
