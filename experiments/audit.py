@@ -14,6 +14,7 @@ KINDS: dict[str, str] = {
     "random-in-evaluation": "noise in evaluation",
     "agreement-not-summed": "agreement not summed",
     "no-routing": "agreement never used",
+    "dead-capsules": "equal outputs",
     "padding-changes-result": "padding changes results",
 }
 

@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
+import torchcaps
 from cli_support import Cli
 
 CODE = """
+import torch
 from torchcaps.nn import Capsules, DenseCapsules, DynamicRouting
 
 class Layer(DenseCapsules):
@@ -17,6 +20,14 @@ class Layer(DenseCapsules):
 class Mixes(Layer):
     def forward(self, poses):
         return super().forward(poses + poses.mean(0))
+
+class Flat(torch.nn.Module):  # a fixed weighted sum of the inputs
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(12, 5, 16, 8))
+
+    def forward(self, poses):
+        return torch.einsum("bik,ijdk->bjd", poses, self.weight)
 
 class Ignores(Layer):
     def forward(self, capsules):
@@ -56,3 +67,39 @@ def test_only_an_error_is_one(cli: Cli) -> None:
         found = json.loads(told.out)
         assert (found["class_name"], found["shape"], found["mask"]) == (kind, [4, 12, 8], bool(options))
         assert [(each["name"], each["severity"]) for each in found["findings"]] == [(name, severity)]
+
+
+def test_strict_fails_for_warnings_too(cli: Cli) -> None:
+    for made, severity in (("Layer", None), ("over_inputs", "note"), ("Flat", "warning"), ("Mixes", "error")):
+        codes = [cli("check", f"code.py:{made}", *SHAPE, *more).code for more in ((), ("--strict",))]
+        assert codes == [severity == "error", severity in ("error", "warning")], made
+
+
+def test_a_badge_says_what_was_found(cli: Cli) -> None:
+    for made, summary in (("Layer", "no mistake was found"), ("Flat", "1 finding"), ("Mixes", "1 finding")):
+        badge = Path(f"{made}.svg")
+        assert (
+            f"![torchcaps check: {summary}]({badge})" in cli("check", f"code.py:{made}", *SHAPE, "--badge", badge).out
+        )
+        image = ElementTree.parse(badge).getroot()
+        assert image.attrib["aria-label"] == f"torchcaps check: {summary}"
+    assert json.loads(cli("check", "code.py:Layer", *SHAPE, "--badge", "other.svg", "--json").out)["findings"] == []
+
+
+def test_a_badge_replaces_no_file(cli: Cli) -> None:
+    Path("mine.svg").write_text("mine")
+    refused = cli("check", "code.py:Layer", *SHAPE, "--badge", "mine.svg")
+    assert (refused.code, "--overwrite" in refused.err) == (2, True)
+    assert Path("mine.svg").read_text() == "mine"
+    cli.out("check", "code.py:Layer", *SHAPE, "--badge", "mine.svg", "--overwrite")
+    assert "<svg" in Path("mine.svg").read_text()
+    alone = cli("check", "code.py:Layer", *SHAPE, "--overwrite")
+    assert (alone.code, "--badge" in alone.err) == (2, True)
+
+
+def test_a_sentence_for_a_method_section_names_version_input_and_findings(cli: Cli) -> None:
+    for made, ending in (("Layer", "no mistake was found."), ("Mixes", "1 finding: mixes-images.")):
+        sentence = json.loads(cli("check", f"code.py:{made}", *SHAPE, "--json").out)["sentence"]
+        assert sentence.endswith(ending)
+        assert all(word in sentence for word in (torchcaps.__version__, "4×12×8"))
+        assert sentence in " ".join(cli("check", f"code.py:{made}", *SHAPE).out.split())

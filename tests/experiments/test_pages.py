@@ -75,6 +75,12 @@ def test_every_recorded_finding_is_one_of_diagnose() -> None:
     assert len(set(names)) == len(names) >= 20
 
 
+def test_counts_on_pages_that_are_written_by_hand_are_those_of_the_audit() -> None:
+    audit = GIVEN["audit"]
+    assert f"{audit.wrong} of {audit.number} public" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"in {audit.number} repositories" in (ROOT / "docs/own-routing.md").read_text(encoding="utf-8")
+
+
 def test_every_routing_has_a_row_on_each_board() -> None:
     assert GIVEN["boards"].keys() == set(TESTS.values())
     for board in GIVEN["boards"].values():
