@@ -2,9 +2,9 @@
 
     python docs/explorer_pictures.py                  # needs playwright and its Chromium, or CHROMIUM=/path/to/one
 
-The network that comes with torchcaps at a desktop's and at a phone's width, and in motion while a digit is drawn; a
-network while it learns the embedded digits, for which it is trained; and the same one beside a CNN. The two trainings
-take some minutes; ``--only moving`` leaves them out.
+The network that comes with torchcaps at a desktop's and at a phone's width, and in motion while a digit is drawn;
+and a network trained on the embedded digits beside a CNN. The two trainings take some minutes; ``--only moving`` leaves
+them out.
 """
 
 from __future__ import annotations
@@ -50,10 +50,8 @@ def main() -> None:
             desktop(browser, address, out / "explorer-desktop.png")
             phone(browser, address, out / "explorer-phone.png")
             playground(browser, address, out / "playground.png")
-        with explorer(folder, "--train", "digits") as address:
-            learning(browser, address, out / "explorer-learning.png")
-        twin = [*TORCHCAPS, "train", "cnn-matched", "--data", "digits", "--epochs", "7"]
-        subprocess.run(twin, cwd=folder, check=True)
+        for words in (["first", "--data", "digits"], ["cnn-matched", "--data", "digits", "--epochs", "7"]):
+            subprocess.run([*TORCHCAPS, "train", *words], cwd=folder, check=True)
         with explorer(folder, WATCHED, TWIN) as address:
             beside(browser, address, out / "explorer-beside.png")
         browser.close()
@@ -178,15 +176,6 @@ def phone(browser: Browser, address: str, path: Path) -> None:
     move(page, 15)
     page.locator(".pose").evaluate("section => section.scrollIntoView()")
     page.screenshot(path=path)
-
-
-def learning(browser: Browser, address: str, path: Path) -> None:
-    """A training in its last epoch, and after it."""
-    page = opened(browser, address, 1280, 620)
-    page.get_by_text("epoch 20 of 20").wait_for(timeout=1_000_000)
-    page.locator(".learning").evaluate("section => section.scrollIntoView()")
-    page.screenshot(path=path)
-    page.get_by_text("Trained:").wait_for(timeout=1_000_000)
 
 
 def beside(browser: Browser, address: str, path: Path) -> None:

@@ -84,7 +84,6 @@ def test_names_are_completed() -> None:
         ("presets torch-", ["torch-notebook", "torch-tutorial"]),
         ("train --data smallnorb-a", ["smallnorb-azimuth", "smallnorb-azimuth-familiar"]),
         ("datasets dig", ["digits"]),
-        ("explore --train dig", ["digits"]),
         ("evaluate runs/f", ["runs/f", "runs/first-digits-1", "runs/first-digits-2"]),
         ("evaluate --split t", ["test", "train"]),
     ):

@@ -62,18 +62,15 @@ def test_which_networks_are_opened(cli: Cli, run_folder: Path, served: list[Any]
 
 
 WATCHED = """
-import functools, sys
+import sys
 def watch(event, arguments):
     if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname"):
         print("TALKS", event, arguments[1:] if event == "socket.connect" else arguments, file=sys.stderr, flush=True)
 sys.addaudithook(watch)
-from torchcaps import training
 from torchcaps.cli import main
-small = {"conv_channels": 8, "primary_types": 2, "decoder_hidden": (16,)}
-training.make_config = functools.partial(training.make_config, epochs=int(sys.argv.pop(1)), **small)
 sys.exit(main(sys.argv[1:]))
 """
-"""Says whom the process looks up or connects to; the first word is how many epochs a network learns."""
+"""Says whom the process looks up or connects to."""
 
 
 def ask(port: int, question: str, body: bytes) -> dict[str, Any]:
@@ -84,37 +81,21 @@ def ask(port: int, question: str, body: bytes) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows no Ctrl-C can be sent to another process alone")
-@pytest.mark.parametrize(
-    ("awaited", "number", "code"),
-    [("Ctrl-C ends it.", signal.SIGTERM, 0), ("epoch 2/", signal.SIGINT, 130), ("Next", signal.SIGINT, 0)],
-    ids=["a run", "while it trains", "trained"],
-)
-def test_it_talks_to_nobody_and_a_signal_ends_it(
-    run_folder: Path, environment: dict[str, str], awaited: str, number: int, code: int
-) -> None:
-    words = [run_folder] if number == signal.SIGTERM else ["--train", "digits"]
-    given = ("1000" if code else "1", "explore", *words, "--no-browser", "--port", "0")
-    process = processes.start("-c", WATCHED, *given, environment=environment)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_talks_to_nobody_and_a_signal_ends_it(run_folder: Path, environment: dict[str, str], number: int) -> None:
+    words = ("explore", run_folder, "--no-browser", "--port", "0")
+    process = processes.start("-c", WATCHED, *words, environment=environment)
     said = []
     try:
         line = process.stdout.readline()
         port = int(line.rpartition(" at http://127.0.0.1:")[2])
         for each in process.stdout:
             said.append(each)
-            if awaited in each:
+            if "Ctrl-C ends it." in each:
                 break
-        assert awaited in said[-1]
-        if number == signal.SIGTERM:
-            assert ask(port, "pick", b'{"index": 0}').keys() == {"pixels", "label"}
-        else:
-            assert line.startswith("Exploring first: learning on UCI handwritten digits")
-            now = ask(port, "progress", b"{}")
-            assert now["isRunning"] is bool(code)
-            assert [len(now[name]) for name in ("scores", "seen", "right", "decoded")] == [10] * 4
+        assert ask(port, "pick", b'{"index": 0}').keys() == {"pixels", "label"}
     finally:
         process.send_signal(number)
         rest, _ = process.communicate(timeout=60)
-    assert process.returncode == code
-    resumed = "resume with: torchcaps train --resume runs/first-digits-1" in rest
-    assert (resumed, Path("runs/first-digits-1/last.ckpt").exists()) == (bool(code), number == signal.SIGINT)
+    assert process.returncode == 0
     assert not [word for word in ("Traceback", "TALKS") if word in "".join([*said, rest])]

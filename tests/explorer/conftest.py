@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 
-HAS_IMAGE = "import('./core.js').then(({ networks, learning }) => networks[0].images && !learning)"
+HAS_IMAGE = "import('./core.js').then(({ networks }) => networks[0].images)"
 CLEAR = "import('./actions.js').then(({ ACTIONS }) => ACTIONS.clear())"
 
 

@@ -13,9 +13,8 @@ from PIL import Image
 
 from explorer_support import png, settle, shipped, small_network
 from torchcaps.datasets import ImageSet
-from torchcaps.explorer import Explorer, Learning, serving
+from torchcaps.explorer import Explorer, serving
 from torchcaps.explorer.state import shipped_images
-from torchcaps.training import Progress, load_run, make_config, train
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -384,30 +383,6 @@ def test_two_networks_side_by_side(open_page: Callable[..., Page]) -> None:
         page.get_by_role("radio", name="three").check()
         settle(page)
         assert page.get_by_text("iteration 3 of 3").is_visible()
-
-
-def test_a_network_is_watched_while_it_learns(open_page: Callable[..., Page], tmp_path: Path) -> None:
-    small: dict[str, Any] = {"conv_channels": 8, "primary_types": 2, "decoder_hidden": (16,), "limit_train": 200}
-    config = make_config("sabour2017", data="digits", epochs=3, batch_size=20, accelerator="cpu", **small)
-    learning = Learning(config, Progress())
-    with serving([learning.explorer], 0, learning) as address:
-        page = open_page(address)
-        page.get_by_text("The training begins.").wait_for()
-        before = picture(page, ".pupil:nth-child(4) .drawn")
-        summary = train(config, tmp_path / "run", figures=False, progress=learning)
-        page.get_by_text("epoch 3 of 3").wait_for()
-        learning.end(load_run(tmp_path / "run"), summary["test"]["best"]["accuracy"])
-        page.get_by_text("Trained:").wait_for()
-        assert page.locator(".network").inner_text().startswith("sabour2017: trained on ")
-        largest, half, none = map(float, page.locator(".losses span").all_inner_texts())
-        assert largest == pytest.approx(max(loss for _, loss in learning.numbers()["loss"]), abs=0.006)
-        assert (half, none) == (pytest.approx(largest / 2, abs=0.011), 0)
-        assert picture(page, ".pupil:nth-child(4) .drawn") != before
-        assert page.locator(".pupil").count() == 10
-        steps = learning.numbers()["steps"]
-        assert page.locator(".steps span").all_inner_texts() == ["0", f"{steps} steps"]
-        for line, points in ((".lossline", steps), (".accuracyline", 3)):
-            assert len(str(page.locator(line).get_attribute("points")).split()) == points
 
 
 def named_controls(page: Page) -> list[tuple[str, str]]:

@@ -97,7 +97,6 @@ FIT_NOT += (([0], [[0] * 4]), ([0], ZERO), ([0], [[None] * 5]), ([0], [[1e39] * 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("look", {}, "Pixels must be a text, got None."),
     ("look", {"network": 1, "pixels": "AAAA"}, "Network must be 0 to 0, got 1."),
-    ("progress", {}, "There is no training to show; start the explorer with --train."),
     ("look", {"pixels": "AAAA"}, "the link may be for another network."),
     *(("look", {"pixels": wrong}, CUT) for wrong in ("!", "ä")),
     ("look", LOOK | {"iterations": MANY}, "Iterations must be"),

@@ -1,8 +1,7 @@
-"""``torchcaps explore``: a page to draw on and to watch capsules, or a training, respond."""
+"""``torchcaps explore``: a page to draw on and to watch capsules respond."""
 
 from __future__ import annotations
 
-import os
 import threading
 import webbrowser
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ import click
 
 from torchcaps.cli.options import MaxMegapixels, OtherData, WhichEpoch, command
 from torchcaps.cli.runs import NO_OTHER_DATA, open_runs, refuse_options
-from torchcaps.cli.show import say, typed
+from torchcaps.cli.show import say
 from torchcaps.ranges import Range
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     ("explore", "the network that comes with torchcaps; Ctrl-C ends it"),
     ("explore runs/first-digits-1", "a network of your own"),
     ("explore runs/first-digits-1 runs/cnn-matched-digits-1", "two networks side by side"),
-    ("explore --train digits", "watch a network learn; about a minute"),
     ("explore runs/first-digits-1 --no-browser --port 8000", "serve the page at this port, without opening a browser"),
     ("explore runs/first-digits-1 --save site", "write the page as files, for any web server"),
 )
@@ -33,7 +31,6 @@ def explore(
     run: Sequence[Path] = (),
     *,
     which: WhichEpoch = "best",
-    train: Annotated[str | None, "Train the preset `first` on this data set and show its progress."] = None,
     source: OtherData,
     max_megapixels: MaxMegapixels = None,  # noqa: ARG001  applied when it is parsed
     port: Annotated[
@@ -55,12 +52,6 @@ def explore(
         refuse_options(("port", "browser"), "is for a served page, but --save writes the page as files")
         if len(run) > 1:
             raise click.UsageError("--save writes the page of one network, got two")
-    if train is not None:
-        if run:
-            raise click.UsageError("--train trains a new network; leave RUN or --train out")
-        refuse_options(("which", "data", "by_number", "save"), "does not go with --train")
-        return watch(train, source.data_dir, port, browser)
-
     if source.data is None:
         refuse_options(("by_number",), NO_OTHER_DATA)
 
@@ -81,24 +72,12 @@ def explore(
     return None
 
 
-def watch(data: str, data_dir: str | None, port: int | None, browser: bool) -> None:
-    """Train a network in a normal run and serve its page, during the training and then until Ctrl-C."""
-    import torch
+def _refuse_training(_: click.Context, __: click.Parameter, data: str | None) -> None:
+    if data is not None:
+        raise click.UsageError(f"--train was removed; first torchcaps train --data {data}, then torchcaps explore RUN")
 
-    from torchcaps.cli.train import show_summary
-    from torchcaps.explorer import Learning, serving
-    from torchcaps.training import load_run, make_config, train
-    from torchcaps.training.progress import choose_progress
 
-    config = make_config(data=data, data_dir=data_dir)
-    torch.set_num_threads(max((os.cpu_count() or 2) - 1, 1))  # leave one core to the page
-    learning = Learning(config, choose_progress())
-    with serving([learning.explorer], port, learning) as address:
-        announce([learning.explorer], address, browser)
-        summary = train(config, progress=learning, figures=False, command=typed())
-        with until_stopped():
-            learning.end(load_run(summary["out"]), summary["test"]["best"]["accuracy"])
-            show_summary(summary)
+explore.params.append(click.Option(["--train"], hidden=True, expose_value=False, callback=_refuse_training))
 
 
 def announce(explorers: Sequence[Explorer], address: str, browser: bool) -> None:

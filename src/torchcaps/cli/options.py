@@ -257,7 +257,7 @@ def known_names(param: str) -> Iterable[str]:
         from torchcaps.models.presets import list_presets
 
         return list_presets()
-    if param in ("data", "train"):
+    if param == "data":
         from torchcaps.datasets import list_datasets
 
         return [info.name for info in list_datasets() if not info.takes_path]

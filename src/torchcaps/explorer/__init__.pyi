@@ -1,4 +1,3 @@
-from .learning import Learning as Learning
 from .server import serving as serving
 from .state import Explorer as Explorer
 from .state import View as View

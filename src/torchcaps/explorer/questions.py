@@ -5,7 +5,6 @@
     decode    {network, classes, poses}  → whole: the decoded image, apart: each of several objects, in its colour
     pick      {index}                    → pixels: a test image, label: its label in words
     read      {name, data, prepare}      → pixels: the image of a file, changes: its preparation, in words
-    progress  {}                         → Learning.numbers and Learning.look
 
 ``network`` is the number of the network (default 0), ``iterations`` the number of its routing iterations (default 0:
 its own number), and ``cell`` the row and column of a cell of the routing maps. Pixels are base64: the C·H·W bytes of an
@@ -25,7 +24,6 @@ from jaxtyping import Float
 
 from torchcaps.checks import check
 from torchcaps.errors import InputError
-from torchcaps.explorer.learning import Learning
 from torchcaps.explorer.state import Explorer, View, check_side_by_side, to_bytes
 from torchcaps.models.output import SUPERLATIVES
 from torchcaps.ranges import Range
@@ -45,20 +43,17 @@ class Questions:
 
     Args:
         explorers: One network, or two that take the same images; the first supplies test images and reads files.
-        learning: The training to show; None if there is none.
     """
 
-    NAMES = ("look", "votes", "decode", "pick", "read", "progress")
+    NAMES = ("look", "votes", "decode", "pick", "read")
 
-    def __init__(self, explorers: Sequence[Explorer], learning: Learning | None = None) -> None:
+    def __init__(self, explorers: Sequence[Explorer]) -> None:
         check_side_by_side(explorers)
-        self.explorers, self.learning = explorers, learning
+        self.explorers = explorers
 
     def about(self) -> str:
         """Return the facts that the page needs at its start, as JSON."""
-        learning = self.learning and {"images": list(self.learning.images.numpy()), "labels": self.learning.labels}
-        networks = [describe(explorer) for explorer in self.explorers]
-        return json.dumps({"networks": networks, "learning": learning}, default=encode)
+        return json.dumps({"networks": [describe(explorer) for explorer in self.explorers]}, default=encode)
 
     def answer(self, name: str, question: Any) -> str:
         """Return the answer to a question, as JSON."""
@@ -99,13 +94,9 @@ class Questions:
         if name == "pick":
             pixels, label = explorer.pick(value("index", int))
             return {"pixels": pixels, "label": label}
-        if name == "read":
-            prepare = value("prepare", bool, False)
-            prepared = explorer.read(value("name", str), _bytes(value("data", str)), prepare=prepare)
-            return {"pixels": prepared.image, "changes": prepared.changes}
-        if self.learning is None:
-            raise InputError("there is no training to show; start the explorer with --train")
-        return self.learning.numbers() | self.learning.look()
+        prepare = value("prepare", bool, False)
+        prepared = explorer.read(value("name", str), _bytes(value("data", str)), prepare=prepare)
+        return {"pixels": prepared.image, "changes": prepared.changes}
 
 
 def describe(explorer: Explorer) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from socketserver import ThreadingTCPServer
 from typing import Any
 
 from torchcaps.errors import InputError
-from torchcaps.explorer.learning import Learning
 from torchcaps.explorer.questions import MAX_QUESTION_BYTES, Questions
 from torchcaps.explorer.state import Explorer
 from torchcaps.files import one_sentence
@@ -52,18 +51,17 @@ _HEADERS = {
 
 
 @contextmanager
-def serving(explorers: Sequence[Explorer], port: int | None = None, learning: Learning | None = None) -> Iterator[str]:
+def serving(explorers: Sequence[Explorer], port: int | None = None) -> Iterator[str]:
     """Serve the page in a thread until the context ends; yield its address.
 
     Args:
         explorers: One network, or two to show side by side; the first supplies the test images.
         port: Port of 127.0.0.1; 0: any free port; None: 7860 or, if that is taken, any free port.
-        learning: The training to show; ``explorers`` then holds its explorer only.
 
     Raises:
         InputError: The port cannot be used, or the networks take different images or classes.
     """
-    questions = Questions(explorers, learning)
+    questions = Questions(explorers)
     try:
         server = _Server(questions, PORT if port is None else port)
     except OSError as error:

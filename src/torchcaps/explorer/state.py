@@ -191,7 +191,7 @@ class Explorer:
 
     def routed_in(self, iterations: int) -> Network:
         """Return the network with another number of iterations of its class capsules; weights are shared."""
-        model = self.model  # a training may replace it at any time
+        model = self.model
         if iterations in (0, self.iterations):
             return model
         if self.iterations is None:

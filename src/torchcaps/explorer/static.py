@@ -79,7 +79,7 @@ def write_page(explorer: Explorer, folder: Path) -> None:
     about = describe(explorer) | {"prepares": False, "images": len(network["pixels"])}
     if explorer.preparation is not None:
         about["unprepared"] = UNPREPARED
-    facts = json.dumps({"networks": [about], "learning": None, "browser": network}, default=encode)
+    facts = json.dumps({"networks": [about], "browser": network}, default=encode)
     folder.mkdir(parents=True, exist_ok=True)
     for file in PAGE.iterdir():
         if file.name != "ask.js":

@@ -2,7 +2,7 @@
 // and start.js builds them all. `props` are the facts that the server writes (see Questions.about).
 import { props } from "./about.js";
 
-export const { networks, learning } = props, element = document.body;
+export const { networks } = props, element = document.body;
 export const $ = (selector) => element.querySelector(selector);
 export const page = $(".explorer"), drawing = $(".drawing"), whole = $(".whole");
 export const ink = drawing.getContext("2d", { willReadFrequently: true });

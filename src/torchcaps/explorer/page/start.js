@@ -4,7 +4,6 @@ import { buildBeside, buildFront } from "./beside.js";
 import { buildCells } from "./cells.js";
 import { $, element, safely, showNames, state } from "./core.js";
 import { buildImage, setImage } from "./image.js";
-import { buildLearning } from "./learning.js";
 import { paintWhole } from "./pose.js";
 import { buildRouting } from "./routing.js";
 import { restore } from "./sharing.js";
@@ -27,6 +26,5 @@ function build() {
 
 build();
 setImage({ pixels: null });
-buildLearning();
 if (location.hash.length > 1) restore();
 else openAlive();

@@ -1,6 +1,6 @@
 // ---- a tour of five steps at the first visit, and a moving digit when the page opens ----
 import { ACTIONS } from "./actions.js";
-import { $, about, element, learning, make, networks, safely, state } from "./core.js";
+import { $, about, element, make, networks, safely, state } from "./core.js";
 import { setImage, testImage } from "./image.js";
 import { stopSweep, sweep } from "./pose.js";
 
@@ -90,7 +90,6 @@ Object.assign(ACTIONS, {
 
 // Shows a test image and the tour; after the tour, the capsule's largest component is swept once.
 export const openAlive = safely(async () => {
-  if (learning) return;
   if (networks[0].images) await setImage(await testImage(Math.min(FIRST_IMAGE, networks[0].images - 1)));
   if (about.noPose) return;
   if (isTourSeen() || about.noRouting) sweepLargest();
