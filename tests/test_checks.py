@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from support import assert_raises
-from torchcaps.checks import check, check_classes, checked
+from torchcaps.checks import check, check_classes, checked, with_article
 from torchcaps.errors import InputError, WrongType
 from torchcaps.ranges import MAX_ENTRIES, Range
 from torchcaps.tracing import can_look
@@ -157,3 +157,18 @@ def test_labels_that_can_be_looked_at_lie_among_the_classes() -> None:
     assert not can_look(torch.zeros(2, device="meta"))
     assert not can_look(torch.zeros(0))
     check_classes("labels", torch.zeros(0).long(), 5)
+
+
+def test_each_entry_of_a_tuple_has_its_own_annotation() -> None:
+    pair = tuple[int, str]
+    check("pair", (1, "a"), pair)
+    for value, said in (((1, 2), "pair must be a text, got 2"), (("a", "b"), "pair must be an integer, got 'a'")):
+        assert_raises(WrongType, check, "pair", value, pair, say=said)
+    assert_raises(InputError, check, "pair", (1,), pair, say="pair must have 2 entries, got (1,)")
+    check("numbers", (1, 2, 3), tuple[int, ...])
+
+
+def test_articles_are_those_of_the_spoken_word() -> None:
+    words = "UNet LSTM MLP Unflatten UninitializedBuffer Uniform User HVCRouting RNN VBRouting Adam Dense EMRouting U"
+    articles = "a an an an an a a an an a an a an a"
+    assert [with_article(word).split()[0] for word in words.split()] == articles.split()

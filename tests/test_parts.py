@@ -4,6 +4,8 @@ import inspect
 import itertools
 import json
 import re
+import subprocess
+import sys
 import typing
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from support import SIZES, assert_raises, drawn_for, labels_for, registered_for_now, small
-from torchcaps import register
+from torchcaps import create_model, register
 from torchcaps.errors import InputError
 from torchcaps.models import build_network, get_preset
 from torchcaps.nn import DynamicRouting
@@ -491,3 +493,16 @@ def test_options_that_do_not_go_together() -> None:
         ),
     ):
         assert_raises(InputError, build_network, changed(USUAL, **options_), (1, 28, 28), 10, say=said)
+
+
+@pytest.mark.parametrize("module", ["torchcaps.nn", "torchcaps.parts", "torchcaps.models.output"])
+def test_parts_of_all_kinds_are_found_after_any_import(module: str) -> None:
+    parts = ("network", "cnn"), ("loss", "spread"), ("optimizer", "sgd"), ("layer", "deconv"), ("backbone", "stack")
+    code = f"import {module}; from torchcaps.parts import find; [find(*each) for each in {parts}]"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("preset", ["compact", "compact-shared"])
+def test_a_preset_of_planes_refuses_a_large_volume(preset: str) -> None:
+    said = "in_shape must be (channels, height, width), three positive integers, got (1, 128, 128, 128)"
+    assert_raises(InputError, create_model, preset, (1, 128, 128, 128), say=said)

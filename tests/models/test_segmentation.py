@@ -1,5 +1,7 @@
 """Networks that answer each pixel: published sizes, their equations, any size of image, losses, and bad options."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from support import assert_close, assert_finite, assert_raises
-from torchcaps import create_model
+from support import assert_close, assert_finite, assert_raises, small
+from torchcaps import create_model, load_pretrained
 from torchcaps.errors import InputError
 from torchcaps.models import ModelOutput
 from torchcaps.models.segmentation import PixelNetwork, cut_to, pad_to_multiple
 from torchcaps.nn.segmentation import InstanceNorm
-from torchcaps.parts import PARTS
+from torchcaps.parts import PARTS, UnknownOption, describe
+from torchcaps.training import TrainConfig
 
 CONV, UP = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}, {2: F.conv_transpose2d, 3: F.conv_transpose3d}
 FEW = {"layer_types": 3}
@@ -332,3 +335,40 @@ def test_a_network_is_one_graph(preset: str) -> None:
     with torch.no_grad():
         compiled = torch.compile(model, fullgraph=True, backend="eager")(images)
         assert_close(compiled.scores, model(images).scores, 1e-6)
+
+
+# ---- files of earlier versions
+
+
+def with_voters(tree: Any) -> Any:
+    """A tree as earlier versions stored it, where a layer had the option ``voters``."""
+    if isinstance(tree, dict):
+        if tree.get("name") == "conv-types":
+            return with_voters(tree | {"name": "conv", "voters": "types", "compete_over": "types"})
+        if tree.get("name") == "conv" and "compete_over" in tree and "voters" not in tree:
+            return with_voters(tree | {"voters": "places", "vote_bias": False})
+        return {name: with_voters(value) for name, value in tree.items()}
+    return [with_voters(each) for each in tree] if isinstance(tree, list | tuple) else tree
+
+
+@pytest.mark.parametrize(("preset", "in_shape"), [("segcaps", (1, 32, 32)), ("hinton2018-paper", (1, 28, 28))])
+def test_files_with_the_option_voters_are_read(tmp_path: Path, preset: str, in_shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    network = create_model(preset, in_shape, 4, **small(preset)).eval()
+    network.save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    old = with_voters(json.loads(config.read_text()))
+    assert '"voters"' in json.dumps(old)
+    config.write_text(json.dumps(old))
+    again = load_pretrained(tmp_path)
+    images = torch.rand(2, *in_shape)
+    assert again(images).scores.equal(network(images).scores)
+    tree = {name: value for name, value in old.items() if name not in ("in_shape", "num_classes")}
+    run = TrainConfig.from_dict({"preset": preset, "model": tree})
+    assert json.loads(json.dumps(run.model)) == json.loads(json.dumps(describe(network)))
+
+
+def test_the_option_voters_is_answered_with_the_layers() -> None:
+    said = 'there is no option of layer "conv" "voters" any more: the layer "conv-types" has votes of types, and'
+    layers = [{"name": "conv", "voters": "types", "layer_padding": "same"}]
+    assert_raises(UnknownOption, create_model, "segcaps", (1, 32, 32), 4, layers=layers, say=said)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import torch
@@ -51,6 +52,8 @@ class ConvBackbone(nn.Module):
 
     Source: Sabour, Frosst, Hinton 2017, section 4 (arXiv:1710.09829).
     """
+
+    __call__: Callable[..., Tensor]
 
     def __init__(
         self,
@@ -113,6 +116,8 @@ class StackBackbone(nn.Sequential):
         device: Device of the parameters.
         dtype: Floating-point type of the parameters.
     """
+
+    __call__: Callable[..., Tensor]
 
     def __init__(
         self,
@@ -177,6 +182,8 @@ class SequenceBackbone(nn.Module):
         dtype: Floating-point type of the parameters.
     """
 
+    __call__: Callable[..., Tensor]
+
     def __init__(
         self,
         in_channels: Size,
@@ -232,6 +239,8 @@ class TimmBackbone(nn.Module):
 
     Source: Wightman 2019, PyTorch Image Models (https://github.com/huggingface/pytorch-image-models).
     """
+
+    __call__: Callable[..., Tensor]
 
     mean: Tensor
     std: Tensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Literal
 
 from jaxtyping import Float, Int
@@ -80,6 +81,8 @@ class Decoder(nn.Module):
 
     Source: Sabour, Frosst, Hinton 2017, section 4.1 and figure 2 (arXiv:1710.09829).
     """
+
+    __call__: Callable[..., Tensor]
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import torch
@@ -64,6 +65,8 @@ class PrimaryCapsules(nn.Module):
 
     Source: Sabour, Frosst, Hinton 2017, section 4 (arXiv:1710.09829).
     """
+
+    __call__: Callable[..., Capsules]
 
     def __init__(
         self,
@@ -227,6 +230,8 @@ class SequenceCapsules(nn.Module):
         device: Device of the parameters.
         dtype: Floating-point type of the parameters.
     """
+
+    __call__: Callable[..., Capsules]
 
     def __init__(
         self,

@@ -8,15 +8,5 @@ from torchcaps.nn.layers.head import CapsuleHead
 from torchcaps.nn.layers.maps import MapLayer, join_types
 from torchcaps.nn.layers.types import ConvTypeCapsules, DeconvCapsules, TypesLayer
 
-__all__ = [
-    "CapsuleHead",
-    "CapsuleLayer",
-    "ConvCapsules",
-    "ConvTypeCapsules",
-    "DeconvCapsules",
-    "DenseCapsules",
-    "MapLayer",
-    "TypesLayer",
-    "current_tree",
-    "join_types",
-]
+__all__ = ["CapsuleHead", "CapsuleLayer", "ConvCapsules", "ConvTypeCapsules", "DeconvCapsules", "DenseCapsules"]
+__all__ += ["MapLayer", "TypesLayer", "current_tree", "join_types"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -45,6 +46,8 @@ class CapsuleHead(nn.Module):
         >>> [tuple(head(features).scores().shape) for features in (maps, tokens, vectors)]
         [(2, 5), (2, 5), (2, 5)]
     """
+
+    __call__: Callable[..., Capsules]
 
     @checked
     @placed

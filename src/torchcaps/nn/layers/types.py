@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -42,31 +42,14 @@ class TypesLayer(MapLayer):
     Args:
         window: The kernel.
         dims: Axes of the map.
-        in_types: Capsule types of the input map (T).
-        in_dim: Components of an input capsule (K).
-        layer_types: Types of the output map (J).
-        capsule_dim: Components of an output capsule (D).
-        repeat: How often each position of the input is repeated along each axis.
-        vote_bias: Add a learned number to each component of a vote.
-        pose_norm: Normalise poses over the batch.
+        size: Types of the input map (T), their components (K), types of the output map (J), their components (D).
         transform: The transform.
-        routing: The routing.
+        vote_bias: Add a learned number to each component of a vote.
+        **options: The other arguments of :class:`MapLayer`.
     """
 
     def __init__(
-        self,
-        window: Window,
-        dims: int,
-        in_types: int,
-        in_dim: int,
-        layer_types: int,
-        capsule_dim: int,
-        *,
-        repeat: int = 1,
-        vote_bias: bool,
-        pose_norm: bool,
-        transform: TransformSpec,
-        routing: RoutingSpec,
+        self, window: Window, dims: int, size: LayerSize, *, transform: TransformSpec, vote_bias: bool, **options: Any
     ) -> None:
         transform = build("transform", transform)
         if isinstance(transform, Transform) and type(transform) not in (Shared, Dense):
@@ -74,23 +57,14 @@ class TypesLayer(MapLayer):
             raise InputError(
                 f'{type(self).__name__}: votes of types need the transform "shared" or "dense", got {name}'
             )
-        area, size = window.kernel**dims, LayerSize(in_types, in_dim, layer_types, capsule_dim)
-        summed = area / window.stride**dims if window.up else area  # capsules in the vote of a type
-        super().__init__(
-            window,
-            dims,
-            in_types,
-            size,
-            repeat=repeat,
-            pose_norm=pose_norm,
-            transform=transform,
-            routing=routing,
-            transform_size=size._replace(in_dim=in_dim * area),
-            summed=max(summed, 1),
-        )
+        area = window.kernel**dims
+        summed = max(area / window.stride**dims, 1) if window.up else area  # capsules in the vote of a type
+        inside = size._replace(in_dim=size.in_dim * area)
+        options |= {"transform": transform, "transform_size": inside, "summed": summed}
+        super().__init__(window, dims, size.in_capsules, size, **options)
         self.vote_bias = vote_bias
-        kernels = in_types if isinstance(self.transform, Dense) else 1
-        self.bias = nn.Parameter(torch.empty(kernels, layer_types, capsule_dim)) if vote_bias else None
+        kernels = size.in_capsules if isinstance(self.transform, Dense) else 1
+        self.bias = nn.Parameter(torch.empty(kernels, *size[2:])) if vote_bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -227,10 +201,7 @@ class ConvTypeCapsules(TypesLayer):
         super().__init__(
             Window(layer_kernel, layer_stride, layer_padding),
             dims,
-            in_types,
-            in_dim,
-            layer_types,
-            capsule_dim,
+            LayerSize(in_types, in_dim, layer_types, capsule_dim),
             vote_bias=vote_bias,
             pose_norm=pose_norm,
             transform=transform,
@@ -290,10 +261,7 @@ class DeconvCapsules(TypesLayer):
         super().__init__(
             Window(layer_kernel, layer_stride if up else 1, layer_padding, up),
             dims,
-            in_types,
-            in_dim,
-            layer_types,
-            capsule_dim,
+            LayerSize(in_types, in_dim, layer_types, capsule_dim),
             repeat=1 if up else layer_stride,
             vote_bias=vote_bias,
             pose_norm=pose_norm,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import Activations, LayerSize, Routed, RoutingRound
-from torchcaps.nn.routing.base import Routing
+from torchcaps.nn.routing.base import Routing, normal
 from torchcaps.nn.routing.dynamic import dynamic_routing, routing_rounds
 from torchcaps.nn.votes import Votes
 from torchcaps.parts import register
@@ -58,15 +58,9 @@ class B2IRouting(Routing):
     def bind(self, size: LayerSize) -> None:
         """Make the queries (J, D), or draw the noise for evaluation."""
         if self.start_from == "queries":
-            self.queries = nn.Parameter(torch.empty(size.out_capsules, size.out_dim))
-            self.reset_parameters()
+            self.queries = self.learned("queries", normal(1.0), size.out_capsules, size.out_dim)
         else:
             self._noise = seeded_noise(NOISE_ITEMS, size.out_capsules)
-
-    def reset_parameters(self) -> None:
-        """Draw the queries."""
-        if self.queries is not None:
-            nn.init.normal_(self.queries)
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Activations are ignored, because the lengths of poses have this role."""

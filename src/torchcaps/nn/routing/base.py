@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +18,19 @@ from torchcaps.nn.votes import Votes
 from torchcaps.nn.votes.competition import SoftmaxOver
 from torchcaps.ops.precision import computed_in_full_precision
 from torchcaps.ops.squash import safe_norm
+
+Initial = float | Callable[[Tensor], Any]
+"""Initial value of a parameter, or a function that draws it in place."""
+
+
+def normal(std: float) -> Initial:
+    """Return a function that draws a tensor from a normal distribution."""
+    return functools.partial(nn.init.normal_, std=std)
+
+
+def uniform(limit: float) -> Initial:
+    """Return a function that draws a tensor uniformly from -limit to limit."""
+    return functools.partial(nn.init.uniform_, a=-limit, b=limit)
 
 
 class Routing(nn.Module, ABC):
@@ -46,8 +61,30 @@ class Routing(nn.Module, ABC):
             if name in vars(cls):
                 setattr(cls, name, computed_in_full_precision(vars(cls)[name]))
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._initial: dict[str, Initial] = {}
+
     def bind(self, size: LayerSize) -> None:
         """Make the parameters for the sizes I, K, J, D. A layer calls this once."""
+
+    def learned(self, name: str, initial: Initial, *shape: int) -> nn.Parameter:
+        """Return a new parameter with its initial values, which :meth:`reset_parameters` gives it again.
+
+        Args:
+            name: Name of the attribute that holds the parameter.
+            initial: Initial value, or a function that draws a tensor in place.
+            *shape: Sizes of the parameter.
+        """
+        self._initial[name] = initial
+        parameter = nn.Parameter(torch.empty(shape))
+        _draw(parameter, initial)
+        return parameter
+
+    def reset_parameters(self) -> None:
+        """Give each parameter its initial values, some of them drawn from torch's random generator."""
+        for name, initial in self._initial.items():
+            _draw(getattr(self, name), initial)
 
     @staticmethod
     def activations_of(votes: Votes, activations: Activations) -> Float[Tensor, "B I"]:
@@ -114,6 +151,10 @@ class Routing(nn.Module, ABC):
         return [RoutingRound(logits, routed.coupling, weighted_sum, routed.poses, agreement, routed.activations)]
 
 
+def _draw(parameter: Tensor, initial: Initial) -> None:
+    initial(parameter) if callable(initial) else nn.init.constant_(parameter, initial)
+
+
 class ScoredRouting(Routing):
     """Base class of routings that normalise poses. An activation is σ(w·v_j + b), because all lengths are equal.
 
@@ -122,15 +163,8 @@ class ScoredRouting(Routing):
 
     def bind(self, size: LayerSize) -> None:
         """Make w and b. Subclasses make their parameters first and then call this."""
-        self.score = nn.Parameter(torch.empty(size.out_dim))
-        self.score_bias = nn.Parameter(torch.empty(()))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw w, and set b to zero."""
-        limit = 1 / math.sqrt(len(self.score))
-        nn.init.uniform_(self.score, -limit, limit)
-        nn.init.zeros_(self.score_bias)
+        self.score = self.learned("score", uniform(size.out_dim**-0.5), size.out_dim)
+        self.score_bias = self.learned("score_bias", 0.0)
 
     def scored(self, poses: Float[Tensor, "B J D"]) -> Float[Tensor, "B J"]:
         """Return the activations of output capsules from their poses in full precision."""

@@ -272,17 +272,9 @@ class DynamicRouting(Routing):
         """Make the bias (J, D) with ``capsule_bias``, and the prior (I, J) with ``learn_prior``."""
         _, _, J, D = size
         if self.capsule_bias:
-            self.bias = nn.Parameter(torch.empty(J, D))
+            self.bias = self.learned("bias", 0.1, J, D)
         if self.learn_prior:
-            self.prior = nn.Parameter(torch.empty(size.inputs(self), J))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Set the bias to 0.1, and the prior to zero."""
-        if self.bias is not None:
-            nn.init.constant_(self.bias, 0.1)
-        if self.prior is not None:
-            nn.init.zeros_(self.prior)
+            self.prior = self.learned("prior", 0.0, size.inputs(self), J)
 
     def balanced_std(self, size: LayerSize) -> float:
         """See :class:`Routing`.

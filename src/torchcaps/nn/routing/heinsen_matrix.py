@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchcaps.nn.capsules import LayerSize
 from torchcaps.nn.routing.fitting import Gaussians, MixtureInputs, equations
@@ -48,15 +47,11 @@ class HeinsenMatrixRouting(MixtureRouting):
     def bind(self, size: LayerSize) -> None:
         """Make both β and the bias."""
         I, _, J, D = size
-        self.beta_use, self.beta_ignore = (nn.Parameter(torch.empty(max(I, 1), J)) for _ in range(2))
-        self.bias = nn.Parameter(torch.empty(max(I, 1), J, D))
-        self.reset_parameters()
+        self.beta_use = self.learned("beta_use", 0.0, max(I, 1), J)
+        self.beta_ignore = self.learned("beta_ignore", 0.0, max(I, 1), J)
+        self.bias = self.learned("bias", 0.0, max(I, 1), J, D)
 
-    def reset_parameters(self) -> None:
-        for each in (self.beta_use, self.beta_ignore, self.bias):
-            nn.init.zeros_(each)
-
-    def learned(self) -> tuple[Tensor, Tensor]:
+    def betas(self) -> tuple[Tensor, Tensor]:
         return self.beta_use, self.beta_ignore
 
     def vote_bias(self) -> Tensor:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchcaps.nn.capsules import Activations, LayerSize, Routed
-from torchcaps.nn.routing.base import ScoredRouting
+from torchcaps.nn.routing.base import ScoredRouting, normal, uniform
 from torchcaps.nn.votes import Votes
 from torchcaps.parts import register
 from torchcaps.ranges import AtLeastOneIteration
@@ -46,34 +45,20 @@ class HeinsenVectorRouting(ScoredRouting):
         self.num_iterations = num_iterations
 
     def bind(self, size: LayerSize) -> None:
-        """Make the parameters."""
+        """Make the parameters, with the initial values of the source."""
         I, K, J, D = size
-        rows = max(I, 1)
-        self.data_weight, self.data_bias = nn.Parameter(torch.empty(rows, K)), nn.Parameter(torch.empty(rows))
-        self.vote_bias = nn.Parameter(torch.empty(J, D))
-        self.predict = nn.Parameter(torch.empty(D, K))
-        self.predict_scale, self.predict_bias = nn.Parameter(torch.empty(J, K)), nn.Parameter(torch.empty(J, K))
-        self.match_scale, self.match_bias = nn.Parameter(torch.empty(rows, J)), nn.Parameter(torch.empty(rows, J))
-        self.beta = nn.Parameter(torch.empty(2, rows, J))  # β_use, β_ignore
-        self.beta_weight = None if I else nn.Parameter(torch.empty(2, K, J))
+        rows, std = max(I, 1), K**-0.5
+        self.data_weight = self.learned("data_weight", normal(2 * std), rows, K)
+        self.data_bias = self.learned("data_bias", 0.0, rows)
+        self.vote_bias = self.learned("vote_bias", 0.0, J, D)
+        self.predict = self.learned("predict", normal(D**-0.5), D, K)
+        self.predict_scale = self.learned("predict_scale", normal(1.0), J, K)
+        self.predict_bias = self.learned("predict_bias", 0.0, J, K)
+        self.match_scale = self.learned("match_scale", normal(std), rows, J)
+        self.match_bias = self.learned("match_bias", 0.0, rows, J)
+        self.beta = self.learned("beta", normal(1.0) if I else uniform(std), 2, rows, J)  # β_use, β_ignore
+        self.beta_weight = None if I else self.learned("beta_weight", uniform(std), 2, K, J)
         super().bind(size)
-
-    def reset_parameters(self) -> None:
-        """Draw the parameters with the initial values of the source."""
-        D, K = self.predict.shape
-        std = K**-0.5
-        for each in (self.data_bias, self.vote_bias, self.predict_bias, self.match_bias):
-            nn.init.zeros_(each)
-        nn.init.normal_(self.data_weight, std=2 * std)
-        nn.init.normal_(self.predict, std=D**-0.5)
-        nn.init.normal_(self.predict_scale)
-        nn.init.normal_(self.match_scale, std=std)
-        if self.beta_weight is None:
-            nn.init.normal_(self.beta)
-        else:
-            nn.init.uniform_(self.beta, -std, std)
-            nn.init.uniform_(self.beta_weight, -std, std)
-        super().reset_parameters()
 
     def balanced_std(self, size: LayerSize) -> float:
         """See :class:`Routing`; the value of the source, before its sums are divided by √I."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
 from torchcaps.nn.capsules import Activations, LayerSize, Routed
@@ -32,12 +31,7 @@ class HVCRouting(Routing):
     def bind(self, size: LayerSize) -> None:
         """Make the normalisation and its bias."""
         self.norm = nn.BatchNorm1d(size.out_dim, eps=1e-3, affine=False).train(self.training)
-        self.bias = nn.Parameter(torch.empty(size.out_dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Set the bias to zero."""
-        nn.init.zeros_(self.bias)
+        self.bias = self.learned("bias", 0.0, size.out_dim)
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Sum the votes; see :class:`Routing`. Activations are ignored. The coupling is one."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchcaps.checks import checked
 from torchcaps.nn.capsules import Activations, LayerSize, Routed
@@ -96,14 +95,9 @@ class InvertedAttentionRouting(ScoredRouting):
 
     def bind(self, size: LayerSize) -> None:
         """Make the parameters of the normalisation."""
-        D = size.out_dim
-        self.norm_weight, self.norm_bias = nn.Parameter(torch.empty(D)), nn.Parameter(torch.empty(D))
+        self.norm_weight = self.learned("norm_weight", 1.0, size.out_dim)
+        self.norm_bias = self.learned("norm_bias", 0.0, size.out_dim)
         super().bind(size)
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        nn.init.ones_(self.norm_weight)
-        nn.init.zeros_(self.norm_bias)
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Activations of the input capsules are ignored."""

@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable
 from typing import ClassVar
 
-import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchcaps.nn.capsules import Activations, LayerSize, Routed, RoutingRound
 from torchcaps.nn.routing.base import Routing
@@ -110,19 +109,14 @@ class MixtureRouting(Routing):
 
     def bind(self, size: LayerSize) -> None:
         """Make the two numbers of each output capsule."""
-        self.beta_u, self.beta_a = (nn.Parameter(torch.empty(size.out_capsules)) for _ in self.start)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Set the learned numbers to their initial values."""
-        for beta, value in zip((self.beta_u, self.beta_a), self.start, strict=True):
-            nn.init.constant_(beta, value)
+        self.beta_u = self.learned("beta_u", self.start[0], size.out_capsules)
+        self.beta_a = self.learned("beta_a", self.start[1], size.out_capsules)
 
     def balanced_std(self, size: LayerSize) -> float:
         """See :class:`Routing`; output poses are means of votes, so votes should be as long as poses."""
         return 1 / math.sqrt(size.out_dim)
 
-    def learned(self) -> tuple[Tensor, Tensor]:
+    def betas(self) -> tuple[Tensor, Tensor]:
         """Return the two learned tensors for the equations."""
         return self.beta_u, self.beta_a
 
@@ -145,7 +139,7 @@ class MixtureRouting(Routing):
             self.equations,
             self.num_iterations,
             self.settings(),
-            self.learned(),
+            self.betas(),
             votes,
             self.activations_of(votes, activations),
             bias=self.vote_bias(),
@@ -159,6 +153,6 @@ class MixtureRouting(Routing):
         active = self.activations_of(votes, activations).unsqueeze(1)
         sums = Sums(vote_factors(votes, self.vote_bias()).build())
         given = MixtureInputs(sums, active, votes.competition, number_of_inputs(votes), rounds)
-        learned = (each.to(active) for each in self.learned())
+        learned = (each.to(active) for each in self.betas())
         FITS[self.equations](given, *learned, self.num_iterations, *self.settings())
         return rounds

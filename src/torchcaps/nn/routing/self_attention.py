@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -70,13 +69,7 @@ class SelfAttentionRouting(Routing):
     def bind(self, size: LayerSize) -> None:
         """Make the bias (I, J) with ``attention_bias``."""
         if self.attention_bias:
-            self.bias = nn.Parameter(torch.empty(size.inputs(self), size.out_capsules))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Set the bias to zero."""
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+            self.bias = self.learned("bias", 0.0, size.inputs(self), size.out_capsules)
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Activations are ignored, because the lengths of poses have this role."""

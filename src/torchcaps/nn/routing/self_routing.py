@@ -6,7 +6,7 @@ import math
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchcaps.checks import checked
 from torchcaps.nn.capsules import Activations, LayerSize, Routed
@@ -70,13 +70,7 @@ class SelfRouting(Routing):
     def bind(self, size: LayerSize) -> None:
         """Make the parameters of the logits."""
         I, K, J = size.inputs(self), size.in_dim, size.out_capsules
-        self.weight, self.bias = nn.Parameter(torch.empty(I, J, K)), nn.Parameter(torch.empty(I, J))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Set the parameters to zero."""
-        nn.init.zeros_(self.weight)
-        nn.init.zeros_(self.bias)
+        self.weight, self.bias = self.learned("weight", 0.0, I, J, K), self.learned("bias", 0.0, I, J)
 
     def balanced_std(self, size: LayerSize) -> float:
         """See :class:`Routing`; output poses are means of votes, so votes should be as long as poses."""
