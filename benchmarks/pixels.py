@@ -28,7 +28,8 @@ from torch import Tensor, nn
 
 from torchcaps import create_model, list_presets
 from torchcaps.nn import Capsules, ConvTypeCapsules, DynamicRouting
-from torchcaps.nn.layers import types as types_layer
+from torchcaps.nn.votes import columns
+from torchcaps.ops.operation import Operation
 
 LAYERS: dict[str, tuple[tuple[int, ...], int, int, int, int, int]] = {
     "layer 128²": ((128, 128), 8, 16, 4, 16, 5),
@@ -51,7 +52,10 @@ def cases() -> list[str]:
 def computed(way: str) -> Iterator[None]:
     """Compute by one of the ways."""
     if way == "plain":  # as in a graph
-        with mock.patch.object(types_layer, "is_eager", return_value=False):
+        with (
+            mock.patch.object(Operation, "runs_kernel", return_value=False),
+            mock.patch.object(columns, "is_graph_capture", return_value=True),
+        ):
             yield
     else:
         yield

@@ -179,6 +179,13 @@ def registered_for_now() -> Iterator[None]:
             registry.update(entries)
 
 
+def plain_formulas(patch: pytest.MonkeyPatch) -> None:
+    """Let all operations compute their plain formulas instead of their kernels."""
+    from torchcaps.ops.operation import Operation
+
+    patch.setattr(Operation, "runs_kernel", lambda *_: False)
+
+
 def image_presets() -> list[str]:
     """The presets whose networks give one answer for an image, and not one for each pixel."""
     from torchcaps.models import get_preset, list_presets

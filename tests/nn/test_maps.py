@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils import prune
 
-from support import assert_close, assert_finite, assert_raises, assert_same, second_derivatives, with_gradients
+from support import (
+    assert_close,
+    assert_finite,
+    assert_raises,
+    assert_same,
+    plain_formulas,
+    second_derivatives,
+    with_gradients,
+)
 from torchcaps import InputError, dynamic_routing
 from torchcaps.nn import (
     BuiltVotes,
@@ -27,7 +35,7 @@ from torchcaps.nn import (
     Votes,
     join_types,
 )
-from torchcaps.nn.layers import types as types_layer
+from torchcaps.nn.votes import columns
 from torchcaps.ops import slabs
 from torchcaps.ops.windows import Window
 from torchcaps.parts import PARTS
@@ -362,7 +370,8 @@ def tiny_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
 def all_at_once(layer: Any, capsules: Capsules, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
     """Results and gradients of the plain formula, as graphs take it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(types_layer, "is_eager", lambda: False)
+        plain_formulas(patch)
+        patch.setattr(columns, "is_graph_capture", lambda: True)
         return with_gradients(capsule_tensors(layer(capsules)), leaves)
 
 
@@ -457,7 +466,8 @@ def test_second_derivatives_of_slabs(routing: Any) -> None:
     capsules = Capsules(poses, None, (3, 4, 3))
     got = second_derivatives({"poses": layer(capsules).poses}, leaves)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(types_layer, "is_eager", lambda: False)
+        plain_formulas(patch)
+        patch.setattr(columns, "is_graph_capture", lambda: True)
         wanted = second_derivatives({"poses": layer(capsules).poses}, leaves)
     assert_same(got, wanted, 1e-9)
 

@@ -1,6 +1,7 @@
 """Mixtures of Gaussians: the ledger's fit against the same equations over PyTorch's own operations."""
 
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from routing_cases import random
-from support import assert_close, assert_finite, assert_raises, assert_same, with_gradients
+from support import assert_close, assert_finite, assert_raises, assert_same, plain_formulas, with_gradients
 from torchcaps.nn import BuiltVotes, Capsules, ConvCapsules, DenseCapsules, LayerSize
 from torchcaps.nn.routing import fitting
 from torchcaps.nn.votes.base import Votes
@@ -63,7 +64,7 @@ def routed(layer: Any, capsules: Capsules, *, coupling: bool = True) -> dict[str
 def plainly(monkeypatch: pytest.MonkeyPatch, *given: Any, **options: Any) -> dict[str, Tensor]:
     """The same by the equations over PyTorch's own operations."""
     with monkeypatch.context() as patch:
-        patch.setattr(fitting, "is_eager", lambda: False)
+        plain_formulas(patch)
         return routed(*given, **options)
 
 
@@ -159,7 +160,7 @@ def test_second_derivatives_are_those_of_plain_operations(name: str, monkeypatch
 
     ours = second()
     with monkeypatch.context() as patch:
-        patch.setattr(fitting, "is_eager", lambda: False)
+        plain_formulas(patch)
         assert_same(ours, second(), 1e-8)
 
 
@@ -179,19 +180,19 @@ def test_a_backward_pass_may_be_repeated_and_blocks_may_change_between(monkeypat
 def test_activation_checkpoints_keep_no_graph_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, capsules = layers(ROUTINGS["vb"])["dense"]
     poses, seen = capsules.poses.clone().requires_grad_(), []
-    forward = fitting._forward
+    forward = fitting._mixture.forward
 
-    def noted(*given: Any, kept: Any = None, **wanted: Any) -> Any:
-        seen.append(kept)
-        return forward(*given, kept=kept, **wanted)
+    def noted(*call: Any) -> Any:
+        seen.append(call[-1])
+        return forward(*call)
 
-    monkeypatch.setattr(fitting, "_forward", noted)
+    monkeypatch.setattr(fitting._mixture, "forward", noted)
     run = lambda poses: layer.route(capsules._replace(poses=poses)).poses.square().sum()  # noqa: E731
     (wanted,) = torch.autograd.grad(run(poses), poses)
-    assert seen == [[]]
+    assert seen == [True]
     (got,) = torch.autograd.grad(checkpoint(run, poses, use_reentrant=False), poses)
     assert_close(got, wanted, 1e-12)
-    assert seen[1:] == [None, None]
+    assert seen[1:] == [False, False]
 
 
 @every_routing
@@ -255,18 +256,21 @@ def test_a_compiled_backward_pass_uses_the_fits_of_its_forward_pass(monkeypatch:
     torch._dynamo.reset()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     output = compiled(capsules)
-    assert len(fitting._parts) == 1
     output.poses.sum().backward(retain_graph=True)
-    assert (len(fitted), len(fitting._parts)) == (1, 0)
+    assert len(fitted) == 1
     first = layer.transform.weight.grad.clone()
     layer.zero_grad()
     output.poses.sum().backward()
     assert len(fitted) == 2, "a second backward pass fits again"
     assert layer.transform.weight.grad.equal(first)
+    blocks: list[Any] = []
+    ledger = fitting.Ledger
+    monkeypatch.setattr(fitting, "Ledger", lambda *call: blocks.append(weakref.ref(made := ledger(*call))) or made)
     output = compiled(capsules)
+    assert blocks[0]() is not None
     del output
     gc.collect()
-    assert len(fitting._parts) == 0, "the result was dropped"
+    assert blocks[0]() is None, "the result was dropped"
 
 
 class Doubled(Votes):
@@ -318,7 +322,8 @@ def test_blocks_fit_the_working_memory_and_the_caches(monkeypatch: pytest.Monkey
 
     def lengths(children: Tensor | None = None) -> list[int]:
         options = fitting.Options("em", 1, (1.0, 1.0, 0.0, 1.0), "matrix", 25)
-        return [each.stop - each.start for each in fitting._Call(tensors, None, children, options).blocks()]
+        call = fitting._Call(fitting.Tensors(*tensors, None, children), options)
+        return [each.stop - each.start for each in call.blocks()]
 
     row = 24 * 4 * P * P * 8 / 2**20
     assert lengths() == [5]

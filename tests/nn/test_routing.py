@@ -194,13 +194,6 @@ def test_self_routing_with_logits_at_the_edge_of_float32() -> None:
         assert (single["poses"].norm(dim=2) > 0.1).all(), "also of those that hardly anyone chose"
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 9, 16])
-def test_sums_of_digammas(number: int) -> None:
-    degrees = number + 1 + 50 * torch.rand(4, 3, dtype=torch.float64)
-    wanted = torch.digamma((degrees.unsqueeze(2) - torch.arange(number)) / 2).sum(2)
-    torch.testing.assert_close(vb.digamma_sum(degrees, number), wanted, rtol=1e-12, atol=1e-12)
-
-
 def test_digamma_of_exported_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.cat([torch.linspace(1, 20, 50), torch.tensor([1e3, 1e6])]).double()
     monkeypatch.setattr(vb, "is_exporting", lambda: True)

@@ -1,6 +1,7 @@
 """The convolution as one operation of compiled graphs: numbers, strides, planes that wait, and any number of images."""
 
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from support import assert_same
 from torchcaps.nn import Convolution
-from torchcaps.ops.convolution import choice, compiled, convolve, passes, transform
-from torchcaps.ops.convolution.compiled import compiled_convolve
+from torchcaps.ops.convolution import choice, convolve, passes, transform
+
+OPERATION = torch.ops.torchcaps.convolve.default
 
 WAYS = ("plain", "columns", "transform")
 SIZES = ((7, 5, (11, 10), (4, 3), (2, 1)), (2, 4, (30, 17), (3, 3), (1, 1)), (16, 3, (9, 8), (5, 5), (1, 1)))
@@ -22,8 +24,7 @@ SIZES = ((7, 5, (11, 10), (4, 3), (2, 1)), (2, 4, (30, 17), (3, 3), (1, 1)), (16
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every convolution goes this way."""
-    monkeypatch.setattr(compiled, "choose", lambda *_: request.param)
-    monkeypatch.setattr("torchcaps.ops.convolution.choose", lambda *_: request.param)
+    monkeypatch.setattr(passes, "choose", lambda *_: request.param)
     monkeypatch.setattr(choice, "MAX_COST_RATIO", float("inf"))
     return str(request.param)
 
@@ -44,12 +45,14 @@ def results(call: Any, given: list[Tensor | None]) -> dict[str, Tensor]:
 
 def test_torch_accepts_the_operation(way: str) -> None:
     case = SIZES[WAYS.index(way)]
-    given = (*make(case, 3, bias=way != "plain"), list(case[4]), way != "columns", True)
-    torch.library.opcheck(compiled_convolve, given, rtol=1e-4, atol=1e-4)
+    tensors = make(case, 3, bias=way != "plain")
+    given = *tensors, [each is not None for each in tensors], list(case[4]), [1, 0], way != "columns", "auto"
+    torch.library.opcheck(OPERATION, given, rtol=1e-4, atol=1e-4)
     for each in SIZES:  # the strides that the compiler is told, with gradients and without
         for learning in (True, False):
             tests = ("test_schema", "test_faketensor")
-            torch.library.opcheck(compiled_convolve, (*make(each, 2), list(each[4]), True, learning), test_utils=tests)
+            options = list(each[4]), [0, 0], True, "auto"
+            torch.library.opcheck(OPERATION, (*make(each, 2), [learning] * 3, *options), test_utils=tests)
 
 
 @pytest.mark.slow
@@ -69,7 +72,6 @@ def test_compiled_is_eager_for_any_number_of_images(way: str, case: Any) -> None
     with torch.no_grad():
         given = make(case, 4, bias=has_bias)
         assert_same({"maps": again(*given)}, {"maps": call(*given)}, 1e-5)
-    assert len(compiled._planes) == 0
 
 
 def test_an_empty_batch() -> None:
@@ -86,7 +88,7 @@ def test_planes_wait_for_their_backward_pass_and_for_nothing_else(monkeypatch: p
     made: list[str] = []
     kernel_planes = transform.kernel_planes
     monkeypatch.setattr(transform, "kernel_planes", lambda *given: made.append("kernel") or kernel_planes(*given))
-    monkeypatch.setattr(compiled, "choose", lambda *_: "transform")
+    monkeypatch.setattr(passes, "choose", lambda *_: "transform")
     monkeypatch.setattr(choice, "MAX_COST_RATIO", float("inf"))
     case = SIZES[0]
 
@@ -97,23 +99,31 @@ def test_planes_wait_for_their_backward_pass_and_for_nothing_else(monkeypatch: p
     again = torch.compile(call, backend="aot_eager", fullgraph=True)
     given = make(case, 3)
     maps = again(*given)
-    assert len(compiled._planes) == 1
     maps.sum().backward(retain_graph=True)
-    assert (made, len(compiled._planes)) == (["kernel"], 0), "the kernel's planes are those of the forward pass"
+    assert made == ["kernel"], "the kernel's planes are those of the forward pass"
     first = given[1].grad.clone()
     given[1].grad = None
     maps.sum().backward()
     assert made == ["kernel"] * 2, "a second backward pass makes them again"
     assert given[1].grad.equal(first)
+    planes: list[Any] = []
+    feature_planes = transform.feature_planes
+
+    def noted(*call: Any) -> Any:
+        every = list(feature_planes(*call))
+        planes.extend(weakref.ref(each) for each in every)
+        return every
+
+    monkeypatch.setattr(transform, "feature_planes", noted)
     maps = again(*given)
-    assert len(compiled._planes) == 1
+    assert all(each() is not None for each in planes)
     del maps
     gc.collect()
-    assert len(compiled._planes) == 0, "the result was dropped"
+    assert all(each() is None for each in planes), "the result was dropped"
 
 
 def test_planes_are_kept_between_compiled_calls_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "choose", lambda *_: "transform")
+    monkeypatch.setattr(passes, "choose", lambda *_: "transform")
     monkeypatch.setattr(choice, "MAX_COST_RATIO", float("inf"))
     convolution, features = Convolution(3, 4, 3), torch.randn(2, 3, 8, 8)
     passes._kept.clear()
@@ -128,7 +138,7 @@ def test_planes_are_kept_between_compiled_calls_without_gradients(monkeypatch: p
 
 def test_other_dtypes_autocast_and_pointwise_kernels_are_pytorch_s(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(compiled, "choose", lambda *given: asked.append(given) or "plain")
+    monkeypatch.setattr(passes, "choose", lambda *given: asked.append(given) or "plain")
 
     def call(features: Tensor, weight: Tensor) -> Tensor:
         return convolve(features, weight, relu=True)

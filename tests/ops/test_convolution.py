@@ -16,7 +16,6 @@ from routing_cases import detached
 from support import assert_as_exact, assert_close, assert_raises, assert_same, with_gradients
 from torchcaps.errors import InputError, WrongType
 from torchcaps.machine import MIB
-from torchcaps.ops import convolution
 from torchcaps.ops.convolution import Shape, choice, choose, columns, convolve, passes, transform
 from torchcaps.ops.convolution.points import Plan, best_plan
 from torchcaps.ops.memory import get_working_memory, set_working_memory
@@ -340,7 +339,7 @@ def test_the_way_that_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_auto_goes_the_way_that_is_chosen(monkeypatch: pytest.MonkeyPatch, ways: list[str], always: None) -> None:
     chosen = {(Shape(7, 5, (13, 14), (4, 3), (2, 1)), 3, learning): WAYS[learning] for learning in (False, True)}
-    monkeypatch.setattr(convolution, "choose", lambda *asked: chosen[asked])
+    monkeypatch.setattr(passes, "choose", lambda *asked: chosen[asked])
     fast(make(), USUAL, "auto")
     with torch.no_grad():
         fast(make(), USUAL, "auto")

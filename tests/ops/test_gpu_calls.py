@@ -10,9 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from support import drawn_for, labels_for, small
 from torchcaps import create_model, list_presets
-from torchcaps.nn import DenseCapsules
-from torchcaps.ops import contractions, memory
-from torchcaps.ops.fused import layer
+from torchcaps.nn.routing import dynamic
+from torchcaps.ops import fused, memory
 
 VIEWS = (
     "view",
@@ -32,10 +31,13 @@ VIEWS = (
 class Calls(TorchDispatchMode):
     """Counts the operations that compute something, of which each is at least one kernel on a GPU."""
 
-    number = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.number, self.names = 0, list[str]()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         name = function.overloadpacket.__name__
+        self.names.append(str(function))
         self.number += not any(view in name for view in VIEWS)
         return function(*args, **(kwargs or {}))
 
@@ -60,21 +62,58 @@ def test_what_waits_is_an_error_on_the_meta_device() -> None:
             wait()
 
 
+STEPS = {"sabour2017": (128, 260), "hinton2018-paper": (128, 970), "vb2020": (32, 1400), "compact": (128, 290)}
+"""Images of a step, and the most calls that it may make."""
+
+
+@pytest.fixture
+def large_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the meta device have the memory of a large GPU."""
+    monkeypatch.setattr(memory, "gpu_memory_mib", lambda _: 128 * 1024.0)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch", "most"), [(128, 210), (512, 300)])
-def test_a_gpu_gets_few_large_calls(batch: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The blocks that suit a CPU's caches would be five times as many calls."""
-
-    def calls() -> int:
-        routed, poses = DenseCapsules(1152, 8, 10, 16), torch.randn(batch, 1152, 8, requires_grad=True)
+@pytest.mark.usefixtures("large_gpu")
+@pytest.mark.parametrize("preset", STEPS)
+def test_a_gpu_gets_as_few_calls_as_from_plain_code(preset: str) -> None:
+    batch, most = STEPS[preset]
+    with torch.device("meta"):
+        model = create_model(preset).train()
+        images, labels = torch.empty(batch, *model.in_shape), torch.zeros(batch, dtype=torch.long)
         with Calls() as counted:
-            routed(poses).poses.square().sum().backward()
-        return counted.number
+            output = model(images, model.decoder_targets(labels))
+            model.loss(output, images, labels).total.backward()
+    assert counted.number <= most
+    assert not any(name.startswith("torchcaps::") for name in counted.names)
 
-    gpu = torch.device("meta")  # it has the limits of a small GPU
-    on_cpu = calls()
-    limit = memory.block_bytes(gpu)
-    for module in (layer, contractions):
-        monkeypatch.setattr(module, "block_bytes", lambda _: limit)
-        monkeypatch.setattr(module, "max_batch_slice", lambda images, _: memory.max_batch_slice(images, gpu))
-    assert calls() <= most < on_cpu / 4
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("large_gpu")
+@pytest.mark.parametrize("preset", [*STEPS, "segcaps"])
+def test_a_compiled_graph_on_a_gpu_has_operations_of_pytorch_only(preset: str) -> None:
+    names: set[str] = set()
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        names.update(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    torch._dynamo.reset()
+    with torch.device("meta"):
+        model = create_model(preset, (1, 32, 32) if preset == "segcaps" else None).train()
+    images, labels = torch.empty(2, *model.in_shape, device="meta"), labels_for(model, 2).to("meta")
+    torch.compile(model, backend=backend, fullgraph=True)(images, model.decoder_targets(labels))
+    assert names
+    assert not any("torchcaps" in name for name in names)
+
+
+@pytest.mark.parametrize("call", ["auto", "recompute", "reference", "auto, little memory"])
+def test_where_the_kernel_runs(call: str) -> None:
+    """On a device other than the CPU, only on request, or if the votes exceed a memory set by hand."""
+    backend, _, little = call.partition(", ")
+    memory.set_working_memory(1e-3 if little else None)
+    tensors = fused.Tensors(torch.empty(4, 6, 3, device="meta"), torch.empty(6, 5, 4, 3, device="meta"), None)
+    options = fused.Options(3, False, False, False, 1e-7)
+    runs = dynamic._route.runs_kernel(tensors, options, backend)  # type: ignore[arg-type]  # a backend
+    assert runs == (backend == "recompute" or bool(little))
+    on_cpu = fused.Tensors(torch.empty(4, 6, 3), torch.empty(6, 5, 4, 3), None)
+    assert dynamic._route.runs_kernel(on_cpu, options, backend) == (backend != "reference")  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -28,9 +28,8 @@ from torch import Tensor
 
 from torchcaps.checks import checked
 from torchcaps.ops.memory import block_bytes, max_batch_slice, slices
-from torchcaps.ops.operation import operation
+from torchcaps.ops.operation import Forward, Operation
 from torchcaps.ops.precision import computed_in_full_precision, full_dtype, full_precision
-from torchcaps.tracing import needs_torch_operations
 
 
 @checked
@@ -73,10 +72,9 @@ def weighted_sum(
     dtype, u, W, c = _in_full_precision(poses, weight, coupling)
     if c is None:
         sums = torch.tensordot(u.transpose(1, 2), W.movedim(0, -1), ([1, 2], [2, 3]))
-    elif needs_torch_operations():
-        sums = torch.einsum("bijd,bij->bjd", compute_votes(u, W), c)
     else:
-        sums = _contraction(_PARENTS, c.permute(2, 0, 1), None, u.transpose(1, 2), W.movedim(0, -1))
+        tensors = Tensors(c.permute(2, 0, 1), None, u.transpose(1, 2), W.movedim(0, -1))
+        sums = _contraction(tensors, Options(_PARENTS)).result
     return sums.to(dtype)
 
 
@@ -99,24 +97,43 @@ def agreement(
     Source: Sabour, Frosst, Hinton 2017, section 2 (arXiv:1710.09829).
     """
     dtype, u, W, x = _in_full_precision(poses, weight, parents)
-    if needs_torch_operations():
-        pairs = torch.einsum("bijd,bjd->bij", compute_votes(u, W), x)
-    else:
-        pairs = _contraction(_COUPLING, None, x, u.transpose(1, 2), W.movedim(0, -1)).permute(1, 2, 0)
-    return pairs.to(dtype)
+    tensors = Tensors(None, x, u.transpose(1, 2), W.movedim(0, -1))
+    return _contraction(tensors, Options(_COUPLING)).result.permute(1, 2, 0).to(dtype)
 
 
 def _in_full_precision(poses: Tensor, weight: Tensor, more: Any) -> tuple[torch.dtype, Tensor, Tensor, Any]:
     """Return the highest dtype, which the result gets, and the tensors in the dtype of the computation."""
-    given = [poses, weight] if more is None else [poses, weight, more]
-    dtype = functools.reduce(torch.promote_types, (each.dtype for each in given))
-    u, W, *rest = (each.to(full_dtype(dtype)) for each in given)
+    tensors = [poses, weight] if more is None else [poses, weight, more]
+    dtype = functools.reduce(torch.promote_types, (each.dtype for each in tensors))
+    u, W, *rest = (each.to(full_dtype(dtype)) for each in tensors)
     return dtype, u, W, rest[0] if rest else None
 
 
 # ---- the four contractions, block by block
 
 _COUPLING, _PARENTS, _POSES, _WEIGHT = range(4)  # indices of c, x, u and W, to name the tensor that is left out
+
+
+class Tensors(NamedTuple):
+    """The four factors; None for the one that is left out."""
+
+    coupling: Float[Tensor, "J B I"] | None
+    parents: Float[Tensor, "B J D"] | None
+    poses: Float[Tensor, "B K I"] | None
+    weight: Float[Tensor, "J D K I"] | None
+
+
+class Options(NamedTuple):
+    """Which contraction."""
+
+    left_out: int
+    """Index of the factor that is left out: the coupling or the parents."""
+
+
+class Results(NamedTuple):
+    """The contraction."""
+
+    result: Tensor
 
 
 def _contract(left_out: int, c: Any, x: Any, u: Any, W: Any) -> Tensor:
@@ -126,23 +143,23 @@ def _contract(left_out: int, c: Any, x: Any, u: Any, W: Any) -> Tensor:
     tensor.
     """
     u, W = (None if each is None else each.contiguous() for each in (u, W))
-    found = _new_result(left_out, c, x, u, W)
-    with full_precision(found.device):  # a compiled graph calls this inside the caller's autocast
-        for j, b, block in _blocks(found if u is None else u, x.shape[1] if W is None else len(W)):
+    result = _new_result(left_out, c, x, u, W)
+    with full_precision(result.device):  # a compiled graph calls this inside the caller's autocast
+        for j, b, block in _blocks(result if u is None else u, x.shape[1] if W is None else len(W)):
             parents: Any = None if x is None else x[b, j].transpose(0, 1)
             if left_out in (_PARENTS, _WEIGHT):
                 torch.mul(c[j, b, None], u[b], out=block)
             else:
                 torch.bmm(parents, W[j].flatten(2), out=block.flatten(2))
             if left_out == _COUPLING:
-                torch.sum(block.mul_(u[b]), 2, out=found[j, b])
+                torch.sum(block.mul_(u[b]), 2, out=result[j, b])
             elif left_out == _POSES:
-                found[b] += block.mul_(c[j, b, None]).sum(0)
+                result[b] += block.mul_(c[j, b, None]).sum(0)
             elif left_out == _PARENTS:
-                found[b, j] = (block.flatten(2) @ W[j].flatten(2).mT).transpose(0, 1)
+                result[b, j] = (block.flatten(2) @ W[j].flatten(2).mT).transpose(0, 1)
             else:
-                found[j].flatten(2).baddbmm_(parents.mT, block.flatten(2))
-    return found
+                result[j].flatten(2).baddbmm_(parents.mT, block.flatten(2))
+    return result
 
 
 def _new_result(left_out: int, _c: Any, x: Any, u: Any, W: Any) -> Tensor:
@@ -169,32 +186,56 @@ def _blocks(u: Float[Tensor, "B K I"], J: int) -> Iterator[tuple[slice, slice, F
             yield outputs, batch, memory[: math.prod(size)].unflatten(0, size)
 
 
-# ---- their gradients, and how torch calls them
+# ---- the operation
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001  the signature that PyTorch calls
-    ctx.left_out, *factors = inputs
-    ctx.save_for_backward(*factors)
+def _forward(tensors: Tensors, options: Options, _wanted: Sequence[bool], _keep: bool) -> Forward:
+    return Forward((_contract(options.left_out, *tensors),))
 
 
-def _backward(ctx: Any, grad: Tensor) -> Any:
-    """Return the gradient of each factor: the contraction without it, with ``grad`` as the tensor left out before."""
-    factors = list(ctx.saved_tensors)
-    factors[ctx.left_out] = grad
-    wanted = enumerate(ctx.needs_input_grad[1:])
-    return None, *(_without(n, factors) if want else None for n, want in wanted)
+def _backward(
+    tensors: Tensors,
+    options: Options,
+    _results: Sequence[None],
+    _kept: None,
+    grads: Sequence[Tensor],
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:
+    """Return the gradient of each factor: the contraction without it, with the gradient of the result in its place."""
+    factors: list[Tensor | None] = list(tensors)
+    factors[options.left_out] = grads[0]
+    return [
+        _contract(n, *(None if n == m else each for m, each in enumerate(factors))) if want else None
+        for n, want in enumerate(wanted)
+    ]
 
 
-def _without(left_out: int, factors: Sequence[Tensor | None]) -> Tensor:
-    found: Tensor = _contraction(left_out, *(None if n == left_out else each for n, each in enumerate(factors)))
-    return found
+def _plain(tensors: Tensors, options: Options) -> Results:
+    """Contract all pairs at once, with PyTorch's operations."""
+    c, x, u, W = tensors
+    assert u is not None
+    assert W is not None
+    if options.left_out == _COUPLING:
+        assert x is not None
+        return Results(((x.transpose(0, 1) @ W.flatten(2)).unflatten(2, W.shape[2:]) * u).sum(2))
+    assert c is not None
+    return Results(((c.unsqueeze(2) * u).flatten(2) @ W.flatten(2).mT).transpose(0, 1))
 
 
-_contraction = operation(
+_contraction = Operation(
     "contract",
-    "(int left_out, Tensor? coupling, Tensor? parents, Tensor? poses, Tensor? weight) -> Tensor",
-    forward=_contract,
-    fake=_new_result,
+    Tensors,
+    Options,
+    Results,
+    forward=_forward,
     backward=_backward,
-    save=_save,
+    plain=_plain,
+    fake=lambda tensors, options: Results(_new_result(options.left_out, *tensors)),
+    plain_bytes=lambda tensors, _: _pair_bytes(tensors),
 )
+
+
+def _pair_bytes(tensors: Tensors) -> int:
+    """Return the bytes of the products of all pairs."""
+    _, _, u, W = tensors
+    return 0 if u is None or W is None else len(W) * u.nbytes

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from torchcaps.ops.memory import Buffers
 from torchcaps.ops.mixtures import share_out
+from torchcaps.ops.operation import gradient_rule
 
 Pairs = Float[Tensor, "B #J I"]
 """One number for each output and input capsule; (B, 1, I) if all outputs share it."""
@@ -59,6 +60,7 @@ class Sums:
 
     def __init__(self, votes: Float[Tensor, "B J D I"]) -> None:
         self.votes, self.shape = votes, votes.shape
+        self._squares: tuple[Tensor, Tensor] | None = None
 
     def share_out(
         self, log_coupling: Float[Tensor, "#B #J #I"], activations: Float[Tensor, "B 1 I"]
@@ -86,19 +88,25 @@ class Sums:
             momentum: Share of the previous centres.
             with_scatter: Compute the second sum; otherwise it is zero.
         """
-        centre = (self.votes @ shares.unsqueeze(3)).squeeze(3)
+        centre = (self.votes * shares.unsqueeze(2)).sum(3)
         if previous is not None:
             centre = torch.lerp(centre, previous, momentum)
         if not with_scatter:
             return centre, torch.zeros_like(centre)
-        return centre, ((self.votes - centre.unsqueeze(3)).square() @ shares.unsqueeze(3)).squeeze(3)
+        return centre, (self._squares_about(centre) * shares.unsqueeze(2)).sum(3)
 
     def log_densities(
         self, constant: Float[Tensor, "B J"], precision: Float[Tensor, "B J D"], centre: Float[Tensor, "B J D"]
     ) -> Float[Tensor, "B J I"]:
         """Return k_j - ½ Σ_h λ_jh (V_ijh - x_jh)², with constants k_j, for example of a normal distribution."""
-        squares = (self.votes - centre.unsqueeze(3)).square()
-        return constant.unsqueeze(2) - (precision.unsqueeze(2) @ squares).squeeze(2) / 2
+        distances = (self._squares_about(centre) * precision.unsqueeze(3)).sum(2)
+        return torch.sub(constant.unsqueeze(2), distances, alpha=0.5)
+
+    def _squares_about(self, centre: Float[Tensor, "B J D"]) -> Float[Tensor, "B J D I"]:
+        """Return (V - x)²; a second call with the same centre returns the same tensor."""
+        if self._squares is None or self._squares[0] is not centre:
+            self._squares = centre, (self.votes - centre.unsqueeze(3)).square()
+        return self._squares[1]
 
 
 class Ledger(Sums):
@@ -130,7 +138,7 @@ class Ledger(Sums):
     def share_out(
         self, log_coupling: Float[Tensor, "#B #J #I"], activations: Float[Tensor, "B 1 I"]
     ) -> tuple[Pairs, Float[Tensor, "B #J"]]:
-        return _ShareOut.apply(log_coupling, activations)
+        return _share_out(log_coupling, activations)
 
     def log_compete(self, logits: Float[Tensor, "B J I"], competition: Competition) -> Float[Tensor, "B J I"]:
         return competition.log_softmax_once(logits)
@@ -143,12 +151,12 @@ class Ledger(Sums):
         *,
         with_scatter: bool = True,
     ) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B J D"]]:
-        return _Moments.apply(self, shares, previous, momentum, with_scatter)
+        return _moments(self, shares, previous, momentum, with_scatter)
 
     def log_densities(
         self, constant: Float[Tensor, "B J"], precision: Float[Tensor, "B J D"], centre: Float[Tensor, "B J D"]
     ) -> Float[Tensor, "B J I"]:
-        return _LogDensities.apply(self, constant, precision, centre)
+        return _log_densities(self, constant, precision, centre)
 
     def over_inputs(self, pairs: Pairs, numbers: Float[Tensor, "BJ D I"] | None = None) -> Float[Tensor, "B J D"]:
         """Return Σ_i p_ij n_ijh, where the numbers n are the votes if None."""
@@ -190,7 +198,7 @@ class Ledger(Sums):
         return slope.mul_(self._flat).baddbmm_(alpha, rows).view(self.shape)
 
 
-class _ShareOut(torch.autograd.Function):
+class _ShareOut:
     """With c = exp(ln c), R_j = Σ_i c_ij a_i and r_ij = c_ij a_i / R_j: g_ln c = r q and g_a = Σ_j c q / R.
 
     Here q_ij = g_r,ij - Σ_i g_r,ij r_ij + g_R,j R_j. Nothing is divided by an activation, which may be zero.
@@ -218,7 +226,7 @@ class _ShareOut(torch.autograd.Function):
         return for_coupling, (ratio * q).div_(divisor).sum(1, keepdim=True)
 
 
-class _Moments(torch.autograd.Function):
+class _Moments:
     @staticmethod
     def forward(
         ctx: Any, block: Ledger, shares: Tensor, previous: Tensor | None, momentum: float, with_scatter: bool
@@ -245,7 +253,7 @@ class _Moments(torch.autograd.Function):
         return None, for_shares, for_previous, None, None
 
 
-class _LogDensities(torch.autograd.Function):
+class _LogDensities:
     @staticmethod
     def forward(ctx: Any, block: Ledger, constant: Tensor, precision: Tensor, centre: Tensor) -> Tensor:
         ctx.block = block
@@ -261,3 +269,8 @@ class _LogDensities(torch.autograd.Function):
         for_precision = block.over_inputs(gradient, block.squares(centre)).mul_(-0.5)
         moved = torch.addcmul(block.over_inputs(gradient), centre, for_constant.unsqueeze(2), value=-1)
         return None, for_constant, for_precision, moved.mul_(precision)
+
+
+_share_out = gradient_rule(_ShareOut)
+_moments = gradient_rule(_Moments)
+_log_densities = gradient_rule(_LogDensities)

@@ -58,6 +58,11 @@ def get_working_memory(device: torch.device | None = None) -> float:
     return max(WORKING_MEMORY_MIB, gpu_memory_mib(device) * GPU_SHARE)
 
 
+def is_working_memory_set() -> bool:
+    """Return True if :func:`set_working_memory` has set a limit."""
+    return not _is_default
+
+
 _is_default = True
 
 

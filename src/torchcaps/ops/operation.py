@@ -1,47 +1,286 @@
-"""Functions with hand-written gradients, for eager code and for ``torch.compile``."""
+"""Operations with a hand-written gradient, and the one place that decides where their kernels run.
+
+An :class:`Operation` has two implementations. Its *kernel* is a forward and a backward pass that never hold all votes.
+Its *plain formula* consists of PyTorch's operations. :meth:`Operation.runs_kernel` chooses between them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
-from torchcaps.tracing import is_eager, is_recording_operations
+from torchcaps.machine import MIB
+from torchcaps.ops.memory import get_working_memory, is_working_memory_set
+from torchcaps.tracing import has_saved_tensor_hooks, is_eager, is_recording_operations, needs_torch_operations
+
+TensorsT = TypeVar("TensorsT", bound=tuple[Any, ...])
+OptionsT = TypeVar("OptionsT", bound=tuple[Any, ...])
+ResultsT = TypeVar("ResultsT", bound=tuple[Any, ...])
+Backend = Literal["auto", "reference", "recompute"]
+"""Implementation of an operation: the best one, the plain formula, or the kernel."""
+SCHEMA_TYPES = {bool: "bool", int: "SymInt", float: "float", str: "str"}
+"""Types of options in the schemas of PyTorch."""
 
 
-def operation(
-    name: str,
-    schema: str,
-    *,
-    forward: Callable[..., Any],
-    fake: Callable[..., Any],
-    backward: Callable[..., Any],
-    save: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
-) -> Callable[..., Any]:
-    """Build a function with a hand-written gradient for eager code and ``torch.compile``.
+class Forward(NamedTuple):
+    """Outcome of a kernel's forward pass."""
 
-    ``torch.compile`` treats the function as one opaque operation.
+    results: tuple[Tensor, ...]
+    kept: Any = None
+    """Objects for the backward pass besides tensors. The backward pass may empty them, and must do without them."""
+
+
+class Operation(Generic[TensorsT, OptionsT, ResultsT]):
+    """A function of tensors and options with a hand-written gradient.
+
+    In a graph of ``torch.compile`` the kernel is one opaque operation, ``torchcaps::name``. Its schema follows from the
+    annotations of the three named tuples.
 
     Args:
-        name: Name of the operation in the namespace ``torchcaps``.
-        schema: Types of arguments and results, as for :func:`torch.library.custom_op`.
-        forward: Function that computes the results.
-        fake: Function that returns results without numbers, for tracing.
-        backward: Backward pass, as for :class:`torch.autograd.Function`.
-        save: ``setup_context`` of :class:`torch.autograd.Function`.
+        name: Name in the namespace ``torchcaps``.
+        tensors: Named tuple of the tensors that are differentiated; a tensor with the type ``Tensor | None`` may be
+            absent.
+        options: Named tuple of numbers, texts and tuples of them.
+        results: Named tuple of the results.
+        forward: Kernel ``(tensors, options, wanted, keep) -> Forward``. ``wanted`` marks the tensors that need a
+            gradient. With ``keep``, objects may be kept for the backward pass.
+        backward: Kernel ``(tensors, options, results, kept, grads, wanted) -> gradients``, one for each tensor.
+            ``results`` has None for a result not in ``read``; ``kept`` is None if nothing is kept. Gradients that are
+            not in ``wanted`` are ignored.
+        plain: The plain formula ``(tensors, options) -> results``. Second derivatives are those of this function.
+        fake: Function ``(tensors, options) -> results`` that returns tensors without numbers, with the shapes and
+            strides of the results.
+        suits: Function ``(tensors, options)`` that returns True if the kernel is the better choice on a CPU.
+        plain_bytes: Function ``(tensors, options)`` that returns the bytes of votes in the plain formula.
+        read: Function of the options that returns the indices of the results that the backward pass reads.
     """
-    methods = {"forward": forward, "setup_context": save or (lambda *_: None), "backward": backward}
-    function: Any = type(name, (torch.autograd.Function,), {key: staticmethod(value) for key, value in methods.items()})
-    compiled = torch.library.custom_op(f"torchcaps::{name}", forward, mutates_args=(), schema=schema)
-    compiled.register_fake(fake)
-    compiled.register_autograd(backward, setup_context=save)
 
-    def run(*given: Any) -> Any:
+    def __init__(
+        self,
+        name: str,
+        tensors: type[TensorsT],
+        options: type[OptionsT],
+        results: type[ResultsT],
+        *,
+        forward: Callable[[TensorsT, OptionsT, Sequence[bool], bool], Forward],
+        backward: Callable[[TensorsT, OptionsT, Sequence[Any], Any, Sequence[Any], Sequence[bool]], Sequence[Any]],
+        plain: Callable[[TensorsT, OptionsT], ResultsT],
+        fake: Callable[[TensorsT, OptionsT], ResultsT],
+        suits: Callable[[TensorsT, OptionsT], bool] = lambda *_: True,
+        plain_bytes: Callable[[TensorsT, OptionsT], int] = lambda *_: 0,
+        read: Callable[[OptionsT], Sequence[int]] = lambda _: (),
+    ) -> None:
+        self.name, self.tensors, self.options, self.results = name, tensors, options, results
+        self.forward, self.backward, self.plain, self.fake = forward, backward, plain, fake
+        self.suits, self.plain_bytes, self.read = suits, plain_bytes, read
+        self._register()
+
+    def __call__(self, tensors: TensorsT, options: OptionsT, backend: Backend = "auto") -> ResultsT:
+        """Compute the results; see :meth:`runs_kernel` for ``backend``."""
+        if not self.runs_kernel(tensors, options, backend):
+            return self.plain(tensors, options)
+        wanted = [torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in tensors]
         if is_recording_operations():
-            return compiled(*given)
-        if is_eager() and not torch.is_grad_enabled():
-            return forward(*given)  # autograd's overhead is 3 % of the time of one image
-        return function.apply(*given)
+            return self.results(*self._compiled(*tensors, wanted, *options)[:-1])
+        if not any(wanted):
+            return self.results(*self.forward(tensors, options, wanted, False).results)
+        return self.results(*_Eager.apply(self, options, *tensors))
 
-    return run
+    def runs_kernel(self, tensors: TensorsT, options: OptionsT, backend: Backend = "auto") -> bool:
+        """Return True if the kernel runs, False for the plain formula.
+
+        - Exported graphs, ``torch.func`` and forward-mode derivatives take the plain formula.
+        - On a CPU the kernel runs if it suits the sizes.
+        - On other devices the plain formula is faster. It takes more memory, so the kernel runs if the votes exceed a
+          working memory that was set by hand.
+        - ``backend="recompute"`` takes the kernel wherever it can run, ``backend="reference"`` the plain formula.
+        """
+        if backend == "reference" or needs_torch_operations() or not (is_eager() or is_recording_operations()):
+            return False
+        device = next(tensor for tensor in tensors if tensor is not None).device
+        if backend == "recompute":
+            return True
+        if device.type == "cpu":
+            return self.suits(tensors, options)
+        return is_working_memory_set() and self.plain_bytes(tensors, options) > get_working_memory(device) * MIB
+
+    def _plain_gradients(
+        self, tensors: Sequence[Any], options: OptionsT, grads: Sequence[Tensor | None], wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """Return gradients that can be differentiated again."""
+        # Aliases limit the gradients to this call, because one tensor may be computed from another.
+        leaves: list[Any] = [each.view_as(each) if want else each for each, want in zip(tensors, wanted, strict=True)]
+        results = self.plain(self.tensors(*leaves), options)
+        inputs = [each for each, want in zip(leaves, wanted, strict=True) if want]
+        gradients = iter(differentiate(results, grads, inputs, create_graph=True))
+        return [next(gradients) if want else None for want in wanted]
+
+    # ---- one operation of compiled graphs
+
+    def _register(self) -> None:
+        """Register the kernel's two passes with PyTorch."""
+        hints = (typing.get_type_hints(each) for each in (self.tensors, self.options, self.results))
+        tensors, options, results = ([f"{_schema_type(hint)} {key}" for key, hint in each.items()] for each in hints)
+        grads = [f"Tensor? grad_{key}" for key in self.results._fields]  # type: ignore[attr-defined]  # a named tuple
+        read = [f"Tensor? result_{key}" for key in self.results._fields]  # type: ignore[attr-defined]
+        self._num_tensors, self._num_results = len(tensors), len(results)
+        forward = [*tensors, "bool[] wanted", *options]
+        backward = [*grads, *tensors, *read, "Tensor token", "bool[] wanted", *options]
+        self._compiled = _registered(self.name, forward, len(results) + 1, self._compiled_forward, self._forward_fake)
+        self._compiled_backward = _registered(
+            f"{self.name}_backward", backward, len(tensors), self._run_backward, self._backward_fake
+        )
+        self._compiled.register_autograd(self._gradients, setup_context=self._save)
+        self._compiled_backward.register_autograd(self._refuse_second_derivatives)
+
+    def _compiled_forward(self, *args: Any) -> tuple[Tensor, ...]:
+        """Return the results with the promised strides, and a tensor that carries the kept objects."""
+        tensors, wanted, options = self._split(args)
+        results, kept = self.forward(tensors, options, wanted, any(wanted))
+        on_meta: Any = (None if each is None else _on_meta(each) for each in tensors)
+        promised = self.fake(self.tensors(*on_meta), options)
+        token = results[0].new_zeros(1)
+        token.kept = kept  # type: ignore[attr-defined]  # the graph hands the same object to the backward pass
+        return *map(_with_strides, results, promised), token
+
+    def _forward_fake(self, *args: Any) -> tuple[Tensor, ...]:
+        tensors, _, options = self._split(args)
+        results = self.fake(tensors, options)
+        return *results, results[0].new_empty(1)
+
+    def _run_backward(self, *args: Any) -> tuple[Tensor, ...]:
+        """Return the gradients with the strides of their tensors; an empty tensor for a gradient not in ``wanted``."""
+        r, grads = self._num_results, args[: self._num_results]
+        tensors, rest = self.tensors(*args[r : r + self._num_tensors]), args[r + self._num_tensors :]
+        results, token, wanted, options = rest[:r], rest[r], rest[r + 1], self.options(*rest[r + 2 :])
+        kept = getattr(token, "kept", None)
+        gradients = self.backward(tensors, options, results, kept, grads, wanted)
+        return tuple(
+            _with_strides(gradient, torch.empty_like(_on_meta(tensor))) if want else token.new_empty(0)
+            for gradient, tensor, want in zip(gradients, tensors, wanted, strict=True)
+        )
+
+    def _backward_fake(self, *args: Any) -> tuple[Tensor, ...]:
+        r, n = self._num_results, self._num_tensors
+        tensors, token, wanted = args[r : r + n], args[2 * r + n], args[2 * r + n + 1]
+        return tuple(
+            torch.empty_like(tensor) if want else token.new_empty(0)
+            for tensor, want in zip(tensors, wanted, strict=True)
+        )
+
+    def _save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        tensors, _, options = self._split(inputs)
+        ctx.options = options
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(output[-1])
+        ctx.save_for_backward(*tensors, *self._read(options, output[:-1]), output[-1])
+
+    def _gradients(self, ctx: Any, *grads: Tensor | None) -> Any:
+        wanted = list(ctx.needs_input_grad[: self._num_tensors])
+        gradients = self._compiled_backward(*grads[:-1], *ctx.saved_tensors, wanted, *ctx.options)
+        return *(g if want else None for g, want in zip(gradients, wanted, strict=True)), *[None] * (
+            1 + len(ctx.options)
+        )
+
+    def _refuse_second_derivatives(self, *_: Any) -> Any:
+        raise NotImplementedError(
+            f"{self.name}: a compiled graph has first derivatives only; call the layer without torch.compile"
+        )
+
+    def _split(self, args: Sequence[Any]) -> tuple[TensorsT, Sequence[bool], OptionsT]:
+        n = self._num_tensors
+        return self.tensors(*args[:n]), args[n], self.options(*args[n + 1 :])
+
+    def _read(self, options: OptionsT, results: Sequence[Tensor]) -> list[Tensor | None]:
+        indices = self.read(options)
+        return [result if n in indices else None for n, result in enumerate(results)]
+
+
+class _Eager(torch.autograd.Function):
+    """The kernel in eager code."""
+
+    @staticmethod
+    def forward(ctx: Any, operation: Operation[Any, Any, Any], options: Any, *tensors: Any) -> Any:
+        wanted = ctx.needs_input_grad[2:]
+        # hooks replace saved tensors to save memory, as activation checkpointing does; kept objects would undo that
+        results, kept = operation.forward(operation.tensors(*tensors), options, wanted, not has_saved_tensor_hooks())
+        ctx.operation, ctx.options, ctx.kept = operation, options, kept
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *operation._read(options, results))
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        operation, options, wanted = ctx.operation, ctx.options, ctx.needs_input_grad[2:]
+        saved = ctx.saved_tensors  # read once, because each reading may compute them again
+        tensors, results = saved[: len(wanted)], saved[len(wanted) :]
+        if torch.is_grad_enabled():  # the gradients are differentiated again
+            return None, None, *operation._plain_gradients(tensors, options, grads, wanted)
+        gradients = operation.backward(operation.tensors(*tensors), options, results, ctx.kept, grads, wanted)
+        return None, None, *(g if want else None for g, want in zip(gradients, wanted, strict=True))
+
+
+def differentiate(
+    results: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+    inputs: Sequence[Tensor],
+    *,
+    create_graph: bool = False,
+) -> tuple[Tensor, ...]:
+    """Return the gradients of inputs; zeros for an input without influence on the results.
+
+    They are the gradients of one number, Σ result · grad: ``torch.autograd.grad`` with gradients of the results imports
+    SymPy, which takes 35 MiB and 0.4 s.
+    """
+    pairs = [(result, grad) for result, grad in zip(results, grads, strict=True) if grad is not None]
+    with torch.enable_grad():
+        products = [(result * grad).sum() for result, grad in pairs if result.requires_grad]
+    if not products:
+        return tuple(torch.zeros_like(each) for each in inputs)
+    with torch.enable_grad():
+        number = torch.stack(products).sum()
+    return torch.autograd.grad(number, inputs, create_graph=create_graph, allow_unused=True, materialize_grads=True)
+
+
+def gradient_rule(rule: type) -> Callable[..., Any]:
+    """Return the function of a class with static methods ``forward`` and ``backward``, for use inside a kernel.
+
+    The methods are those of :class:`torch.autograd.Function`; the function has first derivatives only.
+    """
+    function: Any = type(rule.__name__, (rule, torch.autograd.Function), {})
+    apply: Callable[..., Any] = function.apply
+    return apply
+
+
+def _schema_type(hint: Any) -> str:
+    """Return the type of an annotation in a schema."""
+    if hint in SCHEMA_TYPES:
+        return SCHEMA_TYPES[hint]
+    if typing.get_origin(hint) is tuple:
+        return f"{SCHEMA_TYPES[typing.get_args(hint)[0]]}[]"
+    return "Tensor?" if types.NoneType in typing.get_args(hint) else "Tensor"
+
+
+def _registered(name: str, arguments: list[str], results: int, function: Any, fake: Any) -> Any:
+    schema = f"({', '.join(arguments)}) -> ({', '.join(['Tensor'] * results)})"
+    operation = torch.library.custom_op(f"torchcaps::{name}", function, mutates_args=(), schema=schema)
+    operation.register_fake(fake)
+    return operation
+
+
+def _on_meta(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _with_strides(tensor: Tensor, promised: Tensor) -> Tensor:
+    """Return the tensor, or a copy in the memory order that the compiler was told."""
+    if tensor.stride() == promised.stride() or tensor.numel() == 0:
+        return tensor
+    return torch.empty_strided(promised.shape, promised.stride(), dtype=tensor.dtype, device=tensor.device).copy_(
+        tensor
+    )

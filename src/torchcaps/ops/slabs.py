@@ -13,8 +13,9 @@ B batch, T input types, J output types, D components of an output capsule, n pos
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from torchcaps.machine import MIB
 from torchcaps.ops.memory import get_working_memory, nearly_equal, slices
+from torchcaps.ops.operation import Forward
 from torchcaps.ops.windows import Slab, Window, convolve, cropped
 
 SLAB_BYTES = 2 * MIB
@@ -41,21 +43,54 @@ def slab_bytes(votes: int, device: torch.device) -> int:
     return max(room, 1)
 
 
-class Plan(NamedTuple):
-    """Sizes, slabs and options of dynamic routing on a map."""
+class Tensors(NamedTuple):
+    """Tensors of dynamic routing on a map."""
 
-    window: Window
-    groups: int
-    """Groups of the convolution."""
-    sizes: tuple[int, int, int, int]
-    """B, T, J, D."""
+    maps: Float[Tensor, "B T K *S"]
+    """Capsules of each type, with the padding of the window."""
+    kernel: Tensor
+    """Kernel of the convolution that computes the votes."""
+    vote_bias: Float[Tensor, "O"] | None
+    """Bias of the convolution."""
+    bias: Float[Tensor, "J D"] | None
+    """Added to the sums before they are squashed."""
+
+
+class Options(NamedTuple):
+    """Sizes and options of dynamic routing on a map."""
+
+    sizes: tuple[int, ...]
+    """T, J, D."""
     out_sizes: tuple[int, ...]
     """Sizes of the output map."""
-    slabs: list[Slab]
+    kernel_size: int
+    """The window: :class:`torchcaps.ops.windows.Window`, whose padding the maps have already."""
+    stride: int
+    cut: int
+    up: bool
+    groups: int
+    """Groups of the convolution."""
     num_iterations: int
     eps: float
-    plain: Callable[..., Tensor]
-    """The same function of maps, kernel and biases by PyTorch's operations, for second derivatives."""
+
+
+class Results(NamedTuple):
+    """Output capsules."""
+
+    capsules: Float[Tensor, "B J D *S"]
+
+
+class Plan:
+    """Window and slabs of a call."""
+
+    def __init__(self, tensors: Tensors, options: Options) -> None:
+        maps, (T, J, D), self.out_sizes, self.groups = tensors.maps, *options[:2], options.groups
+        self.window = Window(options.kernel_size, options.stride, options.cut, options.up)
+        self.sizes = len(maps), T, J, D
+        position = T * J * D * maps.element_size()
+        self.vote_bytes = len(maps) * math.prod(self.out_sizes) * position
+        most = slab_bytes(self.vote_bytes, maps.device)
+        self.slabs = self.window.slabs(len(maps), maps.shape[3:], self.out_sizes, position, most)
 
     def seen(self, slab: Slab, maps: Float[Tensor, "B T K *S"]) -> Float[Tensor, "N C *S"]:
         """Return the part of the maps that a slab is computed from, as the convolution takes it."""
@@ -84,48 +119,9 @@ class Plan(NamedTuple):
         return F.pad(grad, pads)
 
 
-class _RoutedMap(torch.autograd.Function):
-    """Maps with their padding, kernel, bias of the votes, bias of the capsules → capsules (B, J, D, …)."""
-
-    @staticmethod
-    def forward(ctx: Any, plan: Plan, maps: Tensor, kernel: Tensor, vote_bias: Any, bias: Any) -> Tensor:
-        ctx.plan = plan
-        ctx.save_for_backward(maps, kernel, vote_bias, bias)
-        return forward(plan, maps, kernel, vote_bias, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        given, needed = ctx.saved_tensors, ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():  # the gradients are differentiated again
-            wanted = [tensor for tensor, need in zip(given, needed, strict=True) if need]
-            found = iter(torch.autograd.grad(ctx.plan.plain(*given), wanted, grads, create_graph=True))
-            return None, *(next(found) if need else None for need in needed)
-        return None, *backward(ctx.plan, given, grads[0], needed)
-
-
-def route_in_slabs(
-    plan: Plan,
-    maps: Float[Tensor, "B T K *S"],
-    kernel: Tensor,
-    vote_bias: Float[Tensor, "O"] | None,
-    bias: Float[Tensor, "J D"] | None,
-) -> Float[Tensor, "B J D *S"]:
-    """Return the output capsules of dynamic routing between the types of each position.
-
-    Args:
-        plan: Sizes, slabs and options.
-        maps: Capsules of each type, with the padding of the window.
-        kernel: Kernel of the convolution that computes the votes.
-        vote_bias: Bias of the convolution.
-        bias: Added to the sums before they are squashed.
-    """
-    if not torch.is_grad_enabled():
-        return forward(plan, maps, kernel, vote_bias, bias)
-    return _RoutedMap.apply(plan, maps, kernel, vote_bias, bias)
-
-
-def forward(plan: Plan, maps: Tensor, kernel: Tensor, vote_bias: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Compute :func:`route_in_slabs`."""
+def forward(tensors: Tensors, options: Options, _wanted: Sequence[bool], _keep: bool) -> Forward:
+    """Route slab by slab."""
+    (maps, kernel, vote_bias, bias), plan = tensors, Plan(tensors, options)
     B, _, J, D = plan.sizes
     out = maps.new_empty((B, J, D, *plan.out_sizes))
     column = None if bias is None else bias.unsqueeze(2)
@@ -133,53 +129,64 @@ def forward(plan: Plan, maps: Tensor, kernel: Tensor, vote_bias: Tensor | None, 
         votes, _ = plan.votes(slab, plan.seen(slab, maps), kernel, vote_bias)
         capsules = votes.new_empty((len(votes), J, D, slab.positions))
         for part, room in blocks(votes):
-            routed = rounds(votes[..., part], column, plan.num_iterations, plan.eps, room)
-            capsules[..., part] = squashed(routed[-1].sums, plan.eps).capsules
+            routed = rounds(votes[..., part], column, options.num_iterations, options.eps, room)
+            capsules[..., part] = squashed(routed[-1].sums, options.eps).capsules
         slab.outputs(out).copy_(capsules.unflatten(3, slab.sizes))
-    return out
+    return Forward((out,))
 
 
 def backward(
-    plan: Plan, given: tuple[Any, ...], grad: Float[Tensor, "B J D *S"], needed: tuple[bool, ...]
+    tensors: Tensors,
+    options: Options,
+    _results: Sequence[None],
+    _kept: None,
+    grads: Sequence[Float[Tensor, "B J D *S"]],
+    wanted: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the tensors that :func:`route_in_slabs` was given, where they are needed.
+    """Return the gradients of the tensors, where they are needed.
 
     In float32, the gradient of the kernel differs from that with all votes at once by up to 2e-5 of its largest number,
     because the latter is one long sum over all positions. Sums of slabs are closer to float64: 3e-6 beside 1.1e-5 on
     maps of 128×128.
     """
-    maps, kernel, vote_bias, bias = given
+    (maps, kernel, vote_bias, bias), plan = tensors, Plan(tensors, options)
     n, window = len(plan.out_sizes), plan.window
-    of_maps = torch.zeros_like(maps) if needed[0] else None
-    of_kernel = torch.zeros_like(kernel) if needed[1] else None
+    of_maps = torch.zeros_like(maps) if wanted[0] else None
+    of_kernel = torch.zeros_like(kernel) if wanted[1] else None
     of_vote_bias = None if vote_bias is None else torch.zeros_like(vote_bias)
     of_bias = None if bias is None else torch.zeros_like(bias)
     column = None if bias is None else bias.unsqueeze(2)
     for slab in plan.slabs:
         seen = plan.seen(slab, maps)
         votes, whole = plan.votes(slab, seen, kernel, vote_bias)
-        of_capsules = slab.outputs(grad).flatten(3)
+        of_capsules = slab.outputs(grads[0]).flatten(3)
         for part, room in blocks(votes):
             block = votes[..., part]
             of_votes, of_sums = rounds_backward(
-                block, column, plan.num_iterations, plan.eps, of_capsules[..., part], room
+                block, column, options.num_iterations, options.eps, of_capsules[..., part], room
             )
             block.copy_(of_votes)
             if of_bias is not None:
                 of_bias += of_sums
-        found = torch.ops.aten.convolution_backward(
+        of_factors = torch.ops.aten.convolution_backward(
             plan.of_convolution(slab, votes, whole), seen, kernel, None if vote_bias is None else [len(vote_bias)],
             [window.stride] * n, [0] * n, [1] * n, window.up, [0] * n, plan.groups,
-            [needed[0], needed[1], vote_bias is not None],
+            [wanted[0], wanted[1], vote_bias is not None],
         )  # fmt: skip
         del votes
         if of_maps is not None:
             seen_part = slab.inputs(of_maps)
-            seen_part += found[0].view(seen_part.shape)
-        for total, each in ((of_kernel, found[1]), (of_vote_bias, found[2])):
+            seen_part += of_factors[0].view(seen_part.shape)
+        for total, each in ((of_kernel, of_factors[1]), (of_vote_bias, of_factors[2])):
             if total is not None:
                 total += each
-    return of_maps, of_kernel, of_vote_bias if needed[2] else None, of_bias if needed[3] else None
+    return of_maps, of_kernel, of_vote_bias if wanted[2] else None, of_bias if wanted[3] else None
+
+
+def fake(tensors: Tensors, options: Options) -> Results:
+    """Return capsules without numbers."""
+    _, J, D = options.sizes
+    return Results(tensors.maps.new_empty((tensors.maps.shape[0], J, D, *options.out_sizes)))
 
 
 def blocks(votes: Float[Tensor, "B T J D L"]) -> list[tuple[slice, Tensor]]:
@@ -226,7 +233,7 @@ def rounds(
     votes: Float[Tensor, "B T J D n"], bias: Float[Tensor, "J D 1"] | None, number: int, eps: float, room: Tensor
 ) -> list[Round]:
     """Return all iterations of routing. ``room`` is overwritten; it has the shape of the votes."""
-    found: list[Round] = []
+    done: list[Round] = []
     logits: Tensor | None = None
     for iteration in range(1, number + 1):
         if logits is None:
@@ -237,11 +244,11 @@ def rounds(
         if bias is not None:
             sums += bias
         capsules = squashed(sums, eps).capsules
-        found.append(Round(coupling, sums, capsules))
+        done.append(Round(coupling, sums, capsules))
         if iteration < number:
             agreement = torch.mul(votes, capsules.unsqueeze(1), out=room).sum(3)
             logits = agreement if logits is None else logits + agreement
-    return found
+    return done
 
 
 def rounds_backward(

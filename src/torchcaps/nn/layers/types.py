@@ -21,7 +21,7 @@ from torchcaps.nn.votes.columns import VotesOfTypes, in_slabs, route_columns, ro
 from torchcaps.ops.windows import Window, repeated, window_sums
 from torchcaps.parts import Device, Dtype, build, register
 from torchcaps.ranges import Axes, Pixels, Size, Width
-from torchcaps.tracing import has_hooks, is_eager
+from torchcaps.tracing import has_hooks
 
 Upsampling = Literal["transposed", "nearest"]
 """How a map becomes larger: by a transposed convolution, or by repeating positions before a convolution."""
@@ -35,9 +35,9 @@ class TypesLayer(MapLayer):
     before the map.
 
     The votes of a large map are computed and routed slab by slab, within :func:`torchcaps.set_working_memory`, and
-    again in the backward pass. Dynamic routing without further options never keeps votes. All votes are computed at
-    once if the coupling is requested, if the routing is not :attr:`~torchcaps.nn.Routing.by_row`, and for exports,
-    ``torch.compile`` and ``torch.func``.
+    again in the backward pass. Dynamic routing without further options never keeps votes on a CPU. All votes are
+    computed at once if the coupling is requested, if the routing is not :attr:`~torchcaps.nn.Routing.by_row`, and for
+    exports, ``torch.compile`` and ``torch.func``, except for dynamic routing compiled on a CPU.
 
     Args:
         window: The kernel.
@@ -88,15 +88,13 @@ class TypesLayer(MapLayer):
             return super()._route_in_full_precision(capsules, return_coupling)
         maps, dtype = self._maps(capsules)
         votes, routing = self._votes_of_types(maps, capsules), self.routing
-        in_parts = routing.by_row and is_eager() and not maps.is_meta and not has_hooks(routing)
-        slabs = votes.slabs() if in_parts else []
-        if slabs and type(routing) is DynamicRouting and routing.is_basic and votes.mask is None:
-            bias = None if routing.bias is None else routing.bias.to(maps)
-            capsules_of = route_columns(votes, slabs, bias, routing.num_iterations, routing.squash_eps)
-            return Routed(rows_of(capsules_of.flatten(3))), dtype
-        if len(slabs) <= 1:
+        if not routing.by_row or has_hooks(routing):  # hooks see one call with all votes
             return self._routed(*votes.all_rows()), dtype
-        return in_slabs(lambda slab: self._routed(*votes.of(slab)), slabs), dtype
+        if type(routing) is DynamicRouting and routing.is_basic and votes.mask is None:
+            bias = None if routing.bias is None else routing.bias.to(maps)
+            routed = route_columns(votes, bias, routing.num_iterations, routing.squash_eps, routing.backend)
+            return Routed(rows_of(routed.flatten(3))), dtype
+        return in_slabs(self._routed, votes), dtype
 
     def _voting(self, mask: Bool[Tensor, "B T *S"]) -> Bool[Tensor, "BL I"]:
         return rows_of(self.window_sums(mask.to(torch.float32)).flatten(2)) > 0

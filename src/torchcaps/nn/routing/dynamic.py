@@ -22,16 +22,15 @@ from torchcaps.nn.capsules import Activations, LayerSize, Routed, RoutingRound
 from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.votes import BuiltVotes, DenseVotes, Votes, at_least_tiny
 from torchcaps.nn.votes.competition import SoftmaxOver
+from torchcaps.ops.checkpoint import blocks, in_blocks
 from torchcaps.ops.contractions import compute_votes
-from torchcaps.ops.fused import Options, route_recompute
+from torchcaps.ops.fused import Options, Results, Tensors, bytes_of_row, route_operation
+from torchcaps.ops.operation import Backend
 from torchcaps.ops.precision import computed_in_full_precision
 from torchcaps.ops.squash import squashed
 from torchcaps.parts import register
 from torchcaps.ranges import Epsilon, Iterations
-from torchcaps.tracing import needs_torch_operations
 
-Backend = Literal["auto", "reference", "recompute"]
-"""Implementation of dynamic routing; see :func:`route`."""
 Prior = Float[Tensor, "I J"] | Float[Tensor, "B I J"]
 """Initial routing logits, the same for all images or one set for each image."""
 Agreement = Literal["product", "cosine"]
@@ -201,7 +200,7 @@ def route(  # noqa: D417  the other arguments are dynamic_routing's
     if backend == "recompute" and by_loop:
         raise InputError('route: backend="recompute" has no prior and no mask over inputs; use backend="reference"')
     poses = poses if mask is None else poses.where(mask.unsqueeze(2), 0)
-    if backend == "reference" or by_loop or needs_torch_operations():
+    if by_loop:
         votes = DenseVotes(poses, weight)
         return dynamic_routing(
             BuiltVotes(compute_votes(votes.poses, votes.weight), dtype=votes.dtype),
@@ -215,9 +214,42 @@ def route(  # noqa: D417  the other arguments are dynamic_routing's
             mask=mask,
             return_coupling=return_coupling,
         )
-    options = Options(num_iterations, softmax_over == "inputs", stop_gradient, leaky, eps)
-    capsules, coupling = route_recompute(poses, weight, bias, options, return_coupling)
-    return Routed(capsules, coupling=coupling).masked(mask)
+    # the backward pass needs the last coupling if it is constant
+    is_constant = stop_gradient or num_iterations == 0
+    learning = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (poses, weight, bias))
+    keep_coupling = return_coupling or (learning and stop_gradient and num_iterations > 1)
+    options = Options(num_iterations, softmax_over == "inputs", stop_gradient, leaky, eps, keep_coupling)
+    capsules, coupling, _ = _route(Tensors(poses, weight, bias), options, backend)
+    if not return_coupling:
+        return Routed(capsules).masked(mask)
+    return Routed(capsules, coupling=(coupling.detach() if is_constant else coupling).to(capsules.dtype)).masked(mask)
+
+
+def _route_built_votes(tensors: Tensors, options: Options) -> Results:
+    """Build the votes, some images at a time within the working memory, and follow the equations."""
+    poses, weight, bias = tensors
+
+    def work(images: slice) -> tuple[Tensor, Tensor]:
+        votes = DenseVotes(poses[images], weight)
+        routed = dynamic_routing(
+            BuiltVotes(compute_votes(votes.poses, votes.weight)),
+            options.num_iterations,
+            softmax_over="inputs" if options.over_inputs else "outputs",
+            stop_gradient=options.stop_gradient,
+            bias=bias,
+            leaky=options.leaky,
+            eps=options.eps,
+            return_coupling=options.keep_coupling,
+        )
+        capsules = routed.poses
+        return capsules, capsules.new_empty(capsules.shape[0], 0, 0) if routed.coupling is None else routed.coupling
+
+    images = poses.shape[0]  # no len(), which would fix the batch size of an exported graph
+    capsules, coupling = in_blocks(work, blocks(images, bytes_of_row(tensors), poses.device))
+    return Results(capsules.to(torch.promote_types(poses.dtype, weight.dtype)), coupling, capsules.new_empty(0))
+
+
+_route = route_operation(_route_built_votes)
 
 
 @register("routing", "dynamic")

@@ -5,6 +5,7 @@ The authors' code has another algorithm; see :mod:`~torchcaps.nn.routing.em_code
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -89,18 +90,19 @@ def fit(
     votes, log_posterior = given.votes, None
     _, _, D, _ = votes.shape
     scale = cost_scale + cost_of_inputs / given.number
+    threshold, twice_beta_u = beta_a / unit, 2 * D * beta_u
     log_coupling = given.start()
     for t in range(num_iterations):
         shares, mass = votes.share_out(log_coupling, given.activations)  # (B, J, I), (B, J)
         means, scatter = votes.moments(shares)  # (B, J, D)
         variances = scatter + 1e-9
         log_variances = variances.log().sum(2)  # (B, J)
-        costs = mass * (D * beta_u + log_variances / 2)
-        logits = final_lambda * (1 - 0.95 ** (t + 1)) * (beta_a / unit - scale * costs)
+        twice_costs = mass * (twice_beta_u + log_variances)
+        logits = final_lambda * (1 - 0.95 ** (t + 1)) * (threshold - scale / 2 * twice_costs)
         if t == num_iterations - 1 and given.rounds is None:
             break
         log_prior = F.logsigmoid(logits)
-        constant = log_prior - (D * LOG_2_PI + log_variances) / 2
+        constant = torch.sub(log_prior - D * LOG_2_PI / 2, log_variances, alpha=0.5)
         logits_before, log_posterior = log_posterior, votes.log_densities(constant, 1 / variances, means)  # (B, J, I)
         given.note(logits_before, log_coupling, means, means, log_posterior, log_prior, logits)
         log_coupling = given.log_compete(log_posterior)

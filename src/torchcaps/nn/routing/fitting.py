@@ -1,16 +1,15 @@
 """Fit a mixture of Gaussians to votes: with a ledger of gradients, as one operation, or with PyTorch's operations.
 
-The equations of each routing are one function, which uses only the sums of :class:`torchcaps.ops.ledger.Sums`. Eager
-code makes the votes a block at a time, and again in the backward pass, which applies the ledger to them. Small votes
-are kept instead. ``torch.compile`` sees one operation that does the same. Second derivatives, ``torch.func``, exported
-graphs and layers with very few votes use the same equations with sums of PyTorch's operations.
+The equations of each routing are one function, which uses only the sums of :class:`torchcaps.ops.ledger.Sums`. The
+kernel makes the votes a block at a time, and again in the backward pass, which applies the ledger to them. Small votes
+are kept instead. The plain formula is the same equations with sums of PyTorch's operations.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -22,17 +21,10 @@ from torchcaps.nn.votes.competition import MapCompetition
 from torchcaps.ops.checkpoint import blocks, in_blocks
 from torchcaps.ops.ledger import Ledger, Sums
 from torchcaps.ops.memory import get_working_memory, nearly_equal, slices
-from torchcaps.ops.operation import operation
+from torchcaps.ops.operation import Forward, Operation, differentiate
 from torchcaps.ops.precision import full_precision
-from torchcaps.ops.tickets import Tickets
-from torchcaps.ops.vote_factors import MAKERS, Kind, Maker, VoteFactors
-from torchcaps.tracing import (
-    autograd_in_operation,
-    has_saved_tensor_hooks,
-    is_eager,
-    is_recording_operations,
-    needs_torch_operations,
-)
+from torchcaps.ops.vote_factors import MAKERS, Maker, VoteFactors
+from torchcaps.tracing import autograd_in_operation, is_eager
 
 Gaussians = tuple[Float[Tensor, "B J D"], Float[Tensor, "B J"], Float[Tensor, "#B #J #I"]]
 """Poses, logits of the activations, and the logarithm of the coupling of the last fit."""
@@ -124,31 +116,54 @@ def equations(name: str) -> Callable[[Fit], Fit]:
     return register
 
 
+class Tensors(NamedTuple):
+    """Tensors of a fit. The last two are never differentiated."""
+
+    activations: Float[Tensor, "B I"]
+    first: Tensor
+    """Learned tensor of the equations, as the second."""
+    second: Tensor
+    poses: Tensor
+    """Poses, weight and bias: :class:`torchcaps.ops.vote_factors.VoteFactors`."""
+    weight: Tensor | None
+    bias: Tensor | None
+    number: Float[Tensor, "B 1"] | None
+    """Number of input capsules of each row that are present; None for all."""
+    children: Tensor | None
+    """Index on the map of each input capsule of each window, if positions of a map compete."""
+
+
 class Options(NamedTuple):
     """Arguments of :func:`fit_mixture` besides tensors."""
 
     equations: str
     num_iterations: int
     settings: tuple[float, ...]
-    kind: Kind
+    kind: str
+    """Formula of the votes, a :data:`torchcaps.ops.vote_factors.Kind`."""
     on_map: int = 0
     """Number of capsules on a map whose positions compete, plus one outside the map; 0 without that competition."""
     keep_coupling: bool = False
 
 
+class Results(NamedTuple):
+    """Poses, logits of the activations, and the coupling, empty unless it is kept."""
+
+    poses: Float[Tensor, "B J D"]
+    logits: Float[Tensor, "B J"]
+    coupling: Float[Tensor, "B J I"]
+
+
 class _Call:
-    """Tensors of a call, their blocks, and the fit of some rows.
+    """Tensors of a call, their blocks, and the fit of some rows."""
 
-    ``tensors`` are differentiated: activations (B, I), two learned tensors, poses, weight and bias.
-    """
-
-    def __init__(self, tensors: Sequence[Any], number: Tensor | None, children: Tensor | None, options: Options):
-        self.tensors, self.number, self.options = tensors, number, options
-        self.factors = VoteFactors(options.kind, *tensors[3:])
-        self.competition = None if children is None else MapCompetition(children, options.on_map)
+    def __init__(self, tensors: Tensors, options: Options) -> None:
+        self.tensors, self.number, self.options = tensors, tensors.number, options
+        self.factors = VoteFactors(options.kind, *tensors[3:6])  # type: ignore[arg-type]  # a kind
+        self.competition = None if tensors.children is None else MapCompetition(tensors.children, options.on_map)
 
     def maker(self, wanted: Sequence[bool] = (False,) * 3) -> Maker:
-        return MAKERS[self.options.kind](self.factors, tuple(wanted))  # type: ignore[arg-type]  # three
+        return MAKERS[self.factors.kind](self.factors, tuple(wanted))  # type: ignore[arg-type]  # three
 
     @property
     def row_bytes(self) -> int:
@@ -182,14 +197,14 @@ class _Call:
         """Return poses, logits and coupling (B, J, I) of some rows. The coupling is empty unless it is kept."""
         active, first, second = leaves
         number = None if self.number is None else self.number[rows]
-        given = MixtureInputs(votes, active.unsqueeze(1), self.competition, number)
+        inputs = MixtureInputs(votes, active.unsqueeze(1), self.competition, number)
         equations, num_iterations, settings, *_ = self.options
-        poses, logits, log_coupling = FITS[equations](given, first, second, num_iterations, *settings)
+        poses, logits, log_coupling = FITS[equations](inputs, first, second, num_iterations, *settings)
         B, J, _, I = votes.shape
         coupling = log_coupling.exp().expand(B, J, I) if self.options.keep_coupling else logits.new_empty(B, 0, 0)
         return poses, logits, coupling.contiguous()
 
-    def plain(self) -> tuple[Tensor, ...]:
+    def plain(self) -> Results:
         """Return the results with PyTorch's operations, which can be differentiated any number of times."""
 
         def work(rows: slice) -> tuple[Tensor, ...]:
@@ -198,7 +213,7 @@ class _Call:
 
         poses = self.factors.poses
         rows = poses.shape[0]  # no len(), which would fix the batch size of an exported graph
-        return in_blocks(work, blocks(rows, self.row_bytes, poses.device, self.multiple))
+        return Results(*in_blocks(work, blocks(rows, self.row_bytes, poses.device, self.multiple)))
 
 
 class _Part(NamedTuple):
@@ -226,164 +241,69 @@ def _fit_block(call: _Call, maker: Maker, rows: slice, *, differentiated: bool) 
         return _Part(rows, maker, block, leaves, call.fit(rows, block, leaves))
 
 
-def _forward(*given: Any, kept: list[_Part] | None = None, wanted: Sequence[bool] | None = None) -> tuple[Tensor, ...]:
-    """Return poses, logits and coupling. If ``kept`` is a list, add the fits to it for the backward pass.
-
-    ``wanted`` marks the differentiated tensors that need a gradient; if it is None, no votes are kept.
-    """
-    call = _call_of(given)
-    keeps_votes = wanted is not None and call.keeps_votes
+def _forward(tensors: Tensors, options: Options, wanted: Sequence[bool], keep: bool) -> Forward:
+    """Fit all rows, block by block. ``keep``: the graphs of numbers smaller than votes, and small votes."""
+    call, kept = _Call(tensors, options), list[_Part]()
+    keeps_votes = keep and call.keeps_votes
     with full_precision(call.factors.poses.device), torch.no_grad(), autograd_in_operation():
-        maker, found = call.maker(wanted[3:] if wanted is not None and keeps_votes else (False,) * 3), []
+        maker, results = call.maker(wanted[3:6] if keeps_votes else (False,) * 3), []
         for rows in call.blocks():
-            part = _fit_block(call, maker, rows, differentiated=kept is not None)
-            found.append([each.detach() for each in part.results])
-            if kept is not None:
+            part = _fit_block(call, maker, rows, differentiated=keep)
+            results.append([each.detach() for each in part.results])
+            if keep:
                 kept.append(part if keeps_votes else part.without_votes())
-        return tuple(torch.cat(each) for each in zip(*found, strict=True))
+        return Forward(Results(*(torch.cat(each) for each in zip(*results, strict=True))), kept)
 
 
-def _gradients(
-    grads: Sequence[Tensor], wanted: Sequence[bool], *given: Any, kept: list[_Part] | None = None
-) -> list[Tensor | None]:
-    """Return the gradients of the tensors marked in ``wanted`` from the gradients of the results."""
-    call = _call_of(given)
-    active, first, second = call.tensors[:3]
-    found = torch.empty_like(active), torch.zeros_like(first), torch.zeros_like(second)
+def _backward(
+    tensors: Tensors,
+    options: Options,
+    _results: Sequence[None],
+    kept: list[_Part] | None,
+    grads: Sequence[Tensor | None],
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """Differentiate the kept fits, or fit again; the ledger of each block gives the gradient of its votes."""
+    call = _Call(tensors, options)
+    active, first, second = tensors[:3]
+    gradients = torch.empty_like(active), torch.zeros_like(first), torch.zeros_like(second)
     with full_precision(active.device), torch.no_grad(), autograd_in_operation():
-        parts = [kept.pop(0) for _ in list(kept)] if kept else None  # None: fit again
-        maker = (parts[0].maker if parts else None) or call.maker(wanted[3:])
+        maker = (kept[0].maker if kept else None) or call.maker(wanted[3:6])
         each_part = (_fit_block(call, maker, rows, differentiated=True) for rows in call.blocks())
-        if parts:
-            each_part = (parts.pop(0) for _ in list(parts))  # frees the graph of one part before the next
+        if kept:
+            each_part = (kept.pop(0) for _ in list(kept))  # frees the graph of one part before the next
         for part in each_part:
             rows = part.rows
             if part.maker is None:
                 part.block.hold(maker.make(rows), maker.buffers)
-            for_active, *more = _differentiate(part.results, [grad[rows] for grad in grads], part.leaves)
-            found[0][rows] = for_active
-            for total, each in zip(found[1:], more, strict=True):
+            grads_of_rows = [None if grad is None else grad[rows] for grad in grads]
+            for_active, *more = differentiate(part.results, grads_of_rows, part.leaves)
+            gradients[0][rows] = for_active
+            for total, each in zip(gradients[1:], more, strict=True):
                 total += each
             maker.add_gradient(rows, part.block.gradient())
             part.block.release()
-    every = (*found, *maker.gradients())
-    return [grad if want else None for grad, want in zip(every, wanted, strict=True)]
+    return *gradients, *maker.gradients(), None, None
 
 
-def _call_of(given: Sequence[Any]) -> _Call:
-    """Read the arguments of the operation: six differentiated tensors, two more tensors, and separate options."""
-    return _Call(given[:6], given[6], given[7], Options(*given[8:]))
+def _fake(tensors: Tensors, options: Options) -> Results:
+    B, I, J, D = _Call(tensors, options).factors.size
+    new = tensors.poses.new_empty
+    return Results(new(B, J, D), new(B, J), new(B, J, I) if options.keep_coupling else new(B, 0, 0))
 
 
-class _Eager(torch.autograd.Function):
-    """Fit of eager code, which keeps the graph of tensors smaller than the votes for its backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> Any:
-        ctx.save_for_backward(*given[:8])
-        ctx.options, ctx.kept = given[8:], []
-        return _forward(*given, kept=None if has_saved_tensor_hooks() else ctx.kept, wanted=ctx.needs_input_grad[:6])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        given, wanted = (*ctx.saved_tensors, *ctx.options), ctx.needs_input_grad[:6]
-        if torch.is_grad_enabled():  # the gradients are differentiated again
-            return *_plain_gradients(grads, wanted, given), *[None] * (2 + len(ctx.options))
-        found = _gradients(grads, wanted, *given, kept=ctx.kept)
-        return *found, *[None] * (2 + len(ctx.options))
-
-
-def _plain_gradients(grads: Sequence[Tensor], wanted: Sequence[bool], given: Sequence[Any]) -> list[Tensor | None]:
-    """Return gradients that can be differentiated again."""
-    tensors = [each.view_as(each) if want else each for each, want in zip(given[:6], wanted, strict=True)]
-    results = _call_of((*tensors, *given[6:])).plain()
-    inputs = [each for each, want in zip(tensors, wanted, strict=True) if want]
-    found = iter(_differentiate(results, grads, inputs, create_graph=True))
-    return [next(found) if want else None for want in wanted]
-
-
-def _differentiate(
-    results: Sequence[Tensor], grads: Sequence[Tensor], inputs: Sequence[Tensor], *, create_graph: bool = False
-) -> tuple[Tensor, ...]:
-    """Return the gradients of inputs; zeros for an input without influence on the results.
-
-    They are the gradients of one number, Σ result · grad: ``torch.autograd.grad`` with gradients of the results imports
-    SymPy, which takes 35 MiB and 0.4 s.
-    """
-    pairs = zip(results, grads, strict=True)
-    with torch.enable_grad():
-        number = torch.stack([(result * grad).sum() for result, grad in pairs if result.requires_grad]).sum()
-    return torch.autograd.grad(number, inputs, create_graph=create_graph, allow_unused=True, materialize_grads=True)
-
-
-# ---- one operation for torch.compile
-
-
-_parts = Tickets[list[_Part]]()
-
-
-def _compiled_forward(*given: Any) -> tuple[Tensor, ...]:
-    """Return poses, logits, coupling, and a ticket for the fits; the last argument is True if these are needed."""
-    kept: list[_Part] | None = [] if given[-1] else None
-    return *_forward(*given[:-1], kept=kept), _parts.leave(kept)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ticket = output[3]
-    ctx.mark_non_differentiable(ticket)
-    ctx.save_for_backward(*inputs[:8], ticket)
-    ctx.options = inputs[8:-1]
-
-
-def _operation_gradients(ctx: Any, *grads: Tensor) -> Any:
-    wanted = list(ctx.needs_input_grad[:6])
-    found = _mixture_backward(*grads[:3], *ctx.saved_tensors, wanted, *ctx.options)
-    return *(grad if want else None for grad, want in zip(found, wanted, strict=True)), *[None] * (3 + len(ctx.options))
-
-
-def _backward(*given: Any) -> tuple[Tensor, ...]:
-    """Return all six gradients; an empty tensor for a gradient not in ``wanted``."""
-    grads, tensors, ticket, wanted, options = given[:3], given[3:11], given[11], given[12], given[13:]
-    found = _gradients(grads, wanted, *tensors, *options, kept=_parts.take(ticket))
-    return tuple(grads[0].new_empty(0) if grad is None else grad.contiguous() for grad in found)
-
-
-def _fake(*given: Any) -> tuple[Tensor, ...]:
-    call = _call_of(given[:-1])
-    B, I, J, D = call.factors.size
-    new = call.factors.poses.new_empty
-    return new(B, J, D), new(B, J), new(B, J, I) if call.options.keep_coupling else new(B, 0, 0), new(1)
-
-
-def _backward_fake(*given: Any) -> tuple[Tensor, ...]:
-    tensors, wanted = given[3:9], given[12]
-    return tuple(given[0].new_empty(each.shape if want else 0) for each, want in zip(tensors, wanted, strict=True))
-
-
-def _only_once(*_: Any) -> Any:
-    raise NotImplementedError(
-        "a compiled mixture of Gaussians has first derivatives only; call the layer without torch.compile"
-    )
-
-
-_TENSORS = "Tensor activations, Tensor first, Tensor second, Tensor poses, Tensor? weight, Tensor? bias"
-_OTHERS = "Tensor? number, Tensor? children"
-_OPTIONS = "str equations, int num_iterations, float[] settings, str kind, int on_map, bool keep_coupling"
-_mixture = operation(
+_mixture = Operation(
     "mixture",
-    f"({_TENSORS}, {_OTHERS}, {_OPTIONS}, bool learning) -> (Tensor, Tensor, Tensor, Tensor)",
-    forward=_compiled_forward,
+    Tensors,
+    Options,
+    Results,
+    forward=_forward,
+    backward=_backward,
+    plain=lambda tensors, options: _Call(tensors, options).plain(),
     fake=_fake,
-    backward=_operation_gradients,
-    save=_save,
-)
-_mixture_backward = operation(
-    "mixture_backward",
-    f"(Tensor grad_poses, Tensor grad_logits, Tensor grad_coupling, {_TENSORS}, {_OTHERS}, Tensor ticket, "
-    f"bool[6] wanted, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    forward=_backward,
-    fake=_backward_fake,
-    backward=_only_once,
+    # a compiled graph may serve any number of rows
+    suits=lambda *call: not is_eager() or _Call(*call).mib > MAX_PLAIN_MIB,
+    plain_bytes=lambda *call: int(_Call(*call).mib * MIB),
 )
 
 
@@ -394,7 +314,7 @@ def fit_mixture(
     number: Float[Tensor, "B 1"] | None,
     competition: MapCompetition | None,
     options: Options,
-) -> tuple[Float[Tensor, "B J D"], Float[Tensor, "B J"], Float[Tensor, "B J I"] | Float[Tensor, "B 0 0"]]:
+) -> Results:
     """Fit the Gaussians of all rows. All tensors must have one dtype of full precision.
 
     Args:
@@ -404,24 +324,9 @@ def fit_mixture(
         number: Number of input capsules of each row that are present; None for all.
         competition: Competition between positions of a map; None if only the output capsules of a row compete.
         options: Name of the equations, their settings, and ``keep_coupling``.
-
-    Returns:
-        Poses, logits of the activations, and the coupling, empty unless it is kept.
     """
     children = None
     if competition is not None:
         children, options = competition.children, options._replace(on_map=competition.number)
-    tensors = activations, *learned, *factors[1:]
-    given = *tensors, number, children, *options
-    learning = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
-    if is_recording_operations() and not needs_torch_operations():
-        poses, logits, coupling, _ = _mixture(*given, learning)
-        return poses, logits, coupling
-    call = _call_of(given)
-    if not is_eager() or activations.is_meta or call.mib <= MAX_PLAIN_MIB:
-        poses, logits, coupling = call.plain()
-        return poses, logits, coupling
-    if learning:
-        return _Eager.apply(*given)
-    poses, logits, coupling = _forward(*given)
-    return poses, logits, coupling
+    _, poses, weight, bias = factors
+    return _mixture(Tensors(activations, *learned, poses, weight, bias, number, children), options)

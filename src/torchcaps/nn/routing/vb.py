@@ -86,41 +86,33 @@ def fit(given: MixtureInputs, beta_u: Float[Tensor, "J"], beta_a: Float[Tensor, 
     votes, log_posterior = given.votes, None
     _, J, D, _ = votes.shape
     log_coupling = given.uniform()  # even on maps
+    components = torch.arange(D, dtype=given.activations.dtype, device=given.activations.device)
     for iteration in range(1, num_iterations + 1):
         shares, mass = votes.share_out(log_coupling, given.activations)  # (B, J, I)
         mass = mass.expand(-1, J)  # (B, J)
         R = mass.unsqueeze(2)  # (B, J, 1)
         means, scatter = votes.moments(shares)  # (B, J, D)
-        centres = R / (1 + R) * means
-        inverse_scale = 1 + R * scatter + centres * means
-        degrees = D + 1 + mass
-        log_precision = digamma_sum(degrees, D) + D * math.log(2) - inverse_scale.log().sum(2)
-        log_share = digamma(1 + mass) - digamma((1 + mass).sum(1, keepdim=True))
-        entropy = (D * (LOG_2_PI + 1) - log_precision) / 2
-        logits = beta_a - (log_share.exp() * entropy + beta_u)
-        if iteration == num_iterations and given.rounds is None:
+        priors = 1 + mass  # α_j and κ_j
+        centres = R / priors.unsqueeze(2) * means
+        inverse_scale = torch.addcmul(1 + R * scatter, centres, means)
+        degrees = (D + priors).unsqueeze(2)  # (B, J, 1)
+        # ln|Λ_j| without its constant D ln 2
+        log_precision = digamma((degrees - components) / 2).sum(2) - inverse_scale.log().sum(2)
+        log_share = digamma(priors) - digamma(priors.sum(1, keepdim=True))
+        is_last = iteration == num_iterations
+        if is_last or given.rounds is not None:
+            entropy = (D * (LOG_2_PI + 1 - math.log(2)) - log_precision) / 2
+            logits = beta_a - (log_share.exp() * entropy + beta_u)
+        if is_last and given.rounds is None:
             break
-        constant = log_share + (log_precision - D * LOG_2_PI - D / (1 + mass)) / 2  # (B, J)
-        precision, logits_before = degrees.unsqueeze(2) / inverse_scale, log_posterior
+        constant = log_share - D * (LOG_2_PI - math.log(2)) / 2  # (B, J)
+        constant = torch.add(constant, torch.sub(log_precision, priors.reciprocal(), alpha=D), alpha=0.5)
+        precision, logits_before = degrees / inverse_scale, log_posterior
         log_posterior = votes.log_densities(constant, precision, centres)  # (B, J, I)
-        given.note(logits_before, log_coupling, means, centres, log_posterior, log_share, logits)
+        if given.rounds is not None:
+            given.note(logits_before, log_coupling, means, centres, log_posterior, log_share, logits)
         log_coupling = given.log_compete(log_posterior)
     return centres, logits, log_coupling
-
-
-def digamma_sum(degrees: Float[Tensor, "B J"], number: int) -> Float[Tensor, "B J"]:
-    """Return Σ_{d=0}^{number-1} ψ((ν - d) / 2), where every argument is at least one.
-
-    Even and odd d are chains with ψ(x + 1) = ψ(x) + 1/x, so two digammas suffice.
-    """
-    total = torch.zeros_like(degrees)
-    for first in range(min(number, 2)):
-        length = (number - first + 1) // 2
-        least = (degrees - first) / 2 - (length - 1)
-        steps = torch.arange(length - 1, dtype=degrees.dtype, device=degrees.device)
-        above = ((length - 1 - steps) / (least.unsqueeze(2) + steps)).sum(2)
-        total = total + length * digamma(least) + above
-    return total
 
 
 def digamma(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -17,8 +17,10 @@ from torchcaps.nn.routing.dynamic import dynamic_routing
 from torchcaps.nn.votes.base import Votes, at_least_tiny
 from torchcaps.nn.votes.built import BuiltVotes
 from torchcaps.nn.votes.competition import share_out
-from torchcaps.ops.slabs import Plan, route_in_slabs, slab_bytes
+from torchcaps.ops.operation import Backend, Operation
+from torchcaps.ops.slabs import Options, Plan, Results, Tensors, backward, fake, forward, slab_bytes
 from torchcaps.ops.windows import Slab, Window, convolve, cropped, window_sums
+from torchcaps.tracing import is_graph_capture
 
 
 class ColumnVotes(Votes):
@@ -116,7 +118,12 @@ class VotesOfTypes(NamedTuple):
     """Activations of the types at the output positions."""
 
     def slabs(self) -> list[Slab]:
-        """Cut the outputs into slabs, within the working memory; one slab if the votes are few."""
+        """Cut the outputs into slabs, within the working memory; one slab if the votes are few.
+
+        A graph and ``torch.func`` get no slabs.
+        """
+        if is_graph_capture():
+            return []
         B, (T, _, J, D) = self.maps.shape[0], self.size
         position = T * J * D * self.maps.element_size()
         most = slab_bytes(B * math.prod(self.out_sizes) * position, self.maps.device)
@@ -155,35 +162,68 @@ class VotesOfTypes(NamedTuple):
 
 
 def route_columns(
-    votes: VotesOfTypes, slabs: list[Slab], bias: Float[Tensor, "J D"] | None, num_iterations: int, eps: float
+    votes: VotesOfTypes, bias: Float[Tensor, "J D"] | None, num_iterations: int, eps: float, backend: Backend
 ) -> Float[Tensor, "B J D *S"]:
     """Return the output capsules of dynamic routing, computed slab by slab with a hand-written gradient."""
-
-    def plain(maps: Tensor, kernel: Tensor, vote_bias: Tensor | None, bias: Tensor | None) -> Tensor:
-        whole, _ = votes._replace(maps=maps, kernel=kernel, bias=vote_bias).all_rows()
-        capsules = dynamic_routing(whole, num_iterations, bias=bias, eps=eps).poses
-        return capsules.unflatten(0, (len(maps), *votes.out_sizes)).movedim((-2, -1), (1, 2))
-
+    kernel_size, stride, _, up = votes.window
     T, _, J, D = votes.size
-    sizes = (votes.maps.shape[0], T, J, D)
-    plan = Plan(votes.window, votes.groups, sizes, votes.out_sizes, slabs, num_iterations, eps, plain)
-    return route_in_slabs(plan, votes.maps, votes.kernel, votes.bias, bias)
+    options = Options(
+        (T, J, D), votes.out_sizes, kernel_size, stride, votes.window.cut, up, votes.groups, num_iterations, eps
+    )
+    return _route_map(Tensors(votes.maps, votes.kernel, votes.bias, bias), options, backend).capsules
 
 
-def in_slabs(work: Callable[[Slab], Routed], slabs: list[Slab]) -> Routed:
-    """Apply ``work`` to one slab after the other, and join poses and activations of all rows, image by image.
+def _route_all(tensors: Tensors, options: Options) -> Results:
+    """Route the votes of all positions, slab by slab if they exceed the working memory."""
+    (maps, kernel, vote_bias, bias), (T, J, D) = tensors, options.sizes
+    window = Window(options.kernel_size, options.stride, options.cut, options.up)
+    size = LayerSize(T, maps.shape[2], J, D)
+    votes = VotesOfTypes(
+        maps,
+        maps.new_empty(1, 1, *maps.shape[3:]),
+        kernel,
+        vote_bias,
+        options.groups,
+        window,
+        tuple(options.out_sizes),
+        size,
+    )
+    routed = in_slabs(lambda some, _: dynamic_routing(some, options.num_iterations, bias=bias, eps=options.eps), votes)
+    return Results(routed.poses.unflatten(0, (maps.shape[0], *options.out_sizes)).movedim((-2, -1), (1, 2)))
+
+
+_route_map = Operation(
+    "route_map",
+    Tensors,
+    Options,
+    Results,
+    forward=forward,
+    backward=backward,
+    plain=_route_all,
+    fake=fake,
+    plain_bytes=lambda *call: Plan(*call).vote_bytes,
+)
+
+
+def in_slabs(work: Callable[[Votes, Activations], Routed], votes: VotesOfTypes) -> Routed:
+    """Apply ``work`` to one slab of votes after the other, and join poses and activations, image by image.
 
     The backward pass computes a slab again, with the same random numbers.
     """
+    slabs = votes.slabs()
+    if len(slabs) <= 1:
+        return work(*votes.all_rows())
 
     def of(slab: Slab) -> tuple[Tensor | None, ...]:
         if not torch.is_grad_enabled():
-            return work(slab)[:2]
-        found: tuple[Tensor | None, ...] = checkpoint(lambda part: work(part)[:2], slab, use_reentrant=False)
-        return found
+            return work(*votes.of(slab))[:2]
+        results: tuple[Tensor | None, ...] = checkpoint(
+            lambda part: work(*votes.of(part))[:2], slab, use_reentrant=False
+        )
+        return results
 
-    found = [of(slab) for slab in slabs]
-    poses, activations = ([part for part in parts if part is not None] for parts in zip(*found, strict=True))
+    parts_of_slabs = [of(slab) for slab in slabs]
+    poses, activations = ([part for part in parts if part is not None] for parts in zip(*parts_of_slabs, strict=True))
     return Routed(_joined(poses, slabs), _joined(activations, slabs) if activations else None)
 
 

@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from torchcaps.ops.operation import gradient_rule
+
 SoftmaxOver = Literal["outputs", "inputs"]
 """The axis on which capsules compete."""
 
@@ -87,7 +89,7 @@ class MapCompetition:
 
     def log_softmax_once(self, logits: Float[Tensor, "BL J I"]) -> Float[Tensor, "BL J I"]:
         """Return :meth:`log_softmax` with a gradient that keeps only the result and has no second derivative."""
-        return _LogSoftmax.apply(logits, self)
+        return _log_softmax(logits, self)
 
     def of_windows(self, totals: Float[Tensor, "B N"]) -> Float[Tensor, "BL 1 I"]:
         """Return a number of each capsule of the map, for the input capsules of all windows."""
@@ -111,7 +113,7 @@ class MapCompetition:
         return powers, above, total + (-largest).exp() if leaky else total
 
 
-class _LogSoftmax(torch.autograd.Function):
+class _LogSoftmax:
     """The logarithm of the softmax c over all competitors of an input capsule: g_logits = g - c Σ g."""
 
     @staticmethod
@@ -126,3 +128,6 @@ class _LogSoftmax(torch.autograd.Function):
         (result,), competition = ctx.saved_tensors, ctx.competition
         total = competition.of_windows(competition.sum(gradient.sum(1)))
         return gradient.addcmul(result.exp(), total, value=-1), None
+
+
+_log_softmax = gradient_rule(_LogSoftmax)

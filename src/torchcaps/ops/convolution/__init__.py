@@ -7,28 +7,25 @@ order:
 - :mod:`.transform`: forward and backward pass by the transform, from top to bottom;
 - :mod:`.columns`: a convolution as one matrix product, for few input channels or very few images;
 - :mod:`.choice`: chooses the algorithm; :mod:`.passes`: forward and backward pass with the chosen algorithm;
-- this file: the entry for eager code; :mod:`.compiled`: the entry for ``torch.compile``.
+- this file: the interface.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
-import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
-from torchcaps.ops.convolution.choice import choose, plain_layout
-from torchcaps.ops.convolution.compiled import compiled_convolve
-from torchcaps.ops.convolution.passes import Pass, backward, forward, plain, plain_backward, through_relu
+from torchcaps.ops import operation as kernel
+from torchcaps.ops.convolution.choice import choose
+from torchcaps.ops.convolution.passes import Options, Results, Tensors, backward, fake, forward, plain, shape_of, suits
 from torchcaps.ops.convolution.points import Pair, Shape
 from torchcaps.ops.precision import check_one_dtype
 from torchcaps.ranges import Padding, Pixels
-from torchcaps.tracing import is_compiled_as_one, is_float32_on_cpu
 
 Backend = Literal["auto", "plain", "columns", "transform"]
 """Algorithm of a convolution; see :func:`convolve`."""
@@ -88,24 +85,10 @@ def compute(
     way: Backend = "auto",
 ) -> Float[Tensor, "B O h w"]:
     """:func:`convolve` without checks of types and shapes."""
-    (_, C, H, W), (O, _, k, l), (p, q) = features.shape, weight.shape, padding
-    shape, given = Shape(C, O, (H + 2 * p, W + 2 * q), (k, l), stride), (features, weight, bias)
-    _check(shape, *given)
-    learning = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
-    if is_compiled_as_one(*given) and way == "auto" and max(k, l) > 1:
-        padded = F.pad(features, (q, q, p, p)) if p or q else features
-        return compiled_convolve(padded, weight, bias, list(stride), relu, learning)[0]
-    if not is_float32_on_cpu(*given):
-        return plain(features, weight, bias, stride, padding, relu)
-    if way == "auto":
-        way = choose(shape, len(features), learning)
-    if way == "plain" or len(features) == 0:
-        laid_out = features.contiguous(memory_format=plain_layout(weight, features))
-        return plain(laid_out, weight, bias, stride, padding, relu)
-    padded = F.pad(features, (q, q, p, p)) if p or q else features
-    if learning:
-        return _Convolve.apply(padded, weight, bias, shape, relu, way)
-    return forward(padded, weight, bias, shape, relu, way, False)[0]
+    tensors = Tensors(features, weight, bias)
+    _check(shape_of(features, weight, stride, padding), *tensors)
+    backend: kernel.Backend = "reference" if way == "plain" else "auto"
+    return _convolution(tensors, Options(stride, padding, relu, way), backend).maps
 
 
 def _check(shape: Shape, features: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -118,25 +101,15 @@ def _check(shape: Shape, features: Tensor, weight: Tensor, bias: Tensor | None) 
     check_one_dtype("convolve: features, weight and bias", features, weight, bias)
 
 
-class _Convolve(torch.autograd.Function):
-    """Convolution by columns or by the transform, with its backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, *call: Any) -> Tensor:
-        features, weight, bias, shape, relu, way = call
-        maps, planes = forward(features, weight, bias, shape, relu, way, True)
-        ctx.done = Pass(shape, way, planes)
-        maps = maps.detach()  # no view for autograd, so that callers may change it in place
-        ctx.save_for_backward(features, weight, bias, maps if relu else None)
-        return maps
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        features, weight, bias, maps = ctx.saved_tensors
-        wanted = list(ctx.needs_input_grad[:3])
-        if torch.is_grad_enabled():  # use PyTorch's operations, because the gradients are differentiated again
-            gradient = through_relu(gradient, maps)
-            grads = plain_backward(ctx.done.shape.stride, gradient, features, weight, bias, wanted)
-        else:
-            grads = backward(ctx.done, gradient, features, weight, bias, maps, wanted)
-        return *grads, None, None, None
+_convolution = kernel.Operation(
+    "convolve",
+    Tensors,
+    Options,
+    Results,
+    forward=forward,
+    backward=backward,
+    plain=plain,
+    fake=fake,
+    suits=suits,
+    read=lambda options: (0,) if options.relu else (),
+)

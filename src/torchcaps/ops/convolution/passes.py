@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,51 +13,101 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from torchcaps.machine import MIB
 from torchcaps.ops.convolution import columns, transform
-from torchcaps.ops.convolution.choice import Way, images_at_once, plain_layout
-from torchcaps.ops.convolution.points import Pair, Plan, Shape, best_plan
+from torchcaps.ops.convolution.choice import (
+    MIN_CHANNELS,
+    MIN_TRIMMED_OUTPUTS,
+    Way,
+    choose,
+    images_at_once,
+    plain_layout,
+)
+from torchcaps.ops.convolution.points import Plan, Shape, best_plan
 from torchcaps.ops.memory import get_working_memory
-from torchcaps.tracing import is_exporting
+from torchcaps.ops.operation import Forward
+from torchcaps.tracing import is_compiled_as_one, is_exporting, is_float32_on_cpu
 
-KeptPlanes = tuple[list[Tensor], list[Tensor]]
-"""Planes of features and of a kernel, kept from forward to backward."""
+KeptPlanes = list[list[Tensor]]
+"""Planes of features and of a kernel, kept from forward to backward; empty after use."""
 Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Gradients of features, weight and bias; None for a gradient that is not needed."""
 
 
-def plain(
-    features: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, relu: bool
-) -> Float[Tensor, "B O h w"]:
+class Tensors(NamedTuple):
+    """Tensors of a convolution: features (B, C, H, W), weight (O, C, k, l) and bias (O)."""
+
+    features: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+
+class Options(NamedTuple):
+    """Arguments of :func:`torchcaps.ops.convolution.convolve` besides tensors."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    relu: bool
+    way: str
+    """The algorithm; ``"auto"``: the fastest one for the number of images of each call."""
+
+
+class Results(NamedTuple):
+    """Maps (B, O, h, w)."""
+
+    maps: Tensor
+
+
+def shape_of(features: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -> Shape:
+    """Return the sizes of a convolution."""
+    (_, C, H, W), (O, _, k, l), (s, t), (p, q) = features.shape, weight.shape, stride, padding
+    return Shape(C, O, (H + 2 * p, W + 2 * q), (k, l), (s, t))
+
+
+def plain(tensors: Tensors, options: Options) -> Results:
     """Convolve with PyTorch's convolution."""
-    maps = F.conv2d(features, weight, bias, stride, padding)
-    return F.relu(maps, inplace=not (maps.requires_grad or is_exporting())) if relu else maps
+    features, weight, bias = tensors
+    if is_float32_on_cpu(*tensors):
+        features = features.contiguous(memory_format=plain_layout(weight, features))
+    return Results(_convolved(features, weight, bias, options.stride, options.padding, options.relu))
 
 
-@dataclass
-class Pass:
-    """Data from a forward pass for its backward pass, besides the saved tensors."""
+def suits(tensors: Tensors, options: Options) -> bool:
+    """Return True if another algorithm than PyTorch's convolution may be the fastest one.
 
-    shape: Shape
-    way: Way
-    planes: KeptPlanes | None = None
-    """Planes of the forward pass, dropped after use; a second backward pass computes them again."""
+    A compiled graph may serve any number of images, so the algorithm is chosen at each of its calls.
+    """
+    features, weight, _ = tensors
+    if is_compiled_as_one(*tensors):
+        return options.way == "auto" and max(weight.shape[2:]) > 1
+    if not is_float32_on_cpu(*tensors) or len(features) == 0:
+        return False
+    learning = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
+    return _way(tensors, options, learning) != "plain"
 
 
-def forward(
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    shape: Shape,
-    relu: bool,
-    way: Way,
-    learning: bool,
-) -> tuple[Tensor, KeptPlanes | None]:
+def fake(tensors: Tensors, options: Options) -> Results:
+    """Return maps without numbers. Channels are last in memory if PyTorch's convolution is the usual algorithm."""
+    features, weight, _ = tensors
+    outputs, channels = weight.shape[:2]
+    by_columns = channels < MIN_CHANNELS and outputs >= MIN_TRIMMED_OUTPUTS  # of many images
+    plain_is_usual = not by_columns and plain_layout(weight) == torch.channels_last
+    order = (0, 2, 3, 1) if plain_is_usual else (2, 3, 0, 1)
+    height, width = shape_of(features, weight, options.stride, options.padding).out
+    sizes = (features.shape[0], outputs, height, width)
+    return Results(torch.empty_permuted(sizes, order, dtype=features.dtype, device=features.device))
+
+
+def forward(tensors: Tensors, options: Options, wanted: Sequence[bool], keep: bool) -> Forward:
     """Return the maps, and the planes for the backward pass if they fit into the working memory."""
-    places, images = features.permute(2, 3, 0, 1), len(features)
+    (features, weight, bias), relu = tensors, options.relu
+    shape, images, learning = shape_of(*tensors[:2], options.stride, options.padding), len(features), any(wanted)
+    way = _way(tensors, options, learning)
+    features = _padded(features, options)
     if way == "plain":
         laid_out = features.contiguous(memory_format=plain_layout(weight, features))
-        return plain(laid_out, weight, bias, shape.stride, (0, 0), relu), None
+        return Forward(Results(_convolved(laid_out, weight, bias, options.stride, (0, 0), relu)))
+    places = features.permute(2, 3, 0, 1)
     if way == "columns":
-        return columns.forward(shape, places, weight, bias, relu).permute(2, 3, 0, 1), None
+        return Forward(_own(columns.forward(shape, places, weight, bias, relu)))
     plan = best_plan(shape, images)
     at_once = images_at_once(plan, images) or 1
     if learning:
@@ -67,31 +117,66 @@ def forward(
     else:
         W = _kept_planes(plan, weight)
     parts: list[Tensor] = []
-    planes = None
+    planes: KeptPlanes = []
     for part in places.split(at_once, 2):
         X: Iterable[Tensor] = transform.feature_planes(plan, part)
-        if learning and at_once >= images:
+        if keep and at_once >= images:
             X = made = list(X)
-            planes = made, W
+            planes = [made, W]
         parts.append(transform.forward(plan, X, W, part.shape[2], bias, relu))
-    return _joined(parts).permute(2, 3, 0, 1), planes
+    return Forward(_own(_joined(parts)), planes)
+
+
+def _own(maps: Float[Tensor, "h w B O"]) -> Results:
+    """Return maps that are no view for autograd, so that callers may change them in place."""
+    return Results(maps.permute(2, 3, 0, 1).detach())
 
 
 def backward(
-    done: Pass,
-    gradient: Tensor,
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    maps: Tensor | None,
-    wanted: list[bool],
+    tensors: Tensors,
+    options: Options,
+    results: Sequence[Tensor | None],
+    planes: KeptPlanes | None,
+    grads: Sequence[Tensor],
+    wanted: Sequence[bool],
 ) -> Grads:
-    """Return the gradients marked in ``wanted``. ``maps`` is the output of the forward pass if it had a ReLU."""
-    if done.way == "plain":
-        return plain_backward(done.shape.stride, through_relu(gradient, maps), features, weight, bias, wanted)
-    if done.way == "columns":
-        return _columns_backward(done.shape, gradient, features, weight, bias, maps, wanted)
-    return _transform_backward(done, gradient, features, weight, maps, wanted)
+    """Return the gradients marked in ``wanted``."""
+    features, weight, bias = tensors
+    maps, gradient, way = results[0], grads[0], _way(tensors, options, learning=True)
+    padded = _padded(features, options)
+    if way == "plain":
+        found = plain_backward(options.stride, through_relu(gradient, maps), padded, weight, bias, list(wanted))
+    else:
+        shape = shape_of(features, weight, options.stride, options.padding)
+        if way == "columns":
+            found = _columns_backward(shape, gradient, padded, weight, bias, maps, wanted)
+        else:
+            found = _transform_backward(shape, planes, gradient, padded, weight, maps, wanted)
+    (p, q), of_features = options.padding, found[0]
+    if of_features is None or not (p or q):
+        return found
+    return of_features[:, :, p : p + features.shape[2], q : q + features.shape[3]], *found[1:]
+
+
+def _way(tensors: Tensors, options: Options, learning: bool) -> Way:
+    """Return the algorithm of a call."""
+    features, weight, _ = tensors
+    if options.way != "auto":
+        return cast(Way, options.way)
+    shape = shape_of(features, weight, options.stride, options.padding)
+    return choose(shape, len(features), learning) if len(features) else "plain"
+
+
+def _padded(features: Tensor, options: Options) -> Tensor:
+    p, q = options.padding
+    return F.pad(features, (q, q, p, p)) if p or q else features
+
+
+def _convolved(
+    features: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], relu: bool
+) -> Tensor:
+    maps = F.conv2d(features, weight, bias, stride, padding)
+    return F.relu(maps, inplace=not (maps.requires_grad or is_exporting())) if relu else maps
 
 
 def _columns_backward(
@@ -101,7 +186,7 @@ def _columns_backward(
     weight: Tensor,
     bias: Tensor | None,
     maps: Tensor | None,
-    wanted: list[bool],
+    wanted: Sequence[bool],
 ) -> Grads:
     wants_features, wants_weight, wants_bias = wanted
     grad_features = grad_weight = grad_bias = None
@@ -117,13 +202,21 @@ def _columns_backward(
 
 
 def _transform_backward(
-    done: Pass, gradient: Tensor, features: Tensor, weight: Tensor, maps: Tensor | None, wanted: list[bool]
+    shape: Shape,
+    planes: KeptPlanes | None,
+    gradient: Tensor,
+    features: Tensor,
+    weight: Tensor,
+    maps: Tensor | None,
+    wanted: Sequence[bool],
 ) -> Grads:
     wants_features, wants_weight, wants_bias = wanted
     gradient, images = through_relu(gradient, maps), len(features)
-    plan = best_plan(done.shape, images)
+    plan = best_plan(shape, images)
     places, below = features.permute(2, 3, 0, 1), gradient.permute(2, 3, 0, 1)
-    (X, W), done.planes = done.planes or (None, None), None
+    X, W = planes or (None, None)
+    if planes:
+        planes.clear()
     at_once = (images_at_once(plan, images) or 1) if X is None else images  # kept planes hold all images
     if wants_features and W is None:
         W = list(transform.kernel_planes(plan, weight))
@@ -144,7 +237,7 @@ def _transform_backward(
 
 
 def plain_backward(
-    stride: Pair, gradient: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, wanted: list[bool]
+    stride: Sequence[int], gradient: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, wanted: list[bool]
 ) -> Grads:
     """Return the gradients of a convolution without padding with PyTorch's operation."""
     sizes = None if bias is None else list(bias.shape)

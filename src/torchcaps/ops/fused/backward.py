@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.fused.layer import Layer, Options
+from torchcaps.ops.fused.layer import Layer, Options, Tensors
 from torchcaps.ops.precision import full_precision
 from torchcaps.ops.squash import squashed
 
@@ -23,20 +23,19 @@ class Gradients(NamedTuple):
 
 
 def backward(
-    grad_capsules: Tensor | None,
-    grad_coupling: Tensor | None,
-    poses: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    sums: Tensor,
-    coupling: Tensor,
-    wanted: list[bool],
-    *scalars: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """[backward] Return the gradients of poses, weight and bias; an empty tensor for a gradient not in ``wanted``."""
-    options = Options(*scalars)
+    tensors: Tensors,
+    options: Options,
+    results: Sequence[Any],
+    _kept: None,
+    grads_of_results: Sequence[Tensor | None],
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """[backward] Return the gradients of poses, weight and bias; None for a gradient not in ``wanted``."""
+    poses, weight, bias = tensors
+    _, coupling, sums = results
+    grad_capsules, grad_coupling, _ = grads_of_results
     with full_precision(poses.device):
-        layer = Layer(poses, weight, bias, options)
+        layer = Layer(tensors, options)
         u, W = layer.poses, layer.weight
         # with several iterations, the last one writes the whole gradient first
         new_weight = torch.empty_like if options.num_iterations > 1 else torch.zeros_like
@@ -61,11 +60,10 @@ def backward(
                 summed_capsules = squashed(sums[: t - 1], -1, options.eps).sum(0)
                 _iteration_backward(layer, summed_capsules, grad_s, grad_c, grads, grad_summed, last=t == len(sums))
                 grad_v, grad_c = grad_summed, None
-        # a new empty tensor each time, because a registered operation must not return a tensor twice
         return (
-            poses.new_empty(0) if grads.poses is None else grads.poses.transpose(1, 2).to(poses.dtype),
-            poses.new_empty(0) if grads.weight is None else grads.weight.permute(3, 0, 1, 2).to(weight.dtype),
-            poses.new_empty(0) if grads.bias is None or bias is None else grads.bias.to(bias.dtype),
+            None if grads.poses is None else grads.poses.transpose(1, 2).to(poses.dtype),
+            None if grads.weight is None else grads.weight.permute(3, 0, 1, 2).to(weight.dtype),
+            None if grads.bias is None or bias is None else grads.bias.to(bias.dtype),
         )
 
 

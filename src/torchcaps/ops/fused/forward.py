@@ -5,15 +5,16 @@ For very few images the votes are built and stay in the caches, so that the weig
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.machine import MIB
-from torchcaps.ops.fused.layer import Layer, Options
+from torchcaps.ops.fused.layer import Layer, Options, Results, Tensors
 from torchcaps.ops.memory import get_working_memory
+from torchcaps.ops.operation import Forward
 from torchcaps.ops.precision import full_precision
 from torchcaps.ops.squash import squashed
 
@@ -24,15 +25,11 @@ MAX_IMAGES = 6
 MAX_VOTES_MIB = 16.0  # larger votes leave the caches
 
 
-def forward(poses: Tensor, weight: Tensor, bias: Tensor | None, *scalars: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return capsules (B, J, D), the last coupling (B, I, J), and the sums s¹ … sʳ (r, B, J, D).
-
-    The coupling is empty unless it is kept. Coupling and sums have the dtype of the computation; the capsules have the
-    dtype of the arguments.
-    """
-    options = Options(*scalars)
+def forward(tensors: Tensors, options: Options, _wanted: Sequence[bool], _keep: bool) -> Forward:
+    """Compute :class:`~.layer.Results`."""
+    poses, weight, _ = tensors
     with full_precision(poses.device):
-        layer = Layer(poses, weight, bias, options)
+        layer = Layer(tensors, options)
         (B, _, I), (J, D, _, _) = layer.poses.shape, layer.weight.shape
         sums = layer.poses.new_zeros(max(options.num_iterations, 1), B, J, D)
         if layer.bias is not None:
@@ -49,7 +46,8 @@ def forward(poses: Tensor, weight: Tensor, bias: Tensor | None, *scalars: Any) -
                 _add_weighted_sum(layer, votes, summed_capsules, s, coupling_out)
         # without iterations the result is the sum, not squashed
         capsules = squashed(sums[-1], -1, options.eps) if options.num_iterations else sums[-1].clone()
-        return capsules.to(torch.promote_types(poses.dtype, weight.dtype)), coupling.permute(1, 2, 0), sums
+        dtype = torch.promote_types(poses.dtype, weight.dtype)
+        return Forward(Results(capsules.to(dtype), coupling.permute(1, 2, 0), sums))
 
 
 def _add_first_sum(

@@ -17,8 +17,16 @@ MIN_INPUT_BLOCK = 32  # input capsules; with fewer, the inner loops are short
 INPUT_MULTIPLE = 16  # input capsules; a vector register holds 16 float32 numbers
 
 
+class Tensors(NamedTuple):
+    """Tensors of :func:`torchcaps.route`: poses (B, I, K), weight (I, J, D, K) and bias (J, D)."""
+
+    poses: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+
 class Options(NamedTuple):
-    """Arguments of :func:`torchcaps.route` besides tensors. The operations take them as separate last arguments."""
+    """Arguments of :func:`torchcaps.route` besides tensors."""
 
     num_iterations: int
     over_inputs: bool
@@ -29,13 +37,26 @@ class Options(NamedTuple):
     """Return the last coupling, for the caller or for the backward pass."""
 
 
+class Results(NamedTuple):
+    """Capsules (B, J, D), the last coupling (B, I, J), and the sums s¹ … sʳ (r, B, J, D).
+
+    The coupling is empty unless it is kept. Coupling and sums have the dtype of the computation; the capsules have the
+    dtype of the tensors. The plain formula returns no sums.
+    """
+
+    capsules: Tensor
+    coupling: Tensor
+    sums: Tensor
+
+
 class Layer:
     """Tensors of a call in the memory order and dtype of the computation, with work buffers.
 
     Tensors are copied only if their memory order differs from the order in the layers of :mod:`torchcaps.nn`.
     """
 
-    def __init__(self, poses: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> None:
+    def __init__(self, tensors: Tensors, options: Options) -> None:
+        poses, weight, bias = tensors
         dtype = working_dtype(poses, weight)
         self.poses: Float[Tensor, "B K I"] = poses.to(dtype).transpose(1, 2).contiguous()
         self.weight: Float[Tensor, "J D K I"] = weight.to(dtype).permute(1, 2, 3, 0).contiguous()
