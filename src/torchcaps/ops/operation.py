@@ -18,9 +18,9 @@ from torchcaps.machine import MIB
 from torchcaps.ops.memory import get_working_memory, is_working_memory_set
 from torchcaps.tracing import has_saved_tensor_hooks, is_eager, is_recording_operations, needs_torch_operations
 
-TensorsT = TypeVar("TensorsT", bound=tuple[Any, ...])
-OptionsT = TypeVar("OptionsT", bound=tuple[Any, ...])
-ResultsT = TypeVar("ResultsT", bound=tuple[Any, ...])
+TensorsT = TypeVar("TensorsT", bound=tuple)  # type: ignore[type-arg]  # of any length
+OptionsT = TypeVar("OptionsT", bound=tuple)  # type: ignore[type-arg]  # of any length
+ResultsT = TypeVar("ResultsT", bound=tuple)  # type: ignore[type-arg]  # of any length
 Backend = Literal["auto", "reference", "recompute"]
 """Implementation of an operation: the best one, the plain formula, or the kernel."""
 SCHEMA_TYPES = {bool: "bool", int: "SymInt", float: "float", str: "str"}
