@@ -110,6 +110,25 @@ def learns(name: str, model: Network) -> None:
             assert_batch_independent(lambda batch, field=field: getattr(model(batch), field), images)
 
 
+@pytest.mark.parametrize("name", list_presets())
+def test_an_empty_batch_has_empty_outputs(name: str) -> None:
+    """As the last batch of a filter or of one of several processes; it changes nothing."""
+    model = create_model(name, IN_SHAPE, NUM_CLASSES, **small(name))
+    one, none = torch.rand(1, *IN_SHAPE), torch.rand(0, *IN_SHAPE)
+    for is_training in (True, False):
+        model.train(is_training)
+        before = {key: each.clone() for key, each in model.state_dict().items()}
+        empty = model(none)
+        counts_batches = "num_batches_tracked"  # torch's batch normalisation counts empty ones too
+        assert all(key.endswith(counts_batches) or each.equal(before[key]) for key, each in model.state_dict().items())
+        sum(each.sum() for each in empty if each is not None and each.is_floating_point()).backward()
+        assert not any(each.grad.any() for each in model.parameters() if each.grad is not None)
+        model.load_state_dict(before)
+        for ours, theirs in zip(empty, model(one), strict=True):
+            assert (ours is None) == (theirs is None)
+            assert ours is None or (ours.shape, ours.dtype) == ((0, *theirs.shape[1:]), theirs.dtype)
+
+
 def scores_of(model: Network, batch: int) -> tuple[int, ...]:
     """The shape of its scores."""
     return batch, NUM_CLASSES, *(IN_SHAPE[1:] if model.per_pixel else ())

@@ -84,6 +84,11 @@ class TypesLayer(MapLayer):
         self, capsules: Capsules | Float[Tensor, "B I K"], return_coupling: bool = False
     ) -> tuple[Routed, torch.dtype]:
         """Route the positions of a large map slab by slab, so that only the votes of a slab are in memory."""
+        if isinstance(capsules, Capsules) and is_eager() and len(capsules.poses) == 0:  # slabs have an image at least
+            routed, dtype = self._route_in_full_precision(_with_an_image(capsules), return_coupling)
+            poses, *others = (None if each is None else each[:0] for each in routed)
+            assert poses is not None
+            return Routed(poses, *others), dtype
         if return_coupling or not isinstance(capsules, Capsules):
             return super()._route_in_full_precision(capsules, return_coupling)
         maps, dtype = self._maps(capsules)
@@ -268,3 +273,13 @@ class DeconvCapsules(TypesLayer):
         )
         self.upsampling = upsampling
         self.layer_kernel, self.layer_stride, self.layer_padding = layer_kernel, layer_stride, layer_padding
+
+
+def _with_an_image(capsules: Capsules) -> Capsules:
+    """Return capsules with those of one more image: zeros, or masked ones."""
+
+    def longer(tensor: Tensor) -> Tensor:
+        return torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])])
+
+    activations, mask = (None if each is None else longer(each) for each in (capsules.activations, capsules.mask))
+    return Capsules(longer(capsules.poses), activations, capsules.grid, mask)
