@@ -21,8 +21,7 @@ from torchcaps.nn.votes.columns import VotesOfTypes, in_slabs, route_columns, ro
 from torchcaps.ops.windows import Window, repeated, window_sums
 from torchcaps.parts import Device, Dtype, build, register
 from torchcaps.ranges import Axes, Pixels, Size, Width
-from torchcaps.tracing import is_eager
-from torchcaps.tracing import has_hooks
+from torchcaps.tracing import has_hooks, is_eager
 
 Upsampling = Literal["transposed", "nearest"]
 """How a map becomes larger: by a transposed convolution, or by repeating positions before a convolution."""
