@@ -1,4 +1,4 @@
-"""The ratios of docs/speed.md: torchcaps beside published code, its own plain ways, and other routings.
+"""The ratios of benchmarks/README.md: torchcaps beside published code, its own plain ways, and other routings.
 
     python benchmarks/speed.py                          # all sections: about 45 minutes of an otherwise idle machine
     python benchmarks/speed.py step routing             # some of the sections, which --help lists

@@ -1,4 +1,4 @@
-"""The pictures of docs/gallery.md, each drawn by the command under it.
+"""The pictures of docs/commands.md, each drawn by the command under it.
 
 In a clone, ``torchcaps train && python docs/gallery.py``: the network is that of runs/first-digits-1.
 """
@@ -23,7 +23,7 @@ WIDEST = 900
 
 def drawn() -> list[tuple[list[str], str]]:
     """The pictures of each section of the page, and the command that draws them."""
-    sections = re.split(r"^## ", (DOCS / "gallery.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    sections = re.split(r"^### ", (DOCS / "commands.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     found = [(PICTURE.findall(each), COMMAND.search(each)) for each in sections]
     return [(names, command[1]) for names, command in found if names and command]
 

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 #: Files outside docs/ and their pages on the site.
 PAGES = {
+    "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
     "CODE_OF_CONDUCT.md": "code-of-conduct.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -31,6 +32,20 @@ PAGES = {
 #: Addresses of the site that other sites may link to, and where their text is now.
 MOVED = {
     "against-the-sources": "networks.html#compared-with",
+    "course": "teach.html",
+    "few-images": "own-data.html#few-images",
+    "gallery": "commands.html#figures",
+    "instruments": "commands.html#figures",
+    "interests": "sequences.html#interests",
+    "labels-and-numbers": "own-data.html#several-labels-or-numbers",
+    "leaderboard": "results.html#heads-on-four-tests",
+    "lesson": "lesson-sheet.html",
+    "named-data": "own-data.html#named-data-sets",
+    "photos": "explorer.html#photos-of-digits",
+    "policy": "contributing.html#versions-and-deprecation",
+    "recorded-runs": "results.html#provenance",
+    "reproducing": "a-study.html#repeat-a-result",
+    "scaling": "speed.html#precision",
     "what-did-not-work": "paper.html#ten-lessons",
 }
 STUB = """<!doctype html>
@@ -43,8 +58,12 @@ STUB = """<!doctype html>
 </html>
 """
 #: Factors on the rank of a page in the search: pages that explain come first, pages that list or derive last.
-SEARCH_BOOST = dict.fromkeys(("capsules.md", "course.md", "glossary.md", "lesson.md", "routing.md"), 2.0)
-SEARCH_BOOST |= dict.fromkeys(("api/", "changelog.md", "lesson-answers.md"), 0.3)
+SEARCH_BOOST = dict.fromkeys(
+    ("answers.md", "capsules.md", "glossary.md", "lesson-sheet.md", "routing.md", "teach.md"), 2.0
+)
+SEARCH_BOOST |= dict.fromkeys(("api/", "architecture.md", "changelog.md"), 0.3)
+#: Pages that the search leaves out, so that students do not meet the answers.
+NOT_SEARCHED = ("lesson-answers.md",)
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 #: A link with all that it holds, or a picture that is in no link.
@@ -87,6 +106,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
     """Turn links between files into links between pages or to the repository, and rank the page for the search."""
     here = page.file.src_uri
     page.meta["search"] = {"boost": SEARCH_BOOST.get("api/" if here.startswith("api/") else here, 1.0)}
+    page.meta["search"] |= {"exclude": True} if here in NOT_SEARCHED else {}
     origin = next((source for source, target in PAGES.items() if target == here), f"docs/{here}")
 
     def site_link(link: re.Match[str]) -> str:

@@ -1,39 +1,38 @@
-"""The leaderboard: each test of the zoo with a row for each head, from the recorded runs."""
+"""The leaderboard: a row for each head on each test of the zoo, from the recorded runs."""
 
 from __future__ import annotations
 
+import csv
+import io
 import statistics
-from collections.abc import Iterator
 
 from experiments.cells import NOTHING, percent, span
 from experiments.page import TESTS, Page
 from experiments.tables import SHIPPED
 from experiments.zoo import HEADS
 
-HEADINGS = "| head | error, last epoch | error, chosen epoch | seeds | parameters |"
+COLUMNS = ("test", "head", "error, chosen epoch", "error, last epoch", "seeds", "parameters", "command")
 
 
-def boards(page: Page) -> dict[str, str]:
-    """Return the table and the commands of each test, by its title: the fewest errors first, rows without runs last."""
-    return {title: "\n".join(_board(page, test)) for test, title in TESTS.items()}
+def leaderboard(page: Page) -> str:
+    """Return the rows as CSV: the fewest errors of the chosen epoch first in each test, rows without runs last."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for test in TESTS:
+        ordered = sorted(HEADS, key=lambda name: statistics.mean(_errors(page, f"{test}-{name}")[1] or [float("inf")]))
+        writer.writerows(_cells(page, test, name) for name in ordered)
+    return text.getvalue()
 
 
-def _board(page: Page, test: str) -> Iterator[str]:
-    yield HEADINGS
-    yield "|---|---|---|---|---|"
-    with_runs = [name for name in HEADS if page.rows[f"zoo/{test}-{name}"]]
-    with_runs.sort(key=lambda name: statistics.mean(_errors(page, f"{test}-{name}")[1]))
-    without = [name for name in HEADS if name not in with_runs]
-    for name in with_runs:
-        runs = page.rows[f"zoo/{test}-{name}"]
-        last, chosen = _errors(page, f"{test}-{name}")
-        cells = [percent(last) if last else NOTHING, percent(chosen), str(len(runs))]
-        yield f"| {HEADS[name][0]} | {' | '.join(cells)} | {span([run.summary['parameters'] for run in runs])} |"
-    for name in without:
-        yield f"| {HEADS[name][0]} | not run yet | {NOTHING} | {NOTHING} | {NOTHING} |"
-    commands = [_command(test, name, again=True) for name in with_runs] + [_command(test, name) for name in without]
-    yield from ("", '<details markdown="1">', "<summary>The command of each row, in the same order</summary>", "")
-    yield from ("```bash", *commands, "```", "", "</details>")
+def _cells(page: Page, test: str, name: str) -> list[str]:
+    row, runs = SHIPPED["zoo"][f"{test}-{name}"], page.rows[f"zoo/{test}-{name}"]
+    last, chosen = (percent(errors) if errors else NOTHING for errors in _errors(page, row.name))
+    command = f"python experiments/run.py zoo --row {row.name} --seeds {row.seeds}" + " --results runs/again" * bool(
+        runs
+    )
+    size = span([run.summary["parameters"] for run in runs]).replace(",", "") if runs else NOTHING
+    return [TESTS[test], HEADS[name][0], chosen if runs else "not run yet", last, str(len(runs)), size, command]
 
 
 def _errors(page: Page, row: str) -> tuple[list[float], list[float]]:
@@ -42,8 +41,3 @@ def _errors(page: Page, row: str) -> tuple[list[float], list[float]]:
     if any("affnist" in run.measures for run in runs):
         return [], [100 * run.measures["affnist"]["error"] for run in runs]
     return [run.error() for run in runs], [run.error("best") for run in runs]
-
-
-def _command(test: str, name: str, again: bool = False) -> str:
-    row = SHIPPED["zoo"][f"{test}-{name}"]
-    return f"python experiments/run.py zoo --row {row.name} --seeds {row.seeds}" + " --results runs/again" * again

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from experiments.cells import NOTHING, Runs, difference, interval, markdown, percent, span
-from experiments.pixels import LEARNING_RATES
 from experiments.store import RunLog, logs_of, read_curves, read_runs
 from experiments.tables import SHIPPED
 from experiments.zoo import HEADS
@@ -66,8 +65,6 @@ PIXEL_COLUMNS = {
     "uniform": "uniform coupling",
     "em": "EM routing",
 }
-#: Networks whose difference from the U-Net is shown.
-PIXEL_DIFFERENCES = ("dynamic", "uniform", "em")
 
 
 class Page:
@@ -96,30 +93,13 @@ class Page:
         return interval(*self.gap(row, other))
 
     def pixel_table(self) -> str:
-        """Format the Dice scores of the networks for pixels, percent."""
-
-        def score(test: str, network: str, measure: str) -> str:
-            runs = self.rows[f"pixels/{test}-{network}"]
-            return percent([dice(run, measure) for run in runs]).removesuffix(" %") if runs else NOTHING
-
-        return self._tests_of_pixels(PIXEL_COLUMNS, score)
-
-    def pixel_differences(self) -> str:
-        """Format how much larger the scores are than those of the U-Net, with intervals."""
-
-        def above(test: str, network: str, measure: str) -> str:
-            runs, others = (self.rows[f"pixels/{test}-{each}"] for each in (network, "unet"))
-            return interval(*difference(runs, others, partial(dice, measure=measure)))
-
-        titles = {name: f"{PIXEL_COLUMNS[name]} − U-Net" for name in PIXEL_DIFFERENCES}
-        return self._tests_of_pixels(titles, above)
-
-    def _tests_of_pixels(self, titles: Mapping[str, str], cell: Callable[[str, str, str], str]) -> str:
-        """Format a table: a line for each test that has runs of dynamic routing, a column for each network."""
-        lines = [["test images", *titles.values()]]
+        """Format the Dice scores of the networks for pixels, percent, and dynamic routing beside the U-Net."""
+        lines = [["test images", *PIXEL_COLUMNS.values(), f"{PIXEL_COLUMNS['dynamic']} − {PIXEL_COLUMNS['unet']}"]]
         for title, test, measure in PIXEL_TESTS:
-            if self.rows[f"pixels/{test}-dynamic"]:
-                lines.append([title, *(cell(test, network, measure) for network in titles)])
+            runs = {network: self.rows[f"pixels/{test}-{network}"] for network in PIXEL_COLUMNS}
+            scores = [percent([dice(run, measure) for run in each]).removesuffix(" %") for each in runs.values()]
+            gap = difference(runs["dynamic"], runs["unet"], partial(dice, measure=measure))
+            lines.append([title, *scores, interval(*gap)])
         return markdown(lines)
 
     def pixel_steps(self) -> str:
@@ -131,14 +111,6 @@ class Page:
             steps = int(run["epochs"]) * math.ceil(run["images"]["train"] / row.config(0).recipe.batch_size)
             found.append(f"{steps:,} on {images}")
         return ", ".join(found)
-
-    def rates(self) -> str:
-        """Format a table of the learning rates of the networks for pixels."""
-        networks = ("unet", *PIXEL_DIFFERENCES)
-        lines = [["learning rate", *(PIXEL_COLUMNS[name] for name in networks)]]
-        for test, images in PIXEL_DATA.items():
-            lines.append([images, *(f"{LEARNING_RATES[test][name]:g}" for name in networks)])
-        return markdown(lines)
 
     def length(self, row: str) -> str:
         """Format epochs × training images of a row."""

@@ -2,8 +2,8 @@
 
     python experiments/pages.py
 
-These are docs/public-code.md, docs/leaderboard.md and docs/paper.md, from the templates beside this script. Their
-numbers come from the files in experiments/results and from CITATION.cff.
+These are docs/public-code.md and docs/paper.md, from the templates beside this script, docs/leaderboard.csv and
+docs/references.bib. Their numbers come from the files in experiments/results and from CITATION.cff.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ import jinja2
 import yaml
 
 from experiments.audit import Audit
-from experiments.leaderboard import boards
-from experiments.page import TESTS, Page
+from experiments.leaderboard import leaderboard
+from experiments.page import Page
 from experiments.paper import EQUAL, FIGURES, Records, bibliography, software
 from experiments.store import RESULTS
 from experiments.zoo import HEADS
@@ -31,7 +31,12 @@ from torchcaps.analysis import save_figure
 from torchcaps.files import write_text
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("public-code", "leaderboard", "paper")
+PAGES = ("public-code", "paper")
+#: Other files that are written, and the functions that give their text.
+DATA: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "references.bib": lambda values: bibliography(values["citation"]),
+    "leaderboard.csv": lambda values: leaderboard(values["page"]),
+}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -45,10 +50,8 @@ def values(results: Path) -> dict[str, Any]:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     return {
         "audit": Audit(read_lines(results / "audit.jsonl")),
-        "boards": boards(page),
         "page": page,
         "heads": HEADS,
-        "tests": TESTS,
         "records": Records(page, read_lines(results / "sources.jsonl"), read_lines(results / "speed.jsonl")),
         "equal": EQUAL,
         "citation": citation,
@@ -65,14 +68,15 @@ def render(template: str, given: Mapping[str, Any]) -> str:
 
 
 def write_pages(results: Path, docs: Path) -> list[Path]:
-    """Write the pages and references.bib into a folder and the figures into ``images`` in it; return the paths."""
+    """Write the pages and other files into a folder and the figures into ``images`` in it; return the paths."""
     given = values(results)
     written = [docs / f"{name}.md" for name in PAGES]
     for name, path in zip(PAGES, written, strict=True):
         write_text(path, render(name, given))
-    write_text(docs / "references.bib", bibliography(given["citation"]))
+    for name, text_of in DATA.items():
+        write_text(docs / name, text_of(given))
     figures = [save_figure(draw(given), docs / "images" / f"paper-{name}.png") for name, draw in FIGURES.items()]
-    return [*written, *figures]
+    return [*written, *(docs / name for name in DATA), *figures]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,7 +16,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 REPOSITORY = PROJECT["urls"]["Repository"]
 NOTEBOOKS = sorted(DOCS.glob("*.ipynb"))
 HOSTED = REPOSITORY.replace("https://github.com/", "https://colab.research.google.com/github/") + "/blob/main/"
-INSTALL = re.compile(r'%pip install "([\w-]+)\[(\w+)\] @ git\+(https://[^"]+)"')
+INSTALL = re.compile(r'install "([\w-]+)\[(\w+)\] @ git\+(https://[^"]+)"')
 
 
 def read(path: Path) -> str:
@@ -39,17 +39,22 @@ def test_addresses_of_files_of_the_repository_name_files() -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_each_notebook_says_how_to_run_it_hosted(path: Path) -> None:
-    """The course page has its address, and the notebook has its own and the line that installs torchcaps."""
+def test_each_notebook_installs_torchcaps_where_it_is_hosted(path: Path) -> None:
+    """The page for lecturers has its address, the notebook too, and its first cell of code installs torchcaps."""
     address = f"({HOSTED}{path.relative_to(ROOT).as_posix()})"
-    assert address in PAGES["docs/course.md"]
-    notebook = PAGES[f"docs/{path.name}"]
-    assert address in notebook
-    (installed,) = INSTALL.findall(notebook)
-    assert INSTALL.findall(PAGES["docs/course.md"]) == [installed]
-    name, extra, repository = installed
+    assert address in PAGES["docs/teach.md"]
+    assert address in PAGES[f"docs/{path.name}"]
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    first = "".join(next(cell["source"] for cell in cells if cell["cell_type"] == "code"))
+    ((name, extra, repository),) = INSTALL.findall(first)
     assert (name, repository) == (PROJECT["name"], REPOSITORY)
     assert extra in PROJECT["optional-dependencies"]
+    assert f'find_spec("{name}") is None' in first
+
+
+def test_students_are_not_one_click_from_the_answers() -> None:
+    linked = [page for page, text in PAGES.items() if "](lesson-answers" in text or 'href="lesson-answers' in text]
+    assert linked == []
 
 
 def test_the_answers_to_the_sheet_are_the_numbers_of_the_library() -> None:
@@ -66,15 +71,15 @@ def test_the_answers_to_the_sheet_are_the_numbers_of_the_library() -> None:
     assert f"Squash: {', '.join(f'{number:.2f}' for number in squashed)}." in text
 
 
-def test_the_course_page_counts_the_words_to_read_and_the_blanks() -> None:
+def test_the_page_for_lecturers_counts_the_words_to_read_and_the_blanks() -> None:
     routing = PAGES["docs/routing.md"].split("## What routing does in a trained network")[1].split("\n## ")[0]
     answers = PAGES["docs/lesson-answers.md"].split("## Exercises")[0]
-    texts = (PAGES["docs/lesson.md"], PAGES["docs/lesson-sheet.md"], answers, routing)
     said = re.search(
-        r"about ([\d,]+) words, or (\d+) minutes.*about \d+ actions.* (\d+) blanks", PAGES["docs/course.md"], re.DOTALL
+        r"about ([\d,]+) words, or (\d+) minutes.*about \d+ actions.* (\d+) blanks", PAGES["docs/teach.md"], re.DOTALL
     )
     assert said
     words, minutes, blanks = (int(number.replace(",", "")) for number in said.groups())
+    texts = (PAGES["docs/lesson-sheet.md"], answers, routing)
     assert abs(sum(len(text.split()) for text in texts) - words) <= 100
     assert minutes == round(words / 200)
     parts = PAGES["docs/lesson-sheet.md"].split("## A. ")[1].split("## C. ")[0]

@@ -11,6 +11,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
+import torch
 
 from support import registered_for_now
 from torchcaps.analysis import evaluate
@@ -111,7 +112,7 @@ def test_capsule_head_on_timm(timm_stub: None, capsys: pytest.CaptureFixture[str
 
 def test_own_study_is_the_one_on_its_page_and_its_rows_can_be_run() -> None:
     page = (EXAMPLES.parent / "docs" / "a-study.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    block = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0]
     assert set(block.splitlines()) <= set((EXAMPLES / "own_study.py").read_text(encoding="utf-8").splitlines())
     study = example("own_study")
     splits = load_dataset("stripes")
@@ -143,6 +144,20 @@ def test_what_routing_does_prints_the_numbers_of_the_page(capsys: pytest.Capture
     printed = capsys.readouterr().out
     assert "bottom row strongest, images: 48\n" in printed
     assert "the same, images turned by 180°: 43\n" in printed
+
+
+@pytest.mark.mnist
+def test_equivariance_says_how_well_one_matrix_moves_the_poses(capsys: pytest.CaptureFixture[str]) -> None:
+    module = example("equivariance")
+    turn = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64)).Q
+    before, labels = torch.randn(80, 4, dtype=torch.float64), torch.arange(80) % 2
+    stays, moves = module.r2_of_predictions(before, before @ turn, labels)
+    assert moves == pytest.approx(1)
+    assert stays < 0.9
+    assert module.r2_of_predictions(before, torch.randn_like(before), labels)[1] < 0.5
+    module.main(["--images", "250"])
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"^.+: poses -?\d\.\d\d -?\d\.\d\d, pixels", printed, re.MULTILINE)) == 5
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def test_every_section_checks_times_and_writes(
 
 
 def test_the_page_has_the_ratios_of_the_file(speed: ModuleType) -> None:
-    assert speed.table(RATIOS) in (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    assert speed.table(RATIOS) in (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
 
 
 def test_all_ratios_of_the_table_have_the_others_on_top(speed: ModuleType) -> None:
@@ -121,7 +121,7 @@ def test_the_gpus_table_is_that_of_its_records(speed: ModuleType) -> None:
     import gpu
 
     lines = [json.loads(line) for line in RATIOS.with_name("gpu.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert gpu.table(lines) in (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    assert gpu.table(lines) in (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The audit, the leaderboard and the paper follow from the records."""
 
-import itertools
+import csv
+import io
 import json
 import re
 from pathlib import Path
@@ -8,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from experiments.audit import KINDS, Audit
+from experiments.leaderboard import leaderboard
 from experiments.page import TESTS, Page
-from experiments.pages import PAGES, main, values
+from experiments.pages import DATA, PAGES, main, values
 from experiments.paper import EQUAL, FIGURES
 from experiments.store import RESULTS
 from experiments.zoo import HEADS
@@ -28,8 +30,8 @@ def test_the_committed_pages_are_what_the_records_give(tmp_path: Path) -> None:
         assert (tmp_path / f"{name}.md").read_text(encoding="utf-8") == committed, (
             "write it: python experiments/pages.py"
         )
-    bibliography = (ROOT / "docs" / "references.bib").read_text(encoding="utf-8")
-    assert (tmp_path / "references.bib").read_text(encoding="utf-8") == bibliography
+    for name in DATA:
+        assert (tmp_path / name).read_text(encoding="utf-8") == (ROOT / "docs" / name).read_text(encoding="utf-8")
     text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
     for name in FIGURES:
         assert f"(images/paper-{name}.png)" in text
@@ -77,27 +79,32 @@ def test_every_recorded_finding_is_one_of_diagnose() -> None:
 
 def test_counts_on_pages_that_are_written_by_hand_are_those_of_the_audit() -> None:
     audit = GIVEN["audit"]
-    assert f"{audit.wrong} of {audit.number} public" in (ROOT / "README.md").read_text(encoding="utf-8")
+    for page in ("README.md", "docs/index.md"):
+        assert f"{audit.wrong} of {audit.number} public" in (ROOT / page).read_text(encoding="utf-8")
     assert f"in {audit.number} repositories" in (ROOT / "docs/own-routing.md").read_text(encoding="utf-8")
 
 
-def test_every_routing_has_a_row_on_each_board() -> None:
-    assert GIVEN["boards"].keys() == set(TESTS.values())
-    for board in GIVEN["boards"].values():
-        rows = [line for line in board.splitlines()[2:] if line.startswith("|")]
-        commands = [line for line in board.splitlines() if line.startswith("python experiments/run.py zoo --row ")]
-        assert any("not run yet" not in row for row in rows)
-        assert {row.removeprefix("| ").split(" | ")[0] for row in rows} == {title for title, _ in HEADS.values()}
-        assert ["--results" not in line for line in commands] == ["not run yet" in row for row in rows]
+def test_every_routing_has_a_row_on_each_board_and_the_best_are_first() -> None:
+    rows = list(csv.DictReader(io.StringIO(leaderboard(GIVEN["page"]))))
+    titles = {title for title, _ in HEADS.values()}
+    for test in TESTS.values():
+        board = [row for row in rows if row["test"] == test]
+        assert {row["head"] for row in board} == titles
+        errors = [float(row["error, chosen epoch"].split()[0]) for row in board if int(row["seeds"])]
+        assert errors == sorted(errors)
+        assert errors
+        for row in board:
+            assert row["command"].endswith("--results runs/again") == (row["error, chosen epoch"] != "not run yet")
 
 
-def test_a_board_shows_mean_and_deviation_of_both_epochs() -> None:
+def test_the_board_shows_mean_and_deviation_of_both_epochs() -> None:
     runs = Page(RECORDED).rows["zoo/mnist-em"]
-    (row,) = (line for line in GIVEN["boards"]["MNIST"].splitlines() if line.startswith("| EM routing, 2"))
-    last, chosen = row.split(" | ")[1:3]
-    assert float(last.split()[0]) == pytest.approx(sum(run.error() for run in runs) / len(runs), abs=1e-3)
-    assert float(chosen.split()[0]) == pytest.approx(sum(run.error("best") for run in runs) / len(runs), abs=1e-3)
-    assert "\npython experiments/run.py zoo --row mnist-em --seeds 3 --results runs/again\n" in GIVEN["boards"]["MNIST"]
+    rows = csv.DictReader(io.StringIO(leaderboard(GIVEN["page"])))
+    (row,) = (row for row in rows if row["test"] == "MNIST" and row["head"].startswith("EM routing, 2"))
+    last, chosen = (float(row[name].split()[0]) for name in ("error, last epoch", "error, chosen epoch"))
+    assert last == pytest.approx(sum(run.error() for run in runs) / len(runs), abs=1e-3)
+    assert chosen == pytest.approx(sum(run.error("best") for run in runs) / len(runs), abs=1e-3)
+    assert row["command"] == "python experiments/run.py zoo --row mnist-em --seeds 3 --results runs/again"
 
 
 def test_the_numbers_of_the_sources_are_those_of_their_page() -> None:
@@ -112,17 +119,10 @@ def test_the_numbers_of_the_sources_are_those_of_their_page() -> None:
     assert [[f"{line[each]:.1e}".replace("e-0", "e-") for each in quantities] for line in recorded] == shown
 
 
-def test_the_page_about_pixels_has_the_table_of_the_results() -> None:
-    page = GIVEN["page"]
-    for name, table in itertools.product(("results", "segmentation"), (page.pixel_table(), page.pixel_differences())):
-        assert table in (ROOT / f"docs/{name}.md").read_text(encoding="utf-8"), f"copy it into docs/{name}.md"
-
-
 def test_the_readme_has_the_numbers_of_the_records() -> None:
-    """Of the audit, of the comparisons with sources, of MNIST and of a step beside common code."""
+    """Of the comparisons with sources, of MNIST, and of a step beside common code."""
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    audit, records = GIVEN["audit"], GIVEN["records"]
-    assert f"{audit.wrong} of {audit.number} public capsule implementations" in readme
+    records = GIVEN["records"]
     for number, presets in (("{} comparisons", EQUAL), ("({})", ["torch-notebook"]), ("({})", ["keras-tutorial"])):
         assert number.format(records.comparisons(*presets)) in readme
     page = GIVEN["page"]
