@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +28,10 @@ def export(sizes: Sizes) -> Iterator[Row]:
                 images = torch.rand(batch, *model.in_shape)
                 plain = torch.inference_mode()(partial(model, images))
                 expect(f"{preset}, exported", torch.from_numpy(exported(images.numpy()).scores), plain().scores, 1e-4)
-                works = {"torch": plain, "onnxruntime": partial(exported, images.numpy())}
+                works: dict[str, Callable[[], object]] = {
+                    "torch": plain,
+                    "onnxruntime": partial(exported, images.numpy()),
+                }
                 yield compare(
                     f"{preset}, {batch} image{'s' * (batch > 1)}: torch ÷ onnxruntime",
                     works,

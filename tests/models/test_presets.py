@@ -6,6 +6,9 @@ Five sources are written once more in test_sources.py, to which their presets ar
 import copy
 import json
 import re
+import subprocess
+import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,8 @@ from support import (
 from torchcaps import create_model, list_presets
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, Network, get_preset, register_preset
-from torchcaps.parts import UnknownOption, complete, describe, flat, own_parts
+from torchcaps.models.presets import create
+from torchcaps.parts import UnknownOption, complete, describe, find, flat, own_parts
 from torchcaps.training.recipe import Recipe
 
 IN_SHAPE, NUM_CLASSES = (3, 20, 24), 7  # no source has such images
@@ -202,6 +206,34 @@ def test_a_new_preset_is_listed() -> None:
         said = 'there is no option of third "conv_chanels"; did you mean "conv_channels"?'
         assert_raises(UnknownOption, register_preset, "third", "Mine.", network={"conv_chanels": 4}, say=said)
     assert "mine" not in list_presets()
+
+
+NAMES_BY_CLASS = {"CapsNet": create.CapsNetName, "BaselineCNN": create.BaselineName}
+NAMES_BY_CLASS |= {
+    "PooledCNN": create.PooledCNNName,
+    "PixelCapsules": create.PixelsName,
+    "UNet": create.UNetName,
+}
+
+
+def test_type_checkers_know_the_class_of_each_preset() -> None:
+    named = {name: kind for kind, names in NAMES_BY_CLASS.items() for name in typing.get_args(names)}
+    assert named == {name: find("network", get_preset(name).network["name"]).__name__ for name in list_presets()}
+
+
+@pytest.mark.slow
+def test_a_type_checker_reads_the_classes(tmp_path: Path) -> None:
+    file = tmp_path / "typed.py"
+    lines = [f'reveal_type(create_model("{typing.get_args(names)[0]}"))' for names in NAMES_BY_CLASS.values()]
+    lines += ['reveal_type(create_model("my own", (1, 8, 8), 3, decoder=False))']
+    lines += ['reveal_type(create_model("compact")(torch.rand(1)).scores)']
+    file.write_text("\n".join(["import torch", "from torchcaps import create_model", *lines]))
+    run = subprocess.run(
+        [sys.executable, "-m", "mypy", "--no-error-summary", "--config-file", "pyproject.toml", str(file)],
+        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    revealed = [line.split('"')[1].split(".")[-1] for line in run.stdout.splitlines() if "Revealed type" in line]
+    assert revealed == [*NAMES_BY_CLASS, "Network", "Tensor"], run.stdout
 
 
 # ---- sizes

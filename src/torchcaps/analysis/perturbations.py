@@ -189,6 +189,7 @@ def perturb_capsule(
     with inference(network):
         pixels = as_pixels(network, image[None])
         output = network(pixels)
+        assert output.capsules is not None
         chosen = int(output.scores.argmax()) if target is None else target
         # row (m, n) has offset n added to the m-th of the components; the last row is the unchanged capsule
         changes = np.append(np.kron(np.eye(dim)[list(changed)], offsets[:, None]), np.zeros((1, dim)), 0)

@@ -211,8 +211,10 @@ def _numbers(model: Network, images: ImageSet) -> tuple[str, Float[np.ndarray, "
     def read(pixels: Tensor, labels: Tensor | None) -> list[Tensor]:
         if not model.has_capsules:
             return [features(pixels).float()]
+        capsules = model(pixels).capsules
         assert labels is not None
-        return [model(pixels).capsules.take_along_dim(labels[:, None, None], 1)[:, 0].float()]
+        assert capsules is not None
+        return [capsules.take_along_dim(labels[:, None, None], 1)[:, 0].float()]
 
     (rows,) = over_batches(read, model, images.images, images.labels)
     return "pose" if model.has_capsules else "features", rows.numpy()

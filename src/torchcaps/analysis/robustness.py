@@ -285,15 +285,18 @@ def accuracy_curve(
         allowed.check(name, strength)
     options: Any = {"goal": "scores" if kind.endswith("-scores") else "loss"}
     options |= {"steps": steps, "seed": seed} if kind.startswith("pgd") else {}
+
+    def answered_right(pixels: Tensor, labels: Tensor | None) -> list[Tensor]:
+        assert labels is not None
+        return [model(pixels).scores.argmax(-1).eq(labels)]
+
     for strength in strengths:
         images = image_set.images
         if is_rotation:
             images = rotate(as_pixels(model, images), strength, fill)
         elif strength:
             images = attack(model, images, image_set.labels, strength, **options)
-        (right,) = over_batches(
-            lambda pixels, labels: [model(pixels).scores.argmax(-1) == labels], model, images, image_set.labels
-        )
+        (right,) = over_batches(answered_right, model, images, image_set.labels)
         accuracy.append(float(right.double().mean()))
     shown = tuple(map(float, strengths)), tuple(accuracy), len(image_set)
     return RobustnessCurve(kind, *shown, fill=fill if is_rotation else None)

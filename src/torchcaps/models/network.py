@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -43,6 +43,7 @@ class Network(SizedNetwork):
     """True if classes are capsules."""
     per_pixel: ClassVar[bool] = False
     """True if the network has scores (B, J, *S) for each pixel of images (B, C, *S) of one to three axes."""
+    __call__: Callable[..., ModelOutput]
     decoder: Decoder | None
     """Network that draws an image from the capsule of a class; None without reconstructions."""
     layers: nn.ModuleList

@@ -3,17 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 from torchcaps.models.building import build_network
+from torchcaps.models.capsnet import CapsNet
+from torchcaps.models.cnn import BaselineCNN, PooledCNN
 from torchcaps.models.network import Network
 from torchcaps.models.presets.large_images import fit_to_images
 from torchcaps.models.presets.registry import get_preset
+from torchcaps.models.segmentation_capsules import PixelCapsules
+from torchcaps.models.unet import UNet
 from torchcaps.parts import override
 from torchcaps.ranges import spatial_shape
 from torchcaps.tasks import find_task
 
+# Presets by the class of their network, for type checkers; a test compares them with the networks.
+# fmt: off
+CapsNetName = Literal[
+    "first", "compact", "compact-shared", "compact-deep", "sabour2017", "sabour2017-code", "sabour2017-multimnist",
+    "sabour2017-cifar10", "sabour2017-smallnorb", "sabour2017-svhn", "sabour2017-r1", "sabour2017-r1-recon",
+    "sabour2017-r3", "tf-notebook", "keras-tutorial", "keras-tutorial-r0", "keras-tutorial-r1", "keras-tutorial-r2",
+    "keras-tutorial-r3", "keras-tutorial-outputs", "torch-notebook", "torch-tutorial", "sequences",
+    "efficient-capsnet-mnist", "hinton2018-paper", "hinton2018-code", "vb2020", "hahn2019-smallnet", "aff-capsnet",
+]
+BaselineName = Literal["baseline-cnn", "baseline-cnn-multimnist", "cnn-matched"]
+PooledCNNName = Literal["cnn-pooled"]
+PixelsName = Literal["segcaps", "ucaps3d"]
+UNetName = Literal["unet-twin"]
+_Shape = Sequence[int] | None
+_Int = int | None
 
+
+@overload
+def create_model(preset: CapsNetName, in_shape: _Shape = ..., num_classes: _Int = ..., **o: Any) -> CapsNet: ...
+@overload
+def create_model(preset: BaselineName, in_shape: _Shape = ..., num_classes: _Int = ..., **o: Any) -> BaselineCNN: ...
+@overload
+def create_model(preset: PooledCNNName, in_shape: _Shape = ..., num_classes: _Int = ..., **o: Any) -> PooledCNN: ...
+@overload
+def create_model(preset: PixelsName, in_shape: _Shape = ..., num_classes: _Int = ..., **o: Any) -> PixelCapsules: ...
+@overload
+def create_model(preset: UNetName, in_shape: _Shape = ..., num_classes: _Int = ..., **o: Any) -> UNet: ...
+@overload
+def create_model(preset: str, in_shape: _Shape = ..., num_classes: _Int = ..., **o: Any) -> Network: ...
+# fmt: on
 def create_model(
     preset: str, in_shape: Sequence[int] | None = None, num_classes: int | None = None, **overrides: Any
 ) -> Network:
@@ -29,8 +62,8 @@ def create_model(
             ``layers=(…)``. A module as ``backbone`` replaces the preset's backbone.
 
     Returns:
-        A :class:`~torchcaps.CapsNet`, or a :class:`~torchcaps.models.BaselineCNN` for the CNN presets. Its weights are
-        drawn from torch's random generator.
+        A :class:`~torchcaps.CapsNet`; for presets of CNNs and of networks for pixels a network of their classes. Its
+        weights are drawn from torch's random generator.
 
     Raises:
         InputError: The preset or an option is unknown (the message suggests the nearest name), a value does not fit its

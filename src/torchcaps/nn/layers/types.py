@@ -85,10 +85,8 @@ class TypesLayer(MapLayer):
     ) -> tuple[Routed, torch.dtype]:
         """Route the positions of a large map slab by slab, so that only the votes of a slab are in memory."""
         if isinstance(capsules, Capsules) and is_eager() and len(capsules.poses) == 0:  # slabs have an image at least
-            routed, dtype = self._route_in_full_precision(_with_an_image(capsules), return_coupling)
-            poses, *others = (None if each is None else each[:0] for each in routed)
-            assert poses is not None
-            return Routed(poses, *others), dtype
+            (poses, *others), dtype = self._route_in_full_precision(_with_an_image(capsules), return_coupling)
+            return Routed(poses[:0], *(None if each is None else each[:0] for each in others)), dtype
         if return_coupling or not isinstance(capsules, Capsules):
             return super()._route_in_full_precision(capsules, return_coupling)
         maps, dtype = self._maps(capsules)
