@@ -2,6 +2,7 @@
 
     python benchmarks/gpu.py --out gpu.jsonl          # everything, at batch 128; appends lines of JSON
     python benchmarks/gpu.py --no-compile             # without torch.compile, whose compiling takes minutes
+    python benchmarks/gpu.py --short                  # the rows of docs/speed.md, in a few minutes
     python benchmarks/gpu.py maps epoch               # some of it
     python benchmarks/gpu.py --dry-run                # every line of it on the CPU, tiny: the times mean nothing
     python benchmarks/gpu.py --table gpu.jsonl        # measures nothing; prints the ratios of a file, as Markdown
@@ -11,26 +12,29 @@ float64 as the plain formulation in float32, two runs must give the same bits, a
 the plain ones up to rounding. EM and variational Bayes must have the results and gradients of their plain formulation.
 Then the contenders of a comparison run in turns:
 
-- dynamic routing alone, also in the small blocks that suit a CPU;
-- forward, loss, backward and Adam of sabour2017, plain, compiled, and as published code writes it;
-- forward and backward of hinton2018-paper, vb2020 and their routings of MNIST's layer, beside the plain formulation;
-- capsules on large maps, slab by slab beside all votes at once.
+- dynamic routing alone, also compiled, and by the frugal kernel within 16 MiB;
+- forward, loss, backward and Adam of sabour2017, plain, compiled, compiled with CUDA graphs, and as published code
+  writes it;
+- forward and backward of hinton2018-paper, vb2020 and their routings of MNIST's layer, beside the plain formulation,
+  both also compiled;
+- capsules on large maps, beside all votes at once.
 
-The last two are also timed within 512 MiB, the working memory of a small GPU.
+The last two are also timed within 512 MiB, set by hand: there the frugal kernels run.
 
 Peak memory is what one call allocates beside what was there before. The epoch is `torchcaps.fit` on 55,000 random
-images. Without CUDA the exit status is 2.
+images, also with `compile=True`. Without CUDA the exit status is 2.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +44,7 @@ import pixels
 import torch
 from contenders import Contender, Layer, WrongResultError, expect, new_batch
 from measuring import Work, environment, times_in_turns
+from naive import einsum_routing
 from naive_mixtures import naive_network
 from routings import CASES, ROUTINGS, check_routing, new_layer, run_routing
 from torch import Tensor
@@ -95,12 +100,18 @@ def check(device: str, batch: int, layer: Layer) -> None:
                 raise WrongResultError(f"routing, {case}: two runs differ")
 
 
-def time_routing(device: str, batch: int, layer: Layer, rounds: int) -> Iterator[Measured]:
-    """Each formulation of routing in each case."""
+def time_routing(device: str, batch: int, layer: Layer, rounds: int, *, compiled: bool) -> Iterator[Measured]:
+    """Each formulation of routing in each case; compiled in the last one."""
     tensors = new_layer(batch, *layer, device=device)
     for case in CASES:
         works: dict[str, Work] = {name: partial(run_routing, each, case, *tensors) for name, each in ROUTINGS.items()}
         works["16 MiB"] = partial(_within, 16, works["torchcaps"])
+        if compiled and case == CASES[-1]:
+            plain = {"torchcaps": ROUTINGS["torchcaps"], "einsum": lambda u, W, stop: einsum_routing(u, W, 3, stop)}
+            for name, function in plain.items():
+                torch._dynamo.reset()
+                again = torch.compile(function, backend=_compiler(device))
+                works[f"{name}, compiled"] = partial(run_routing, again, case, *tensors)
         for name, times in times_in_turns(works, rounds).items():
             yield Measured(f"routing, {case}", name, batch, works[name], times)
 
@@ -114,21 +125,35 @@ def _within(mib: float, work: Work) -> None:
         set_working_memory(None)
 
 
+def _compiler(device: str) -> str:
+    return "eager" if device == "cpu" else "inductor"
+
+
 def time_steps(
-    device: str, network: Mapping[str, Any], batch: int, rounds: int, *, compiled: bool
+    device: str,
+    network: Mapping[str, Any],
+    batch: int,
+    rounds: int,
+    precisions: Sequence[str] = ("fp32", "bf16"),
+    *,
+    compiled: bool,
 ) -> Iterator[Measured]:
     """A training step in both precisions."""
-    for precision in ("fp32", "bf16"):
+    for precision in precisions:
         make = partial(Contender, network=network, bf16=precision == "bf16", device=device)
         contenders = {"torchcaps": make("torchcaps"), "naive": make("naive")}
         data = new_batch(batch, contenders["torchcaps"].network, device)
         if compiled:
-            contenders["compiled"] = make("torchcaps")
-            contenders["compiled"].module.compile(backend="eager" if device == "cpu" else "inductor")
-            losses = {name: torch.stack([contenders[name].step(*data) for _ in range(8)]) for name in contenders}
-            expect(
-                f"compiled steps, {precision}", losses["compiled"], losses["torchcaps"], COMPILED_TOLERANCE[precision]
-            )
+            graphs: dict[str, Any] = {"backend": "eager"} if device == "cpu" else {"mode": "reduce-overhead"}
+            for name, how in {"compiled": {"backend": _compiler(device)}, "compiled, CUDA graphs": graphs}.items():
+                contenders[name] = make("torchcaps")
+                contenders[name].module.compile(**how)
+            losses = {
+                name: torch.stack([each.step(*data).clone() for _ in range(8)]) for name, each in contenders.items()
+            }
+            for name in ("compiled", "compiled, CUDA graphs"):
+                tolerance = COMPILED_TOLERANCE[precision]
+                expect(f"{name}, steps in {precision}", losses[name], losses["torchcaps"], tolerance)
         works = {name: partial(_repeat, each, data) for name, each in contenders.items()}
         for name, times in times_in_turns(works, rounds).items():
             step = partial(contenders[name].step, *data)
@@ -149,10 +174,11 @@ def time_mixtures(
         ours, given = mixtures.new_mixture(routing, batch, layer, over, device, **options)
         modules = {"torchcaps": ours, "naive": naive_network(ours)}
         mixtures.check_mixture(what, ours, modules["naive"], given)
-        if compiled and over == "types":  # with positions, code of torch 2.11's Inductor ends in an error
+        if compiled and over != "types-and-positions":  # there, code of torch 2.11's Inductor ends in an error
             torch._dynamo.reset()
-            modules["naive, compiled"] = naive_network(ours)
-            modules["naive, compiled"].compile(backend="eager" if device == "cpu" else "inductor")
+            modules["naive, compiled"], modules["torchcaps, compiled"] = naive_network(ours), copy.deepcopy(ours)
+            for name in ("naive, compiled", "torchcaps, compiled"):
+                modules[name].compile(backend=_compiler(device))
         works = {name: partial(mixtures.run_mixture, module, given, True) for name, module in modules.items()}
         works[f"{SMALL_MIB} MiB"] = partial(_within, SMALL_MIB, works["torchcaps"])
         for name, times in times_in_turns(works, rounds).items():
@@ -174,7 +200,7 @@ def _computed(way: str, work: Work) -> None:
         work()
 
 
-def time_epoch(device: str, network: Mapping[str, Any], batch: int, images: int) -> float:
+def time_epoch(device: str, network: Mapping[str, Any], batch: int, images: int, *, compiled: bool) -> float:
     """Seconds of an epoch of `torchcaps.fit` with its validation, in bfloat16, after a first one."""
     model = Contender("torchcaps", network, device=device).network
     train, validation = (_random_images(number, model.in_shape) for number in (images, images // 11))
@@ -185,7 +211,7 @@ def time_epoch(device: str, network: Mapping[str, Any], batch: int, images: int)
         def epoch(self, row: Mapping[str, Any]) -> None:
             begin.append(time.perf_counter())
 
-    recipe = Recipe(epochs=3, batch_size=batch, max_shift=2)
+    recipe = Recipe(epochs=3, batch_size=batch, max_shift=2, compile=compiled)
     fit(model, dataset, recipe, accelerator=device, precision="bf16", progress=Clock())
     return begin[-1] - begin[-2]
 
@@ -215,6 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=128, help="images of a step and of MNIST's layer")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave torch.compile out")
+    parser.add_argument("--short", action="store_true", help="fewer rounds, and steps in bfloat16 only")
     parser.add_argument("--dry-run", action="store_true", help="run all of it on the CPU, tiny")
     parser.add_argument("--out", type=Path, metavar="FILE", help="append the times to this file, as lines of JSON")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the ratios of this file")
@@ -237,12 +264,13 @@ def main(arguments: list[str] | None = None) -> int:
         facts["gpu"] = torch.cuda.get_device_name()
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     matrices: dict[str, Any] = TINY_MATRICES if options.dry_run else {}
+    rounds, precisions = (min(rounds, 7), ("bf16",)) if options.short else (rounds, ("fp32", "bf16"))
     few = max(rounds // 3, 1)  # a step of the plain formulation takes long
     try:
         check(device, batch, layer)
         parts = {
-            "routing": time_routing(device, batch, layer, rounds),
-            "steps": time_steps(device, network, batch, rounds, compiled=options.compile),
+            "routing": time_routing(device, batch, layer, rounds, compiled=options.compile),
+            "steps": time_steps(device, network, batch, rounds, precisions, compiled=options.compile),
             "mixtures": time_mixtures(device, matrices, batch, layer, few, compiled=options.compile),
             "maps": time_maps(device, few, quick=options.dry_run),
         }
@@ -260,10 +288,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     if "epoch" not in chosen:
         return 0
-    seconds = time_epoch(device, network, batch, images)
-    what = f"epoch of {images:,} images, bf16"
-    print(f"{what:<80}{seconds:>10.3f} s; 300,000 steps: {300_000 * batch / images * seconds / 60:.1f} min")
-    write({"what": what, "batch": batch, "seconds": seconds} | facts, options.out)
+    for compiled in (False, True)[: 1 + options.compile]:
+        seconds = time_epoch(device, network, batch, images, compiled=compiled)
+        what = f"epoch of {images:,} images, bf16{', compiled' * compiled}"
+        minutes = 300_000 * batch / images * seconds / 60
+        print(f"{what:<80}{seconds:>10.3f} s; 300,000 steps: {minutes:.1f} min", flush=True)
+        write({"what": what, "batch": batch, "seconds": seconds} | facts, options.out)
     return 0
 
 

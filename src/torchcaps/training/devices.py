@@ -11,14 +11,14 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from lightning_fabric.strategies.ddp import DDPStrategy
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps._version import __version__
 from torchcaps.errors import InputError
@@ -60,6 +60,17 @@ def pick_precision(precision: str, device: torch.device) -> Literal["32", "bf16"
         raise InputError(f'precision must be "auto", "32" or "bf16", got {precision!r}')
     multiplies = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return "bf16" if precision == "bf16" or (precision == "auto" and multiplies) else "32"
+
+
+def compiled(network: nn.Module, fabric: Fabric) -> Any:
+    """Compile a network for the steps of one process.
+
+    One process on a CUDA GPU captures each pass as a CUDA graph, because launching the operations one by one takes
+    longer than computing them. There is a graph for each size of a batch.
+    """
+    if fabric.device.type == "cuda" and fabric.world_size == 1:
+        return torch.compile(network, mode="reduce-overhead", dynamic=False)
+    return torch.compile(network)
 
 
 # ---- processes

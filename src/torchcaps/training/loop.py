@@ -31,7 +31,7 @@ from torchcaps.parts import build, flat
 from torchcaps.tasks import task_of
 from torchcaps.training.checkpoint import check_state, read_checkpoint, write_checkpoint
 from torchcaps.training.data import RunData
-from torchcaps.training.devices import over_processes, peak_memory_mib
+from torchcaps.training.devices import compiled, over_processes, peak_memory_mib
 from torchcaps.training.folder import (
     BEST,
     CHECKPOINT,
@@ -124,7 +124,7 @@ class Trainer:
         self._score = partial(task.score, network=statistics)
         task.fit_targets(statistics, self.data.labels)
         self.network.to(device)  # before the optimizer, which depends on the device of its parameters
-        model: Any = torch.compile(self.network) if recipe.compile else self.network
+        model = compiled(self.network, fabric) if recipe.compile else self.network
         rate: float = recipe.learning_rate
         optimizer = build("optimizer", recipe.optimizer, params=self.network.parameters(), learning_rate=rate)
         self.model, self.optimizer = fabric.setup(model, optimizer)

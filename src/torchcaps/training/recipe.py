@@ -196,8 +196,8 @@ class Recipe(Settings):
     limit_test: Count | None = None
     """Test on this many images, the first ones. The default is all."""
     compile: bool = False
-    """Compile the network with torch.compile. The first step takes a minute or more. On a CPU, later steps take about
-    as long as without it. Results may differ in their last bits."""
+    """Compile the network with torch.compile. The first step takes a minute or more. On a CUDA GPU, later steps are
+    replayed as CUDA graphs; on a CPU, they take about as long as without it. Results may differ in their last bits."""
     logger: str | None = None
     """Logger besides metrics.csv: tensorboard (needs torchcaps[tensorboard]), or the PACKAGE.CLASS of a Lightning
     logger. Loggers that write files get the run folder."""
