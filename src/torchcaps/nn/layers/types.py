@@ -95,8 +95,8 @@ class TypesLayer(MapLayer):
             return self._routed(*votes.all_rows()), dtype
         if type(routing) is DynamicRouting and routing.is_basic and votes.mask is None:
             bias = None if routing.bias is None else routing.bias.to(maps)
-            routed = route_columns(votes, bias, routing.num_iterations, routing.squash_eps, routing.backend)
-            return Routed(rows_of(routed.flatten(3))), dtype
+            poses = route_columns(votes, bias, routing.num_iterations, routing.squash_eps, routing.backend)
+            return Routed(rows_of(poses.flatten(3))), dtype
         return in_slabs(self._routed, votes), dtype
 
     def _voting(self, mask: Bool[Tensor, "B T *S"]) -> Bool[Tensor, "BL I"]:
