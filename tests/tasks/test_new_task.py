@@ -1,20 +1,28 @@
-"""A new task needs a class and an entry in TASKS, and no change elsewhere: key points, as an example."""
+"""A new task is a class and an evaluation, two files, and no change elsewhere: key points, as an example."""
 
+import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from jaxtyping import Float32
-from torch import Tensor
+from torch import Tensor, nn
 
 from support import registered_for_now
+from torchcaps.analysis import evaluate
+from torchcaps.analysis.collector import ScoreCollector, TaskEvaluation
+from torchcaps.analysis.results import Table
 from torchcaps.cli.datasets import statistics_to_dict
 from torchcaps.datasets import BatchLoader, Dataset, ImageSet, Splits, load_dataset, register_dataset
 from torchcaps.errors import InputError
+from torchcaps.models import Losses, ModelOutput, Network
 from torchcaps.tasks import TASKS, find_task, guess_task, task_of_targets
 from torchcaps.tasks.base import Metric, Task, as_array, found
+from torchcaps.training import Progress, Recipe, fit
 
 SIDE = 6
 
@@ -27,6 +35,7 @@ class Points(Task):
     needs = "numbers (N, J, 2), the row and column of each point"
     metric = Metric("1 − distance", "distance", "sides of the image", False)
     statistics_names = ("row", "column")
+    evaluation = "points_evaluation"
 
     @property
     def form(self) -> Any:
@@ -88,10 +97,63 @@ class Points(Task):
         return {"points": answer}
 
 
+@dataclass(frozen=True, eq=False)
+class PointsEvaluation(TaskEvaluation):
+    """Mean distance of the points, the second file of the task."""
+
+    distances: np.ndarray
+    loss: float
+    class_names: tuple[str, ...]
+    title: str = ""
+    figure_name: ClassVar[str] = "points"
+
+    @property
+    def num_images(self) -> int:
+        return len(self.distances)
+
+    @property
+    def accuracy(self) -> float:  # type: ignore[override]  # a field of the base class
+        return 1 - float(self.distances.mean())
+
+    def tables(self) -> list[Table]:
+        return [
+            Table([[name, f"{each:.3f}"] for name, each in zip(self.class_names, self.distances.mean(0), strict=True)])
+        ]
+
+
+class PointsCollector(ScoreCollector):
+    def result(self, loss: float) -> PointsEvaluation:
+        distances = (torch.cat(self._scores) - torch.cat(self._targets)).norm(dim=2)
+        return PointsEvaluation(distances.numpy(), loss, self.class_names)
+
+
+class PointsNetwork(Network):
+    """A linear layer for the coordinates."""
+
+    per_pixel = False
+
+    def __init__(self, in_shape: Sequence[int], num_classes: int, *, objects: int = 1, task: Any = "points") -> None:
+        super().__init__(in_shape, num_classes, objects)  # a test cannot add a name to TaskName
+        self.task = task
+        self.layers, self.decoder = nn.ModuleList(), None
+        self.linear = nn.Linear(int(np.prod(in_shape)), 2 * num_classes)
+
+    def forward(self, images: Tensor, targets: Tensor | None = None) -> ModelOutput:
+        logits = self.linear(images.flatten(1)).unflatten(1, (-1, 2))
+        return ModelOutput(TASKS["points"].activate(logits, self), logits=logits)
+
+    def loss(self, output: ModelOutput, images: Tensor, targets: Tensor) -> Losses:
+        loss = TASKS["points"].loss(output, targets, self)
+        return Losses(loss, loss)
+
+
 @pytest.fixture
 def points(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dataset]:
-    """The task, and a data set of it: the first and the last bright pixel."""
+    """The task, its evaluation, and a data set of it: the first and the last bright pixel."""
     monkeypatch.setitem(TASKS, "points", Points())
+    module = ModuleType("points_evaluation")
+    module.TaskCollector = PointsCollector  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "points_evaluation", module)
     random = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (40, 1, SIDE, SIDE), dtype=torch.uint8, generator=random)
     train = ImageSet(images, places(images))
@@ -125,3 +187,21 @@ def test_other_tasks_refuse_its_targets_and_it_refuses_other_analyses(points: Da
     assert points.task.supports("evaluate")
     with pytest.raises(InputError, match="objects must be 1 for the task points, got 2"):
         points.task.with_objects(2)
+
+
+def test_a_network_of_a_new_task_is_trained_and_evaluated(points: Dataset) -> None:
+    torch.manual_seed(0)
+    network = PointsNetwork(points.in_shape, 2)
+    recipe = Recipe(epochs=30, batch_size=14, learning_rate=0.02)
+    rows = fit(network, points, recipe, progress=Progress())
+    assert rows[-1]["train_accuracy"] > rows[0]["train_accuracy"]
+    result = evaluate(network, points.test, class_names=points.class_names)
+    assert isinstance(result, PointsEvaluation)
+    with torch.no_grad():
+        scores = network(points.test.images / 255).scores
+    assert result.accuracy == pytest.approx(float(TASKS["points"].score(scores, points.test.labels).mean()))
+    assert (result.error, result.warning) == (pytest.approx(1 - result.accuracy), None)
+    assert [row[0] for row in result.titled("points").tables()[0].rows] == ["first", "last"]
+    for other in ("routing", "robustness"):
+        with pytest.raises(InputError, match=f"{other} works for the task classes"):
+            TASKS["points"].require(other)

@@ -1,18 +1,58 @@
-"""Base class of collectors, which gather the batches of an evaluation."""
+"""Base classes of evaluations, and of the collectors that gather their batches."""
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar, Self, cast
 
 from torch import Tensor
 
+from torchcaps.analysis.results import Result
 from torchcaps.datasets import ImageSet
 from torchcaps.models import ModelOutput, Network
 
 
+class TaskEvaluation(Result):
+    """Base class of the results of a network on a set of images, one class for each task.
+
+    A subclass is a dataclass with ``loss``, ``accuracy``, ``class_names`` and ``title``, and with a ``figure_name``.
+    """
+
+    loss: float
+    """Mean loss per image."""
+    accuracy: Any
+    """Metric of the task, at most 1."""
+    figure_name: ClassVar[Any]
+    """Name of the figure in a run folder."""
+    balanced_accuracy: Any = None
+    """Mean recall over the classes; None without one class per image."""
+
+    @property
+    def num_images(self) -> int:
+        """Number of images."""
+        raise NotImplementedError
+
+    @property
+    def error(self) -> float:
+        """1 − accuracy."""
+        return 1 - float(self.accuracy)
+
+    @property
+    def warning(self) -> str | None:
+        """Warning about the answers; None if there is none."""
+        return None
+
+    def titled(self, title: str) -> Self:
+        """Return the same results with another title."""
+        fields: Any = self
+        return cast(Self, dataclasses.replace(fields, title=title))
+
+
 class Collector(ABC):
     """Base class of collectors: gather the batches of an evaluation. A task may keep sums instead of all scores.
+
+    The module that a task names as its ``evaluation`` has a subclass called ``TaskCollector``.
 
     Args:
         model: The network.
@@ -28,5 +68,18 @@ class Collector(ABC):
         """Add a batch: the output for images of pixels 0..1, and their targets."""
 
     @abstractmethod
-    def result(self, loss: float) -> Any:
+    def result(self, loss: float) -> TaskEvaluation:
         """Return the evaluation of all batches; ``loss`` is the mean over the images."""
+
+
+class ScoreCollector(Collector):
+    """Base class of collectors that keep all scores."""
+
+    def __init__(self, model: Network, class_names: tuple[str, ...], image_set: ImageSet) -> None:
+        super().__init__(model, class_names, image_set)
+        self._scores: list[Tensor] = []
+        self._targets: list[Tensor] = []
+
+    def add(self, output: ModelOutput, targets: Tensor, images: Tensor) -> None:  # noqa: ARG002  as the base class
+        self._scores.append(output.scores.float())
+        self._targets.append(targets)

@@ -9,6 +9,7 @@ images for which it is predicted.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from torchcaps.analysis.collector import Collector
+from torchcaps.analysis.collector import Collector, ScoreCollector, TaskEvaluation
 from torchcaps.analysis.figures import SMALL, TEXT, TINY, find_axes, shorten
 from torchcaps.analysis.inference import (
     BATCH,
@@ -32,14 +33,12 @@ from torchcaps.analysis.inference import (
     to_pixels,
 )
 from torchcaps.analysis.results import MAX_CLASSES, MAX_SHOWN, Scored, Styled, Table, percent
-from torchcaps.analysis.segmentation import PixelCollector, PixelEvaluation
-from torchcaps.analysis.targets import TargetEvaluation
 from torchcaps.checks import check, checked
 from torchcaps.datasets import BatchLoader, ImageSet
 from torchcaps.errors import InputError, visible
-from torchcaps.models import ModelOutput, Network
+from torchcaps.models import Network
 from torchcaps.ops.labels import is_correct, match_labels
-from torchcaps.tasks import TaskName, task_of
+from torchcaps.tasks import task_of
 from torchcaps.words import counted
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ _NUMBERED_CELL, _PLAIN_CELL, _MIN_NAMED_CELL, _MAX_MATRIX = 0.42, 0.15, 0.1, 18.
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation(Scored):
+class Evaluation(Scored, TaskEvaluation):
     """Results of a network on a set of images with classes.
 
     Args:
@@ -87,7 +86,6 @@ class Evaluation(Scored):
 
     @property
     def num_images(self) -> int:
-        """Number of images."""
         return len(self.labels)
 
     @property
@@ -306,44 +304,12 @@ class Evaluation(Scored):
         )
 
 
-class ScoreCollector(Collector):
-    """Base class of collectors that keep all scores."""
-
-    def __init__(self, model: Network, class_names: tuple[str, ...], image_set: ImageSet) -> None:
-        super().__init__(model, class_names, image_set)
-        self._scores: list[Tensor] = []
-        self._targets: list[Tensor] = []
-
-    def add(self, output: ModelOutput, targets: Tensor, images: Tensor) -> None:  # noqa: ARG002  as the base class
-        self._scores.append(output.scores.float())
-        self._targets.append(targets)
-
-
-class ClassCollector(ScoreCollector):
+class TaskCollector(ScoreCollector):
     """Collector of the task ``classes``."""
 
     def result(self, loss: float) -> Evaluation:
         labels, scores = torch.cat(self._targets), torch.cat(self._scores)
         return Evaluation(labels.cpu().numpy(), scores.cpu().numpy(), loss, self.class_names)
-
-
-class TargetCollector(ScoreCollector):
-    """Collector of the tasks ``labels`` and ``regression``."""
-
-    def result(self, loss: float) -> TargetEvaluation:
-        targets, scores, task = torch.cat(self._targets), torch.cat(self._scores), self.model.task
-        accuracy = float(self.model.score(scores, targets).cpu().double().mean())
-        return TargetEvaluation(task, targets.cpu().numpy(), scores.cpu().numpy(), loss, accuracy, self.class_names)
-
-
-AnyEvaluation = Evaluation | TargetEvaluation | PixelEvaluation
-COLLECTORS: dict[TaskName, type[Collector]] = {
-    "classes": ClassCollector,
-    "labels": TargetCollector,
-    "regression": TargetCollector,
-    "pixels": PixelCollector,
-}
-"""The collector of each task."""
 
 
 @checked
@@ -354,7 +320,7 @@ def evaluate(
     batch_size: int = BATCH,
     class_names: Sequence[str] | None = None,
     precision: Precision = "32",
-) -> AnyEvaluation:
+) -> TaskEvaluation:
     """Evaluate a network on a set of images. Nothing is random.
 
     Returns an :class:`Evaluation`; a :class:`TargetEvaluation` for the tasks ``labels`` and ``regression``; or a
@@ -382,7 +348,8 @@ def evaluate(
     check("precision", precision, Precision)
     names, device = tuple(class_labels(class_names, model.num_classes)), next(model.parameters()).device
     check_labels(model, image_set.labels, len(image_set))
-    losses, collected, task = list[Tensor](), COLLECTORS[model.task](model, names, image_set), task_of(model)
+    task, losses = task_of(model), list[Tensor]()
+    collector: Collector = importlib.import_module(task.evaluation).TaskCollector(model, names, image_set)
     with inference(model):
         size = min(batch_size, task.evaluation_batch)
         for batch in BatchLoader(image_set, size, shuffle=False, device=device).batches(0):
@@ -399,6 +366,6 @@ def evaluate(
                     )
                 drawn = to_pixels(model, batch.parts)
             losses.append(model.loss(output, drawn, targets).total * len(targets))
-            collected.add(output, targets, images)
+            collector.add(output, targets, images)
     loss = float(torch.stack(losses).cpu().double().sum()) / len(image_set)
-    return collected.result(loss)
+    return collector.result(loss)

@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from torch import Tensor
 
-from torchcaps.analysis.collector import Collector
+from torchcaps.analysis.collector import Collector, TaskEvaluation
 from torchcaps.analysis.figures import COLOURS, MUTED, WRONG, Caption, Cell, tiles
-from torchcaps.analysis.results import Result, Table
+from torchcaps.analysis.results import Table
 from torchcaps.checks import checked
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
@@ -52,7 +52,7 @@ class Example(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class PixelEvaluation(Result):
+class PixelEvaluation(TaskEvaluation):
     """Results of a network on a set of images with masks.
 
     Args:
@@ -71,24 +71,16 @@ class PixelEvaluation(Result):
     class_names: tuple[str, ...]
     examples: Sequence[Example] = ()
     title: str = ""
-    balanced_accuracy: None = None
     figure_name: ClassVar[str] = "masks"
-    """Name of the figure in a run folder."""
 
     @property
     def num_images(self) -> int:
-        """Number of images."""
         return len(self.confusion)
 
     @cached_property
     def accuracy(self) -> float:
         """Mean over the images of the mean Dice score of their classes except the background, class 0."""
         return float(mean_dice(torch.from_numpy(self.confusion)).double().mean())
-
-    @property
-    def error(self) -> float:
-        """1 − accuracy."""
-        return 1 - self.accuracy
 
     def __str__(self) -> str:
         return (
@@ -264,7 +256,7 @@ def hausdorff95(
     return max(float(np.percentile(distances[1 - n][edges[n]], 95)) for n in (0, 1))
 
 
-class PixelCollector(Collector):
+class TaskCollector(Collector):
     """Collector of the task ``pixels``: it keeps counts of each image, and a few images to draw."""
 
     def __init__(self, model: Network, class_names: tuple[str, ...], image_set: ImageSet) -> None:

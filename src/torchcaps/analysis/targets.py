@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
+import torch
 from jaxtyping import Float
 
+from torchcaps.analysis.collector import ScoreCollector, TaskEvaluation
 from torchcaps.analysis.figures import TEXT, draw_legend, find_axes
-from torchcaps.analysis.results import Result, Table
-from torchcaps.tasks import TaskName, find_task
+from torchcaps.analysis.results import Table
+from torchcaps.tasks import PRESENT, TaskName, find_task
 from torchcaps.tasks.columns import ColumnTask
 
 if TYPE_CHECKING:
@@ -23,8 +26,83 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+class Columns(ABC):
+    """Base class of the table and the figure of an evaluation with a column for each output."""
+
+    means: ClassVar[tuple[str, ...]]
+    """Columns of the table whose mean is shown."""
+    axes: ClassVar[tuple[str, str]]
+    """Labels of the x and y axis of the figure."""
+    figure_name: ClassVar[str]
+    """Name of the figure in a run folder."""
+
+    @abstractmethod
+    def row(self, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"]) -> dict[str, Any]:
+        """Return the row of the table for one output."""
+
+    @abstractmethod
+    def draw(self, axes: Any, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"], name: str) -> None:
+        """Draw one output into the axes of the figure."""
+
+
+class LabelColumns(Columns):
+    """Table and figure of the task ``labels``."""
+
+    means = ("auroc", "average_precision")
+    axes = ("false positives", "true positives")
+    figure_name = "roc"
+
+    def row(self, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"]) -> dict[str, Any]:
+        """Return images with the label, AUROC, average precision, and precision and recall at a score of 0.5.
+
+        An undefined value is None, such as the AUROC of a label that all images have.
+        """
+        from sklearn.metrics import average_precision_score, roc_auc_score
+
+        has, predicted = target > PRESENT, score > PRESENT
+        both, varies = int((has & predicted).sum()), 0 < has.sum() < len(has)
+        return {
+            "images": int(has.sum()),
+            "auroc": float(roc_auc_score(has, score)) if varies else None,
+            "average_precision": float(average_precision_score(has, score)) if has.any() else None,
+            "precision": both / int(predicted.sum()) if predicted.any() else None,
+            "recall": both / int(has.sum()) if has.any() else None,
+        }
+
+    def draw(self, axes: Any, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"], name: str) -> None:
+        """Draw the receiver operating characteristic of a label, if only some of the images have it."""
+        from sklearn.metrics import roc_curve
+
+        if 0 < target.sum() < len(target):
+            axes.plot(*roc_curve(target, score)[:2], label=name)
+
+
+class NumberColumns(Columns):
+    """Table and figure of the task ``regression``."""
+
+    means = ("mae", "rmse")
+    axes = ("true", "predicted")
+    figure_name = "numbers"
+
+    def row(self, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"]) -> dict[str, Any]:
+        """Return ``mae`` and ``rmse`` in the unit of the number, and ``r2`` on these images; None for a constant."""
+        import numpy as np
+
+        error, variance = score.astype(np.float64) - target, float(target.astype(np.float64).var())
+        squared = float((error**2).mean())
+        return {
+            "mae": float(abs(error).mean()),
+            "rmse": squared**0.5,
+            "r2": 1 - squared / variance if variance > 0 else None,
+        }
+
+    def draw(self, axes: Any, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"], name: str) -> None:
+        """Draw predictions over targets."""
+        axes.plot(target, score, ".", alpha=0.5, label=name)
+
+
 @dataclass(frozen=True, eq=False)
-class TargetEvaluation(Result):
+class TargetEvaluation(TaskEvaluation):
     """Results of a network on a set of images with labels or numbers.
 
     Args:
@@ -45,31 +123,20 @@ class TargetEvaluation(Result):
     accuracy: float
     class_names: tuple[str, ...]
     title: str = ""
-    balanced_accuracy: None = None
 
     @property
     def num_images(self) -> int:
-        """Number of images."""
         return len(self.targets)
 
     @property
-    def error(self) -> float:
-        """1 − accuracy."""
-        return 1 - self.accuracy
-
-    @property
-    def columns(self) -> ColumnTask:
-        """The task, which computes the table and draws the figure."""
-        return cast(ColumnTask, find_task(self.task))
+    def columns(self) -> Columns:
+        """Functions that compute the table and draw the figure."""
+        columns: type[Columns] = globals()[cast(ColumnTask, find_task(self.task)).columns]
+        return columns()
 
     @property
     def figure_name(self) -> str:
-        """Name of the figure in a run folder."""
         return self.columns.figure_name
-
-    @property
-    def warning(self) -> None:
-        """None, as no warning exists for these tasks."""
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -93,13 +160,13 @@ class TargetEvaluation(Result):
         return values | means | {"targets": self.rows}
 
     def tables(self) -> Iterable[Table]:
-        metric = self.columns.metric
-        rows = [[*metric.row(self.accuracy)]]
+        task = find_task(self.task)
+        rows = [[*task.metric.row(self.accuracy)]]
         rows += [[f"Mean {_WORDS[name]}", _shown(self.mean(name), name)] for name in self.columns.means]
         rows.append(["Loss", f"{self.loss:.4f}"])
         names = list(self.rows[0])[1:]
         cells = [[row["name"], *(_shown(row[name], name) for name in names)] for row in self.rows]
-        return [Table(rows, title=self.title), Table(cells, (self.columns.output, *(_WORDS[name] for name in names)))]
+        return [Table(rows, title=self.title), Table(cells, (task.output, *(_WORDS[name] for name in names)))]
 
     def figures(self, *, ax: Axes | None = None) -> dict[str, Figure]:
         """Draw the receiver operating characteristic of each label, or predictions over targets of each number.
@@ -133,3 +200,12 @@ def _shown(value: float | None, name: str) -> str:
     if value is None:
         return "–"
     return f"{value:,}" if name == "images" else f"{value:.4g}"
+
+
+class TaskCollector(ScoreCollector):
+    """Collector of the tasks ``labels`` and ``regression``."""
+
+    def result(self, loss: float) -> TargetEvaluation:
+        targets, scores, task = torch.cat(self._targets), torch.cat(self._scores), self.model.task
+        accuracy = float(self.model.score(scores, targets).cpu().double().mean())
+        return TargetEvaluation(task, targets.cpu().numpy(), scores.cpu().numpy(), loss, accuracy, self.class_names)

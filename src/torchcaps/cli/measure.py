@@ -56,7 +56,7 @@ def evaluate(
     if opened.config is None:
         weights = "comes with torchcaps" if run is None else "a saved network"
     about = {"run": name_of(run), "which": source.which, "data": part.name, "split": source.split}
-    show(replace(found, title=f"{name_of(run)} ({weights}) on the {part.words}"), json=json, figure=figure, about=about)
+    show(found.titled(f"{name_of(run)} ({weights}) on the {part.words}"), json=json, figure=figure, about=about)
 
 
 @command(

@@ -112,6 +112,8 @@ class Task(ABC):
     """Name of the task on the Hugging Face hub."""
     analyses: ClassVar[frozenset[str]] = frozenset()
     """Commands, functions and export formats for a network of this task, besides :data:`ALWAYS`."""
+    evaluation: ClassVar[str] = "torchcaps.analysis.evaluation"
+    """Module whose class ``TaskCollector`` gathers the batches of an evaluation."""
     evaluation_batch: ClassVar[int] = 1_000_000_000
     """Largest number of images in a batch of an evaluation, because scores of pixels take much memory."""
     reads_poses: ClassVar[bool] = False

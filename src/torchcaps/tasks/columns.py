@@ -12,19 +12,15 @@ from torchcaps.words import counted
 
 if TYPE_CHECKING:
     import numpy as np
-    from jaxtyping import Float
     from torch import Tensor
 
 
 class ColumnTask(Task):
     """Base class of tasks with targets in rows (N, J), a column for each output."""
 
-    means: ClassVar[tuple[str, ...]]
-    """Columns of an evaluation's table whose mean is shown."""
-    axes: ClassVar[tuple[str, str]]
-    """Labels of the x and y axis of an evaluation's figure."""
-    figure_name: ClassVar[str]
-    """Name of that figure in a run folder."""
+    evaluation = "torchcaps.analysis.targets"
+    columns: ClassVar[str]
+    """Class in that module that computes the table and draws the figure of an evaluation."""
 
     @property
     def form(self) -> Any:
@@ -82,11 +78,3 @@ class ColumnTask(Task):
             )
         if not self.has_form(targets):
             raise InputError(f"{where} must be {self.needs}, got {found(targets.cpu().numpy())}")
-
-    @abstractmethod
-    def row(self, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"]) -> dict[str, Any]:
-        """Return the row of an evaluation's table for one output."""
-
-    @abstractmethod
-    def draw(self, axes: Any, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"], name: str) -> None:
-        """Draw one output into the axes of an evaluation's figure."""

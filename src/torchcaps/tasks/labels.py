@@ -27,12 +27,9 @@ class Labels(ColumnTask):
     """
 
     name: ClassVar[TaskName] = "labels"
-    outputs, output, answer_key = "labels", "label", "labels"
+    outputs, output, answer_key, columns = "labels", "label", "labels", "LabelColumns"
     needs = "zeros and ones, (N, L), a 1 for each label that an image has"
     metric = Metric("labels right", "error", "% of the labels")
-    means = ("auroc", "average_precision")
-    axes = ("false positives", "true positives")
-    figure_name = "roc"
 
     def _fits(self, rows: np.ndarray) -> bool:
         return bool(((rows == 0) | (rows == 1)).all())
@@ -99,27 +96,3 @@ class Labels(ColumnTask):
 
     def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
         return {"labels": answer}
-
-    def row(self, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"]) -> dict[str, Any]:
-        """Return images with the label, AUROC, average precision, and precision and recall at a score of 0.5.
-
-        An undefined value is None, such as the AUROC of a label that all images have.
-        """
-        from sklearn.metrics import average_precision_score, roc_auc_score
-
-        has, predicted = target > PRESENT, score > PRESENT
-        both, varies = int((has & predicted).sum()), 0 < has.sum() < len(has)
-        return {
-            "images": int(has.sum()),
-            "auroc": float(roc_auc_score(has, score)) if varies else None,
-            "average_precision": float(average_precision_score(has, score)) if has.any() else None,
-            "precision": both / int(predicted.sum()) if predicted.any() else None,
-            "recall": both / int(has.sum()) if has.any() else None,
-        }
-
-    def draw(self, axes: Any, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"], name: str) -> None:
-        """Draw the receiver operating characteristic of a label, if only some of the images have it."""
-        from sklearn.metrics import roc_curve
-
-        if 0 < target.sum() < len(target):
-            axes.plot(*roc_curve(target, score)[:2], label=name)

@@ -27,13 +27,11 @@ class Regression(ColumnTask):
 
     name: ClassVar[TaskName] = "regression"
     outputs, output, answer_key, score_key = "numbers", "number", "regression", "values"
+    columns = "NumberColumns"
     reads_poses = True
     needs = "finite numbers, (N,) or (N, T)"
     metric = Metric("1 − squared error", "squared error", "variances of the training targets", False, "mse")
     statistics_names = ("min", "mean", "max")
-    means = ("mae", "rmse")
-    axes = ("true", "predicted")
-    figure_name = "numbers"
 
     def _fits(self, rows: np.ndarray) -> bool:
         import numpy as np
@@ -109,19 +107,3 @@ class Regression(ColumnTask):
 
     def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
         return {}
-
-    def row(self, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"]) -> dict[str, Any]:
-        """Return ``mae`` and ``rmse`` in the unit of the number, and ``r2`` on these images; None for a constant."""
-        import numpy as np
-
-        error, variance = score.astype(np.float64) - target, float(target.astype(np.float64).var())
-        squared = float((error**2).mean())
-        return {
-            "mae": float(abs(error).mean()),
-            "rmse": squared**0.5,
-            "r2": 1 - squared / variance if variance > 0 else None,
-        }
-
-    def draw(self, axes: Any, target: Float[np.ndarray, "N"], score: Float[np.ndarray, "N"], name: str) -> None:
-        """Draw predictions over targets."""
-        axes.plot(target, score, ".", alpha=0.5, label=name)

@@ -31,7 +31,7 @@ class Segmentation(Task):
     outputs, output, min_outputs, answer_key = "classes", "class", 2, "classes"
     needs = "masks, the class of each pixel as a whole number from 0 (255: ignored), (N, H, W) or (N, D, H, W)"
     metric = Metric("Dice", "1 − Dice", "%, mean over the images", hub="dice")
-    hub_name, evaluation_batch = "image-segmentation", 8
+    hub_name, evaluation_batch, evaluation = "image-segmentation", 8, "torchcaps.analysis.segmentation"
     statistics_names = ("images", "% of pixels")
     has_masks = True
     spatial_axes = (1, 2, 3)

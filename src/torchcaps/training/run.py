@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from torchcaps import analysis
-from torchcaps.analysis.evaluation import AnyEvaluation
+from torchcaps.analysis.collector import TaskEvaluation
 from torchcaps.checks import checked
 from torchcaps.datasets import Dataset
 from torchcaps.datasets.damaged import listed
@@ -373,13 +373,13 @@ def _finish(trainer: Trainer, start: Start, out: Path, figures: bool) -> dict[st
     return summary
 
 
-def _draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: AnyEvaluation) -> None:
+def _draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: TaskEvaluation) -> None:
     """Draw metrics, samples and results of the best network into the folder ``figures`` of a run."""
     names, test, of_test = dataset.class_names, dataset.test, f"test images of {dataset.name}"
     where = {run.name: f"trained on {dataset.name}"}
     curves = analysis.Curves({run.name: analysis.read_metrics(run)}, where, model.task)
     title = f"The first training images of {dataset.name}"
-    evaluated = dataclasses.replace(evaluation, title=f"{run.name} on the {of_test}")
+    evaluated = evaluation.titled(f"{run.name} on the {of_test}")
     figures = {
         "curves": curves.figures()[""],
         "samples": analysis.figure_samples(dataset.train, names, title=title),
