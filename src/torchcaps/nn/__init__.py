@@ -32,58 +32,12 @@ from torchcaps.nn.segmentation import InstanceNorm, PixelBackbone, PixelDecoder
 from torchcaps.nn.transforms import Common, Dense, Elementwise, Factored, Identity, Matrix, Shared, Transform
 from torchcaps.nn.votes import BuiltVotes, DenseVotes, SharedVotes, Votes
 
-__all__ = [
-    "B2IRouting",
-    "BuiltVotes",
-    "CapsuleHead",
-    "CapsuleLayer",
-    "Capsules",
-    "ChannelNorm",
-    "Common",
-    "ConvBackbone",
-    "ConvCapsules",
-    "ConvTypeCapsules",
-    "Convolution",
-    "Decoder",
-    "DeconvCapsules",
-    "Dense",
-    "DenseCapsules",
-    "DenseVotes",
-    "DynamicRouting",
-    "EMCodeRouting",
-    "EMRouting",
-    "Elementwise",
-    "Factored",
-    "GroupedRouting",
-    "HVCRouting",
-    "HeinsenMatrixRouting",
-    "HeinsenVectorRouting",
-    "Identity",
-    "InstanceNorm",
-    "InvertedAttentionRouting",
-    "LayerSize",
-    "Matrix",
-    "PixelBackbone",
-    "PixelDecoder",
-    "PrimaryCapsules",
-    "Routed",
-    "Routing",
-    "RoutingRound",
-    "SelfAttentionRouting",
-    "SelfRouting",
-    "SequenceBackbone",
-    "SequenceCapsules",
-    "Shared",
-    "SharedVotes",
-    "StackBackbone",
-    "TimmBackbone",
-    "Transform",
-    "VBRouting",
-    "Votes",
-    "interest_scores",
-    "interests_of_history",
-    "join_types",
-    "label_aware_attention",
-    "mask_capsules",
-    "separate_capsules",
-]
+__all__ = ["B2IRouting", "BuiltVotes", "CapsuleHead", "CapsuleLayer", "Capsules", "ChannelNorm", "Common"]
+__all__ += ["ConvBackbone", "ConvCapsules", "ConvTypeCapsules", "Convolution", "Decoder", "DeconvCapsules"]
+__all__ += ["Dense", "DenseCapsules", "DenseVotes", "DynamicRouting", "EMCodeRouting", "EMRouting"]
+__all__ += ["Elementwise", "Factored", "GroupedRouting", "HVCRouting", "HeinsenMatrixRouting"]
+__all__ += ["HeinsenVectorRouting", "Identity", "InstanceNorm", "InvertedAttentionRouting", "LayerSize"]
+__all__ += ["Matrix", "PixelBackbone", "PixelDecoder", "PrimaryCapsules", "Routed", "Routing", "RoutingRound"]
+__all__ += ["SelfAttentionRouting", "SelfRouting", "SequenceBackbone", "SequenceCapsules", "Shared"]
+__all__ += ["SharedVotes", "StackBackbone", "TimmBackbone", "Transform", "VBRouting", "Votes", "interest_scores"]
+__all__ += ["interests_of_history", "join_types", "label_aware_attention", "mask_capsules", "separate_capsules"]

@@ -18,12 +18,12 @@ from torchcaps.nn.convolutions import (
     ConvInit,
     ConvNorm,
     Convolution,
+    check_one_each,
     conv_stem,
     draw_layers,
 )
 from torchcaps.parts import Device, Dtype, register
 from torchcaps.ranges import OddKernel, Padding, Pixels, Range, ShareBelowOne, Size, Width
-from torchcaps.words import counted
 
 
 @register("backbone", "conv")
@@ -139,16 +139,14 @@ class StackBackbone(nn.Sequential):
         self.stack_padding = stack_padding
         self.stack_norm, self.stack_init = stack_norm, stack_init
         across = self.stack_strides_across or self.stack_strides
-        count = len(self.stack_channels)
-        wanted = counted(count, "number") if count else "at least one number"
-        for name, given in (
-            ("stack_channels", self.stack_channels),
-            ("stack_kernels", self.stack_kernels),
-            ("stack_strides", self.stack_strides),
-            ("stack_strides_across", across),
-        ):
-            if len(given) != count or not count:
-                raise InputError(f"{name} must be {wanted}, one for each convolution, got {len(given)}")
+        check_one_each(
+            len(self.stack_channels),
+            "convolution",
+            stack_channels=self.stack_channels,
+            stack_kernels=self.stack_kernels,
+            stack_strides=self.stack_strides,
+            stack_strides_across=across,
+        )
         before, plain, he = in_channels, stack_norm != "batch", stack_init == "he"
         strides = zip(self.stack_strides, across, strict=True)
         for width, kernel, stride in zip(stack_channels, stack_kernels, strides, strict=True):

@@ -63,9 +63,9 @@ class Capsules(NamedTuple):
         return safe_norm(self.poses, eps=eps) if self.activations is None else self.activations
 
     @classmethod
-    def of(cls, given: Capsules | Tensor) -> Capsules:
+    def of(cls, capsules: Capsules | Tensor) -> Capsules:
         """Return capsules unchanged, or wrap a tensor of poses (B, N, D)."""
-        return given if isinstance(given, Capsules) else cls(given)
+        return capsules if isinstance(capsules, Capsules) else cls(capsules)
 
 
 class Routed(NamedTuple):

@@ -150,6 +150,21 @@ def normalise(norm: nn.Module, maps: Tensor) -> Tensor:
     return out
 
 
+def check_one_each(count: int, owner: str, *, may_be_empty: bool = False, **options: Sequence[int]) -> None:
+    """Raise InputError unless each option has a number for each of ``count`` convolutions.
+
+    Args:
+        count: Number of convolutions.
+        owner: End of the error: "one for each ...".
+        may_be_empty: There may be no convolution.
+        **options: Values of the options by their names.
+    """
+    for name, values in options.items():
+        if len(values) != count or not (count or may_be_empty):
+            numbers = counted(count, "number") if count or may_be_empty else "at least one number"
+            raise InputError(f"{name} must be {numbers}, one for each {owner}, got {len(values)}")
+
+
 def conv_stem(
     in_channels: int,
     stem_channels: Sequence[int],
@@ -163,12 +178,8 @@ def conv_stem(
     The arguments are the options of :class:`ConvBackbone` with the same names.
     """
     across = stem_strides_across or stem_strides
-    for name, strides in (("stem_strides", stem_strides), ("stem_strides_across", across)):
-        if len(strides) != len(stem_channels):
-            raise InputError(
-                f"{name} must be {counted(len(stem_channels), 'number')}, one for each of stem_channels, got "
-                f"{len(strides)}"
-            )
+    strides = {"stem_strides": stem_strides, "stem_strides_across": across}
+    check_one_each(len(stem_channels), "of stem_channels", may_be_empty=True, **strides)
     if not stem_channels:
         return nn.Identity()
     layers: list[nn.Module] = []

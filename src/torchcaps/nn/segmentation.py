@@ -11,12 +11,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.checks import checked
-from torchcaps.errors import InputError
-from torchcaps.nn.convolutions import MAP_MODULES, ConvInit, draw_layers
+from torchcaps.nn.convolutions import MAP_MODULES, ConvInit, check_one_each, draw_layers
 from torchcaps.parts import Device, Dtype, placed, register
 from torchcaps.ranges import OddKernel, Pixels, Size, Width
 from torchcaps.tracing import is_graph_capture
-from torchcaps.words import counted
 
 
 class InstanceNorm(nn.Module):
@@ -96,12 +94,9 @@ class PixelBackbone(nn.Sequential):
         self.pixel_channels, self.pixel_kernels = tuple(pixel_channels), tuple(pixel_kernels)
         self.pixel_dilations, self.pixel_norm = tuple(pixel_dilations), pixel_norm
         self.pixel_activation, self.conv_init = pixel_activation, conv_init
-        count = len(self.pixel_channels)
-        wanted = counted(count, "number") if count else "at least one number"
-        for name in ("pixel_channels", "pixel_kernels", "pixel_dilations"):
-            if (got := len(getattr(self, name))) != count or not count:
-                raise InputError(f"{name} must be {wanted}, one for each convolution, got {got}")
-        # not Convolution, which has no dilation
+        names = ("pixel_channels", "pixel_kernels", "pixel_dilations")
+        check_one_each(len(pixel_channels), "convolution", **{name: getattr(self, name) for name in names})
+        # not Convolution, whose algorithms suit other sizes
         convolution, plain = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(in_shape) - 2], pixel_norm == "none"
         pairs = itertools.pairwise([in_channels, *pixel_channels])
         for (before, width), kernel, dilation in zip(pairs, pixel_kernels, pixel_dilations, strict=True):

@@ -43,7 +43,7 @@ class DenseCapsules(CapsuleLayer):
             which share_positions and coordinates need. None: any number, if neither transform nor routing has weights
             for each input capsule.
         in_dim: Components of an input capsule (K).
-        out_capsules: Number of output capsules (J), unless num_capsules is given.
+        out_capsules: Number of output capsules (J), if num_capsules is None.
         capsule_dim: Components of an output capsule (D).
         num_capsules: Output capsules of a dense layer; default: one for each class, as in the last layer.
         transform: The transform, which computes votes from capsules.

@@ -114,8 +114,8 @@ class Routing(nn.Module, ABC):
             WrongType: ``votes`` is no :class:`Votes`.
         """
         if not isinstance(votes, Votes):
-            got = type(votes).__name__
-            raise WrongType(f"{type(self).__name__}: votes must be Votes, such as BuiltVotes(tensor), got {got}")
+            name = type(votes).__name__
+            raise WrongType(f"{type(self).__name__}: votes must be Votes, such as BuiltVotes(tensor), got {name}")
         routed: Routed = super().__call__(votes, *args, **kwargs)
         return routed
 

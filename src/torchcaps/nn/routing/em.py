@@ -74,7 +74,7 @@ def em_routing(
 
 @equations("em")
 def fit(
-    given: MixtureInputs,
+    inputs: MixtureInputs,
     beta_u: Float[Tensor, "J"],
     beta_a: Float[Tensor, "J"],
     num_iterations: int,
@@ -87,25 +87,25 @@ def fit(
 
     The cost scale is ``cost_scale`` plus ``cost_of_inputs`` / number of inputs. ``beta_a`` is β_a times ``unit``.
     """
-    votes, log_posterior = given.votes, None
+    votes, log_posterior = inputs.votes, None
     _, _, D, _ = votes.shape
-    scale = cost_scale + cost_of_inputs / given.number
+    scale = cost_scale + cost_of_inputs / inputs.number
     threshold, twice_beta_u = beta_a / unit, 2 * D * beta_u
-    log_coupling = given.start()
+    log_coupling = inputs.start()
     for t in range(num_iterations):
-        shares, mass = votes.share_out(log_coupling, given.activations)  # (B, J, I), (B, J)
+        shares, mass = votes.share_out(log_coupling, inputs.activations)  # (B, J, I), (B, J)
         means, scatter = votes.moments(shares)  # (B, J, D)
         variances = scatter + 1e-9
         log_variances = variances.log().sum(2)  # (B, J)
         twice_costs = mass * (twice_beta_u + log_variances)
         logits = final_lambda * (1 - 0.95 ** (t + 1)) * (threshold - scale / 2 * twice_costs)
-        if t == num_iterations - 1 and given.rounds is None:
+        if t == num_iterations - 1 and inputs.rounds is None:
             break
         log_prior = F.logsigmoid(logits)
         constant = torch.sub(log_prior - D * LOG_2_PI / 2, log_variances, alpha=0.5)
         logits_before, log_posterior = log_posterior, votes.log_densities(constant, 1 / variances, means)  # (B, J, I)
-        given.note(logits_before, log_coupling, means, means, log_posterior, log_prior, logits)
-        log_coupling = given.log_compete(log_posterior)
+        inputs.note(logits_before, log_coupling, means, means, log_posterior, log_prior, logits)
+        log_coupling = inputs.log_compete(log_posterior)
     return means, logits, log_coupling
 
 

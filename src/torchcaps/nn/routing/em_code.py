@@ -74,7 +74,7 @@ def em_routing_code(
 
 @equations("em-code")
 def fit(
-    given: MixtureInputs,
+    inputs: MixtureInputs,
     sigma_bias: Float[Tensor, "J"],
     activation_bias: Float[Tensor, "J"],
     num_iterations: int,
@@ -83,12 +83,12 @@ def fit(
     mass_eps: float,
 ) -> Gaussians:
     """Compute the equations of :func:`em_routing_code`."""
-    votes, log_posterior = given.votes, None
+    votes, log_posterior = inputs.votes, None
     B, J, D, _ = votes.shape
-    centres = given.activations.new_zeros(B, J, D)
-    log_coupling = given.uniform()  # even on maps, as in the code
+    centres = inputs.activations.new_zeros(B, J, D)
+    log_coupling = inputs.uniform()  # even on maps, as in the code
     for t in range(num_iterations):
-        shares = log_coupling.exp() * given.activations  # (B, J, I)
+        shares = log_coupling.exp() * inputs.activations  # (B, J, I)
         mass = shares.sum(2) + mass_eps  # (B, J)
         shares = shares / mass.unsqueeze(2)
         centres, scatter = votes.moments(shares, centres, momentum=0.1)  # (B, J, D)
@@ -96,13 +96,13 @@ def fit(
         log_variances = variances.log().sum(2)  # (B, J)
         win = -mass * (log_variances + sigma_bias * D * (LOG_2_PI + 1))
         logits = final_beta * (1 - 0.95 ** (t + 1)) * (win - 5000 * activation_bias)
-        if t == num_iterations - 1 and given.rounds is None:
+        if t == num_iterations - 1 and inputs.rounds is None:
             break
         log_prior = F.logsigmoid(logits)
         constant = log_prior - (D * LOG_2_PI + log_variances) / 2
         logits_before, log_posterior = log_posterior, votes.log_densities(constant, 1 / variances, centres)
-        given.note(logits_before, log_coupling, centres, centres, log_posterior, log_prior, logits)
-        log_coupling = given.log_compete(log_posterior)
+        inputs.note(logits_before, log_coupling, centres, centres, log_posterior, log_prior, logits)
+        log_coupling = inputs.log_compete(log_posterior)
     return centres, logits, log_coupling
 
 

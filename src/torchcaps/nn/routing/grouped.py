@@ -66,13 +66,13 @@ class GroupedRouting(Routing):
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Dense votes are not built."""
-        given = votes if isinstance(votes, DenseVotes) else votes.build()
-        size, found = votes.size.in_capsules // self.num_groups, []
+        dense_or_built = votes if isinstance(votes, DenseVotes) else votes.build()
+        size, results = votes.size.in_capsules // self.num_groups, []
         for n, group in enumerate(self.groups):
             part = slice(n * size, (n + 1) * size)
             active = None if activations is None else activations[:, part]
-            found.append(group(_part_of(votes, given, part), active, return_coupling=return_coupling))
-        poses, actives, couplings = zip(*found, strict=True)
+            results.append(group(_part_of(votes, dense_or_built, part), active, return_coupling=return_coupling))
+        poses, actives, couplings = zip(*results, strict=True)
         routed = Routed(
             torch.stack(poses).sum(0),
             None if actives[0] is None else torch.stack(actives).mean(0),
@@ -81,16 +81,19 @@ class GroupedRouting(Routing):
         return votes.finish(routed, coupling=return_coupling)
 
 
-def _part_of(votes: Votes, given: DenseVotes | Float[Tensor, "B I J D"], part: slice) -> Votes:
+def _part_of(votes: Votes, dense_or_built: DenseVotes | Float[Tensor, "B I J D"], part: slice) -> Votes:
     """Return the votes of some input capsules, in full precision, so that the sum of the groups is rounded only once.
 
     Args:
         votes: Votes of all input capsules.
-        given: The same votes as dense votes or as a tensor.
+        dense_or_built: The same votes as dense votes or as a tensor.
         part: Input capsules of the group.
     """
     poses = votes.poses[:, part]
-    some = BuiltVotes(given[:, part], poses) if isinstance(given, Tensor) else DenseVotes(poses, given.weight[part])
+    if isinstance(dense_or_built, Tensor):
+        some: Votes = BuiltVotes(dense_or_built[:, part], poses)
+    else:
+        some = DenseVotes(poses, dense_or_built.weight[part])
     if votes.competition is not None:
         some.competition = MapCompetition(votes.competition.children[:, part], votes.competition.number)
     return some.masked(None if votes.mask is None else votes.mask[:, part])

@@ -63,22 +63,22 @@ class HeinsenMatrixRouting(MixtureRouting):
 
 @equations("heinsen-matrix")
 def fit(
-    given: MixtureInputs,
+    inputs: MixtureInputs,
     beta_use: Float[Tensor, "I J"],
     beta_ignore: Float[Tensor, "I J"],
     num_iterations: int,
     eps: float,
 ) -> Gaussians:
     """Compute the equations of :class:`HeinsenMatrixRouting`."""
-    votes, active, log_posterior = given.votes, given.activations, None  # active: (B, 1, I)
+    votes, active, log_posterior = inputs.votes, inputs.activations, None  # active: (B, 1, I)
     B, J, D, _ = votes.shape
     zeros = active.new_zeros(B, J, D)  # with momentum 0: shares may sum to less than one
-    log_coupling = given.start()
+    log_coupling = inputs.start()
     for t in range(num_iterations):
         used = active * log_coupling.exp()  # (B, J, I)
         logits = (beta_use.mT * used - beta_ignore.mT * (active - used)).sum(2)  # (B, J)
         shares = used / (used.sum(2, keepdim=True) + eps)
-        last = t == num_iterations - 1 and given.rounds is None
+        last = t == num_iterations - 1 and inputs.rounds is None
         means, scatter = votes.moments(shares, zeros, with_scatter=not last)  # (B, J, D)
         if last:
             break
@@ -86,6 +86,6 @@ def fit(
         log_prior = F.logsigmoid(logits)
         constant = log_prior - (D * LOG_2_PI + variances.log().sum(2)) / 2
         logits_before, log_posterior = log_posterior, votes.log_densities(constant, 1 / variances, means)  # (B, J, I)
-        given.note(logits_before, log_coupling, means, means, log_posterior, log_prior, logits)
-        log_coupling = given.log_compete(log_posterior)
+        inputs.note(logits_before, log_coupling, means, means, log_posterior, log_prior, logits)
+        log_coupling = inputs.log_compete(log_posterior)
     return means, logits, log_coupling

@@ -52,9 +52,9 @@ def inverted_attention_routing(
     Source: Tsai, Srivastava, Goh, Salakhutdinov 2020, "Capsules with inverted dot-product attention routing"
     (arXiv:2002.04764), procedure 1 for a single layer.
     """
-    given = BuiltVotes.of(votes, mask)
-    routed = _route(given, num_iterations, norm_weight, norm_bias, eps)
-    return given.finish(routed, coupling=return_coupling)
+    votes = BuiltVotes.of(votes, mask)
+    routed = _route(votes, num_iterations, norm_weight, norm_bias, eps)
+    return votes.finish(routed, coupling=return_coupling)
 
 
 def _route(

@@ -152,7 +152,7 @@ class MixtureRouting(Routing):
         rounds: list[RoutingRound] = []
         active = self.activations_of(votes, activations).unsqueeze(1)
         sums = Sums(vote_factors(votes, self.vote_bias()).build())
-        given = MixtureInputs(sums, active, votes.competition, number_of_inputs(votes), rounds)
+        inputs = MixtureInputs(sums, active, votes.competition, number_of_inputs(votes), rounds)
         learned = (each.to(active) for each in self.betas())
-        FITS[self.equations](given, *learned, self.num_iterations, *self.settings())
+        FITS[self.equations](inputs, *learned, self.num_iterations, *self.settings())
         return rounds

@@ -44,13 +44,13 @@ def self_attention_routing(
     Source: Mazzia, Salvetti, Chiaberge 2021, "Efficient-CapsNet: capsule network with self-attention routing",
     section 3 (arXiv:2101.12491).
     """
-    given = BuiltVotes.of(votes, mask)
-    total = given.weighted_sum(None)
-    coupling = given.compete(given.agreement(total) / math.sqrt(total.shape[2]))
+    votes = BuiltVotes.of(votes, mask)
+    total = votes.weighted_sum(None)
+    coupling = votes.compete(votes.agreement(total) / math.sqrt(total.shape[2]))
     if bias is not None:
-        coupling = given.present(coupling + bias.to(coupling.dtype))
-    poses = exponential_squash(given.weighted_sum(coupling))
-    return given.finish(Routed(poses, coupling=coupling), coupling=return_coupling)
+        coupling = votes.present(coupling + bias.to(coupling.dtype))
+    poses = exponential_squash(votes.weighted_sum(coupling))
+    return votes.finish(Routed(poses, coupling=coupling), coupling=return_coupling)
 
 
 @register("routing", "self-attention")

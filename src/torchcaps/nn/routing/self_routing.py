@@ -50,13 +50,13 @@ def self_routing(
 
     Source: Hahn, Pyeon, Kim 2019, "Self-routing capsule networks", section 3 (NeurIPS 2019).
     """
-    given = BuiltVotes.of(votes, mask)
-    active, logits = (given.present(each.to(given.like.dtype)) for each in (activations, routing_logits))
-    log_coupling = given.log_compete(logits)
+    votes = BuiltVotes.of(votes, mask)
+    active, logits = (votes.present(each.to(votes.like.dtype)) for each in (activations, routing_logits))
+    log_coupling = votes.log_compete(logits)
     shares, mass = share_out(log_coupling.mT, active.unsqueeze(1))  # (B, J, I), (B, J)
     total = active.sum(1, keepdim=True)
-    routed = Routed(given.weighted_sum(shares.mT), mass / total.where(total > 0, 1.0), log_coupling.exp())
-    return given.finish(routed, coupling=return_coupling)
+    routed = Routed(votes.weighted_sum(shares.mT), mass / total.where(total > 0, 1.0), log_coupling.exp())
+    return votes.finish(routed, coupling=return_coupling)
 
 
 @register("routing", "self")

@@ -81,14 +81,16 @@ def vb_routing(
 
 
 @equations("vb")
-def fit(given: MixtureInputs, beta_u: Float[Tensor, "J"], beta_a: Float[Tensor, "J"], num_iterations: int) -> Gaussians:
+def fit(
+    inputs: MixtureInputs, beta_u: Float[Tensor, "J"], beta_a: Float[Tensor, "J"], num_iterations: int
+) -> Gaussians:
     """Compute the equations of :func:`vb_routing`."""
-    votes, log_posterior = given.votes, None
+    votes, log_posterior = inputs.votes, None
     _, J, D, _ = votes.shape
-    log_coupling = given.uniform()  # even on maps
-    components = torch.arange(D, dtype=given.activations.dtype, device=given.activations.device)
+    log_coupling = inputs.uniform()  # even on maps
+    components = torch.arange(D, dtype=inputs.activations.dtype, device=inputs.activations.device)
     for iteration in range(1, num_iterations + 1):
-        shares, mass = votes.share_out(log_coupling, given.activations)  # (B, J, I)
+        shares, mass = votes.share_out(log_coupling, inputs.activations)  # (B, J, I)
         mass = mass.expand(-1, J)  # (B, J)
         R = mass.unsqueeze(2)  # (B, J, 1)
         means, scatter = votes.moments(shares)  # (B, J, D)
@@ -100,18 +102,18 @@ def fit(given: MixtureInputs, beta_u: Float[Tensor, "J"], beta_a: Float[Tensor, 
         log_precision = digamma((degrees - components) / 2).sum(2) - inverse_scale.log().sum(2)
         log_share = digamma(priors) - digamma(priors.sum(1, keepdim=True))
         is_last = iteration == num_iterations
-        if is_last or given.rounds is not None:
+        if is_last or inputs.rounds is not None:
             entropy = (D * (LOG_2_PI + 1 - math.log(2)) - log_precision) / 2
             logits = beta_a - (log_share.exp() * entropy + beta_u)
-        if is_last and given.rounds is None:
+        if is_last and inputs.rounds is None:
             break
         constant = log_share - D * (LOG_2_PI - math.log(2)) / 2  # (B, J)
         constant = torch.add(constant, torch.sub(log_precision, priors.reciprocal(), alpha=D), alpha=0.5)
         precision, logits_before = degrees / inverse_scale, log_posterior
         log_posterior = votes.log_densities(constant, precision, centres)  # (B, J, I)
-        if given.rounds is not None:
-            given.note(logits_before, log_coupling, means, centres, log_posterior, log_share, logits)
-        log_coupling = given.log_compete(log_posterior)
+        if inputs.rounds is not None:
+            inputs.note(logits_before, log_coupling, means, centres, log_posterior, log_share, logits)
+        log_coupling = inputs.log_compete(log_posterior)
     return centres, logits, log_coupling
 
 

@@ -69,8 +69,8 @@ class MapCompetition:
 
     def sum(self, windows: Float[Tensor, "BL I"]) -> Float[Tensor, "B N"]:
         """Sum the values of the input capsules of all windows for each capsule of the map."""
-        given = windows.unflatten(0, (-1, len(self.children))).flatten(1)  # (B, L·I)
-        return given.new_zeros(len(given), self.number).index_add(1, self.children.flatten(), given)
+        values = windows.unflatten(0, (-1, len(self.children))).flatten(1)  # (B, L·I)
+        return values.new_zeros(len(values), self.number).index_add(1, self.children.flatten(), values)
 
     @property
     def links(self) -> Float[Tensor, "N"]:
@@ -101,13 +101,13 @@ class MapCompetition:
 
         The exponents are the logits minus their maximum. They keep the memory order of the logits.
         """
-        given = logits.unflatten(0, (-1, len(self.children)))  # (B, L, I, J)
-        B = given.shape[0]
+        logits = logits.unflatten(0, (-1, len(self.children)))  # (B, L, I, J)
+        B = logits.shape[0]
         with torch.no_grad():  # the maximum of an input capsule's logits, which cancels out of the softmax
-            largest = given.new_full((B, self.number), 0.0 if leaky else -math.inf)
-            largest.scatter_reduce_(1, self.children.flatten().expand(B, -1), given.amax(3).flatten(1), "amax")
-            largest = largest.clamp_min(torch.finfo(given.dtype).min)  # -∞ for capsules in no window
-        above = given - largest[:, self.children].unsqueeze(3)
+            largest = logits.new_full((B, self.number), 0.0 if leaky else -math.inf)
+            largest.scatter_reduce_(1, self.children.flatten().expand(B, -1), logits.amax(3).flatten(1), "amax")
+            largest = largest.clamp_min(torch.finfo(logits.dtype).min)  # -∞ for capsules in no window
+        above = logits - largest[:, self.children].unsqueeze(3)
         powers = above.exp()
         total = self.sum(powers.sum(3).flatten(0, 1))
         return powers, above, total + (-largest).exp() if leaky else total
