@@ -16,7 +16,10 @@ from click.shell_completion import ShellComplete
 from cli_support import Cli
 from torchcaps import __version__
 from torchcaps.cli.app import COMMANDS, app
+from torchcaps.cli.options import PLUGIN
+from torchcaps.datasets import list_datasets
 from torchcaps.files import write_json
+from torchcaps.models import list_presets
 from torchcaps.training import Diverged, Interrupted
 
 HEAVY = ("torch", "matplotlib", "lightning_fabric", "sklearn", "numpy", "PIL", "huggingface_hub", "pooch")
@@ -63,6 +66,22 @@ def test_the_contract_of_each_command(cli: Cli, run_folder: Path, digit_file: Pa
         assert "wrote new/x.png\n" in told.out
         assert "wrote new/x-2.png\n" in json_told.err, "it writes over no figure"
         assert Path("new/x.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_wrapped_and_never_cut(cli: Cli, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    options = cli.out(command, "--help").partition("Examples:")[0]
+    assert " …" not in options
+    assert " ".join(PLUGIN.split()) in " ".join(options.split())
+
+
+def test_names_stay_whole_in_a_narrow_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    for command, names in (("presets", list_presets()), ("datasets", list_datasets())):
+        lines = cli(command).out.splitlines()
+        assert max(map(len, lines[3:])) <= 60
+        assert set(names) <= {line.split(" ")[0] for line in lines}
 
 
 def test_all_commands_are_listed(cli: Cli) -> None:

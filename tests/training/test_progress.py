@@ -1,7 +1,9 @@
 """Displays, loggers and stop signals."""
 
+import re
 import signal
 import sys
+import time
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -11,7 +13,14 @@ import pytest
 from tiny_runs import judged
 from torchcaps.errors import InputError
 from torchcaps.training import PlainProgress, Progress, TerminalProgress
-from torchcaps.training.progress import choose_progress, duration, log_row, make_logger, noted_signals
+from torchcaps.training.progress import (
+    NOTEBOOK_VARIABLES,
+    choose_progress,
+    duration,
+    log_row,
+    make_logger,
+    noted_signals,
+)
 from torchcaps.training.state import VALIDATION_COLUMNS
 
 ROW: dict[str, Any] = {"epoch": 2, "step": 12, "train_loss": 0.5, "train_accuracy": 0.75, "images_per_second": 1234.5}
@@ -34,11 +43,41 @@ def test_an_epoch_is_a_line(
     progress.epoch(row | dict.fromkeys(VALIDATION_COLUMNS))
     progress.stop()
     said = capsys.readouterr().out
-    assert said.count("/18  10 images/s  loss 0.5000") == between
-    words = "loss 0.5000  train 75.00%  validation 87.50% (loss 0.2500)  1234 images/s  (improved)"
+    assert said.count("/18  10 images/s  loss 0.5000  0 s, 0 s left") == between
+    words = "loss 0.5000  train 75.00%  validation 87.50% (loss 0.2500)  1234 images/s  0 s, 0 s left  (improved)"
     assert f"epoch 2/3  {words}" in said
-    assert "epoch 2/3  loss 0.5000  train 75.00%  1234 images/s" in said
+    assert "epoch 2/3  loss 0.5000  train 75.00%  1234 images/s  0 s, 0 s left" in said
     assert "validation 87.50% (balanced 50.00%, loss 0.2500)" in said
+
+
+def test_lines_tell_the_time_passed_and_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed run counts the steps of this process only."""
+    clock = iter([0.0, 0.0, 30.0, 30.0, 30.0, 60.0, 60.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    progress = PlainProgress(10.0)
+    progress.start(epochs=2, steps_per_epoch=10, done=5)
+    progress.step(epoch=1, step=10, images_per_second=1.0, loss=1.0)
+    progress.epoch(ROW | dict.fromkeys(VALIDATION_COLUMNS) | {"step": 20})
+    halfway, end = capsys.readouterr().out.splitlines()
+    assert halfway.endswith("  30 s, 1 min 00 s left")
+    assert end.endswith("images/s  1 min 00 s")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_bar_tells_the_time_left(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("COLUMNS", str(width)), ("FORCE_COLOR", "1"), ("TTY_COMPATIBLE", "1")):
+        monkeypatch.setenv(name, value)
+    progress = TerminalProgress()
+    progress.start(epochs=1, steps_per_epoch=100, done=0)
+    for step in range(1, 51):
+        progress.step(epoch=1, step=step, images_per_second=10.0, loss=0.5)
+    progress.stop()
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out).strip().splitlines()[-1]
+    assert re.search(r"50/100 10 img/s  loss 0.5000 \d\d:\d\d left", last)
 
 
 def test_the_base_class_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,8 +92,14 @@ def test_the_base_class_shows_nothing(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize(("is_terminal", "kind"), [(True, TerminalProgress), (False, PlainProgress)])
 def test_the_display_suits_the_output(is_terminal: bool, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TERM", *NOTEBOOK_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     assert type(choose_progress()) is kind
+    for name, value in (("TERM", "dumb"), *((name, "1") for name in NOTEBOOK_VARIABLES)):  # as in ! of a notebook
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert type(choose_progress()) is PlainProgress
     monkeypatch.setattr(sys, "stdout", None)  # a program without a console
     assert type(choose_progress()) is PlainProgress
 

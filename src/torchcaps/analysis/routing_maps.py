@@ -163,6 +163,7 @@ class RoutingReport(Result):
         # the axis spans at least one percent, so that smaller changes look small
         lowest = min(float(statistics.entropy.min()), 0.99)
         entropy_axes.set_ylim(lowest - 0.1 * (1 - lowest), 1 + 0.1 * (1 - lowest))
+        entropy_axes.set_ylabel(f"share of its maximum (axis from {entropy_axes.get_ylim()[0]:.3g}, not 0)")
         agreement_axes.set_ylim(0, 1.1 * max(float(np.quantile(statistics.mean_agreement, 0.9, axis=1).max()), 1e-9))
         return figure
 

@@ -12,7 +12,6 @@ import collections.abc
 import inspect
 import itertools
 import re
-import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
@@ -40,8 +39,6 @@ SETTINGS: dict[str, Any] = {"max_content_width": 100, "help_option_names": ["-h"
 """Settings of all commands; help is at most 100 columns wide."""
 MAX_SHORT_OPTIONS, MAX_SHORT_EXAMPLES = 10, 3
 """Options and examples in the short help, ``-h``."""
-HELP_COLUMN = 39
-"""Characters on a line of the help before the description of an option."""
 MAX_CHOICES_CHARACTERS = 30
 """Longest list of choices that the help shows; longer ones appear in error messages only."""
 RUN = """RUN is a run folder, a folder written by save_pretrained, or a repository of the Hugging Face hub, such as
@@ -105,7 +102,7 @@ class Command(click.Command):
         options = [each for each in self.get_params(ctx) if isinstance(each, click.Option) and not each.hidden]
         options.sort(key=lambda each: shown.isdisjoint([*each.opts, *each.secondary_opts]))
         most = f" ({MAX_SHORT_OPTIONS} of {len(options)}; --help shows all)" if len(options) > MAX_SHORT_OPTIONS else ""
-        write_options(formatter, f"Options{most}", ctx, options[:MAX_SHORT_OPTIONS])
+        write_options(formatter, f"Options{most}", ctx, options[:MAX_SHORT_OPTIONS], first_clause)
         self.write_examples(formatter, self.examples[:MAX_SHORT_EXAMPLES])
         say(*formatter.getvalue().rstrip().split("\n"))
         ctx.exit()
@@ -123,21 +120,23 @@ def in_options(words: str, ctx: click.Context) -> str:
 
 
 def write_options(
-    formatter: click.HelpFormatter, heading: str, ctx: click.Context, options: Iterable[click.Parameter]
+    formatter: click.HelpFormatter,
+    heading: str,
+    ctx: click.Context,
+    options: Iterable[click.Parameter],
+    shorten: Callable[[str], str] = str,
 ) -> None:
-    """Write visible options under a heading, one a line."""
+    """Write visible options under a heading; long help is continued on the next line."""
     records = filter(None, (each.get_help_record(ctx) for each in options if isinstance(each, click.Option)))
-    if lines := [(name, begin(words, formatter.width - HELP_COLUMN)) for name, words in records]:
+    if lines := [(name, shorten(words)) for name, words in records]:
         with formatter.section(heading):
             formatter.write_dl(lines, col_max=34)
 
 
-def begin(words: str, room: int) -> str:
-    """Shorten the help of an option to the first clause without parentheses, with the default if there is room."""
+def first_clause(words: str) -> str:
+    """Shorten the help of an option to its first clause without parentheses, and the default."""
     text, bracket, note = words.partition("  [")
-    first = re.split(r"[.;:,](?= |$)", re.sub(r" \([^)]*\)", "", text))[0]
-    note = bracket + note if len(first + bracket + note) <= room else ""
-    return textwrap.shorten(first, room, placeholder=" …") + note
+    return re.split(r"[.;:,](?= |$)", re.sub(r" \([^)]*\)", "", text))[0] + bracket + note
 
 
 def load_plugins(words: Sequence[str]) -> None:

@@ -104,9 +104,11 @@ def print_table(shown: Table) -> None:
         to.print(_text(line), soft_wrap=True)  # not wrapped, so that paths can be copied
     if shown.columns:
         grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+        whole = _unbroken(shown, to.width)
         for index, heading in enumerate(shown.columns):
             lines = Text("\n".join(map(visible, heading.split("\n"))))
-            grid.add_column(lines, justify="left" if index < shown.text_columns else "right", overflow="fold")
+            justify: Any = "left" if index < shown.text_columns else "right"
+            grid.add_column(lines, justify=justify, overflow="fold", no_wrap=index in whole)
         for row in shown.rows:
             if row:
                 grid.add_row(*map(_text, row))
@@ -123,6 +125,15 @@ def print_table(shown: Table) -> None:
                 to.print(Text(" " * indent + line), soft_wrap=True)
     if shown.title or shown.columns or shown.rows:
         to.print()
+
+
+def _unbroken(table: Table, width: int) -> set[int]:
+    """Return the columns of single words that stay unbroken: all, or only the names in the first if room is short."""
+    columns = [[str(_text(cell)).split() for cell in cells] for cells in zip(*filter(None, table.rows), strict=True)]
+    longest = [max((len(word) for words in column for word in words), default=0) for column in columns]
+    fits = sum(longest) + 2 * len(columns) <= width
+    single = {index for index, column in enumerate(columns) if max(map(len, column), default=0) <= 1}
+    return {index for index in single if fits or (index == 0 and longest[0] <= width // 2)}
 
 
 def _text(cell: str | Styled) -> Text:

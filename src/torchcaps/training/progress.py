@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import signal
 import sys
 import time
@@ -20,6 +21,10 @@ from torchcaps.tasks import find_task, task_of
 if TYPE_CHECKING:
     from lightning_fabric.loggers.logger import Logger
     from torch import nn
+
+
+NOTEBOOK_VARIABLES = ("JPY_PARENT_PID", "COLAB_RELEASE_TAG")
+"""Environment variables of commands that a notebook runs. They have a terminal, but it shows each refresh of a bar."""
 
 
 class Progress:
@@ -60,15 +65,22 @@ class PlainProgress(Progress):
         """Remember the metric of the network's task."""
         self._metric = task_of(network).metric
 
-    def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:  # noqa: ARG002  signature of the base class
-        """Remember the numbers of epochs and steps."""
+    def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
+        """Remember the numbers of epochs and steps, and the time."""
         self._epochs, self._total = epochs, epochs * steps_per_epoch
+        self._started, self._begun = time.monotonic(), done
 
     def step(self, *, epoch: int, step: int, images_per_second: float, loss: float) -> None:
         """Print a line if the last one is old enough."""
         if time.monotonic() - self._last >= self.interval:
             self._last, place = time.monotonic(), f"epoch {epoch}/{self._epochs}  step {step}/{self._total}"
-            self.message(f"{place}  {images_per_second:.0f} images/s  loss {loss:.4f}")
+            self.message(f"{place}  {images_per_second:.0f} images/s  loss {loss:.4f}  {self._times(step)}")
+
+    def _times(self, step: int) -> str:
+        """Return the time since the start of this process, and the time left at its mean speed."""
+        elapsed = time.monotonic() - self._started
+        left = elapsed * (self._total - step) / max(step - self._begun, 1)
+        return duration(elapsed) + f", {duration(left)} left" * (step < self._total)
 
     def epoch(self, row: Mapping[str, Any]) -> None:
         """Print the results of the epoch."""
@@ -80,7 +92,8 @@ class PlainProgress(Progress):
             validated = f"validation {show(row['validation_accuracy'])} ({balanced}loss {row['validation_loss']:.4f})  "
         self.message(
             f"epoch {row['epoch']}/{self._epochs}  loss {row['train_loss']:.4f}  train {show(row['train_accuracy'])}  "
-            f"{validated}{row['images_per_second']:.0f} images/s{'  (improved)' if row.get('improved') else ''}"
+            f"{validated}{row['images_per_second']:.0f} images/s  {self._times(row['step'])}"
+            f"{'  (improved)' if row.get('improved') else ''}"
         )
 
     def message(self, text: str) -> None:
@@ -89,11 +102,11 @@ class PlainProgress(Progress):
 
 
 class TerminalProgress(PlainProgress):
-    """A live bar with epoch, step, images/s and loss; finished epochs scroll up above it."""
+    """A live bar with epoch, step, images/s, loss and the time left; finished epochs scroll up above it."""
 
     def __init__(self) -> None:
         super().__init__()
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
         self._bar = Bar(
@@ -101,6 +114,9 @@ class TerminalProgress(PlainProgress):
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]:.0f} img/s  loss {task.fields[loss]}"),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            TextColumn("left"),
+            speed_estimate_period=300.0,  # seconds; a validation between epochs takes part in the mean
         )
 
     def start(self, *, epochs: int, steps_per_epoch: int, done: int) -> None:
@@ -124,8 +140,9 @@ class TerminalProgress(PlainProgress):
 
 
 def choose_progress() -> Progress:
-    """Return a live display if the output is a terminal, else plain lines."""
-    return TerminalProgress() if sys.stdout is not None and sys.stdout.isatty() else PlainProgress()
+    """Return a live display if the output is a terminal outside a notebook, else plain lines."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    return TerminalProgress() if is_terminal and os.environ.keys().isdisjoint(NOTEBOOK_VARIABLES) else PlainProgress()
 
 
 def duration(seconds: float) -> str:
