@@ -104,7 +104,7 @@ function learning(place) {
     const answers = run.layers.map(({ weights, iterations }) => forward(weights, poses, iterations));
     const reach = 1.1 * Math.max(1, ...answers.flatMap(({ votes }) => [...votes].map(Math.abs)));
     sides.forEach((one, n) => showSide(one, n, answers[n], reach, run.test[shown]));
-    showCurve(curves[0].svg, "accuracy", [0.4, 1], percent);
+    showCurve(curves[0].svg, "accuracy", [0, 1], percent, 1 / WHOLES.length);
     showCurve(curves[1].svg, "loss", [0, 0.5], (loss) => loss.toFixed(2));
   }
 
@@ -142,7 +142,7 @@ function learning(place) {
   }
 
   // Draws one number of both layers after each step; values outside [low, high] lie on the edge.
-  function showCurve(svg, name, [low, high], unit) {
+  function showCurve(svg, name, [low, high], unit, chance = null) {
     const [left, right, top, bottom] = [44, 222, 8, 116];
     const x = (steps) => left + ((right - left) * steps) / Math.max(LAST, run.steps);
     const y = (value) => bottom - ((bottom - top) * (Math.min(Math.max(value, low), high) - low)) / (high - low);
@@ -153,7 +153,11 @@ function learning(place) {
     const points = (n) => history.map(({ steps, results }) => `${x(steps)},${y(results[n][name])}`).join(" ");
     const [routed, uniform] = history.at(-1).results.map((result) => unit(result[name]));
     svg.replaceChildren(
-      ...ticks, draw("text", { x: right, y: 134, "text-anchor": "end" }, `${Math.max(LAST, run.steps)} steps`),
+      ...ticks, ...(chance === null ? [] : [
+        draw("line", { class: "chance", x1: left, x2: right, y1: y(chance), y2: y(chance) }),
+        draw("text", { x: right, y: y(chance) + 14, "text-anchor": "end" }, "chance"),
+      ]),
+      draw("text", { x: right, y: 134, "text-anchor": "end" }, `${Math.max(LAST, run.steps)} steps`),
       ...[1, 0].map((n) => draw("polyline", { class: `line-${n}`, points: points(n) })));
     svg.setAttribute("aria-label", `${name} after ${run.steps} steps: ${routed} with routing, ${uniform} without`);
   }

@@ -79,18 +79,20 @@ def write_page(explorer: Explorer, folder: Path) -> None:
     about = describe(explorer) | {"prepares": False, "images": len(network["pixels"])}
     if explorer.preparation is not None:
         about["unprepared"] = UNPREPARED
-    facts = json.dumps({"networks": [about], "browser": network}, default=encode)
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in PAGE.iterdir():
-        if file.name != "ask.js":
-            shutil.copyfile(file, folder / STATIC_NAMES.get(file.name, file.name))
-    (folder / "about.js").write_text(f"{ABOUT}{facts};", encoding="utf-8")
     weights = {name: value.detach().float().cpu().contiguous() for name, value in explorer.model.named_parameters()}
     halves = {name: value.half() for name, value in weights.items()}
     fits = all(
         torch.equal(halves[name].float(), value) for name, value in weights.items()
     )  # true of the shipped network
-    (folder / "weights.safetensors").write_bytes(save(halves if fits else weights))
+    written = save(halves if fits else weights)
+    network["bytes"] = len(written)
+    facts = json.dumps({"networks": [about],: None, "browser": network}, default=encode)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in PAGE.iterdir():
+        if file.name != "ask.js":
+            shutil.copyfile(file, folder / STATIC_NAMES.get(file.name, file.name))
+    (folder / "about.js").write_text(f"{ABOUT}{facts};", encoding="utf-8")
+    (folder / "weights.safetensors").write_bytes(written)
 
 
 def describe_network(explorer: Explorer) -> dict[str, Any]:

@@ -1,14 +1,14 @@
 // Answers the page's questions in the browser (ask.js sends them to a server; on a page without one, this file takes its place). The answers equal those of
 // questions.Questions. `props.browser` describes the network, see static.py; weights.safetensors holds its weights.
 import { props } from "./about.js";
-import { decodeBytes, encode } from "./core.js";
+import { $, decodeBytes, encode } from "./core.js";
 
 // ---- weights: the safetensors format, a JSON header followed by the numbers ----
 
 async function loadWeights() {
   const answer = await fetch("weights.safetensors").catch(() => null);
   if (!answer?.ok) throw new Error("The weights of the network could not be loaded.");
-  const buffer = await answer.arrayBuffer(), size = Number(new DataView(buffer).getBigUint64(0, true));
+  const buffer = await received(answer.body), size = Number(new DataView(buffer).getBigUint64(0, true));
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, size)));
   delete header.__metadata__;
   return Object.fromEntries(Object.entries(header).map(([name, { dtype, shape, data_offsets: [start, end] }]) => {
@@ -16,6 +16,20 @@ async function loadWeights() {
     const values = dtype === "F16" ? fromHalf(new Uint16Array(bytes)) : new Float32Array(bytes);
     return [name, Object.assign(values, { shape })];
   }));
+}
+
+// Reads a stream to its end, and says on the page how much has come.
+async function received(stream) {
+  const all = new Uint8Array(props.browser.bytes), place = $(".loading"), mib = (bytes) => (bytes / 2 ** 20).toFixed(1);
+  const reader = stream.getReader();
+  let size = 0;
+  for (let { done, value } = await reader.read(); !done; { done, value } = await reader.read()) {
+    all.set(value, size);
+    size += value.length;
+    place.textContent = `Loading the network: ${mib(size)} of ${mib(all.length)} MiB. You can draw already.`;
+  }
+  place.textContent = "";
+  return all.buffer;
 }
 
 function fromHalf(bits) {
@@ -218,6 +232,8 @@ const ANSWERS = {
   },
 };
 
+// Images are picked and read without the weights, so they are shown while these load.
 export async function ask(name, question) {
-  return ANSWERS[name](question, await weightsLoaded);
+  const answer = ANSWERS[name];
+  return answer(question, answer.length > 1 ? await weightsLoaded : null);
 }

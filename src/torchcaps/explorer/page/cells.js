@@ -68,7 +68,7 @@ export function drawVotes(t) {
   const cell = (a, c) => {
     const made = make("td", signed(a) === "0.00" ? "0" : signed(a).replace("0.", "."));
     made.classList.toggle("above", c > uniform);
-    made.style.setProperty("--share", `${70 * Math.sqrt(Math.min(Math.abs(c - uniform) / reach, 1))}%`);
+    made.style.setProperty("--share", `${40 * Math.sqrt(Math.min(Math.abs(c - uniform) / reach, 1))}%`);
     made.title = `agreement ${signed(a)}, coupling ${c.toFixed(3)}`;
     return made;
   };

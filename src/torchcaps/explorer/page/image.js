@@ -160,6 +160,9 @@ export function undo() {
 export function buildImage() {
   const control = $("[name=width]"), usual = Math.max(height, width) * 0.085;
   Object.assign(control, { min: usual / 3, max: usual * 2, step: "any", value: usual });
+  const name = () => control.setAttribute("aria-valuetext", `${Number(control.value).toFixed(1)} pixels`);
+  control.addEventListener("input", name);
+  name();
   $("[data-do=undo]").disabled = true;
   const shown = networks[0];
   $("[name=test]").max = Math.max(shown.images - 1, 0);

@@ -35,6 +35,7 @@ export function showSliders() {
 function showValue(row, value) {
   const slider = row.querySelector("input");
   row.querySelector("output").textContent = value === undefined ? "" : signed(value);
+  slider.setAttribute("aria-valuetext", value === undefined ? "none" : signed(value));
   slider.style.setProperty("--at", (Number(slider.value) - slider.min) / (slider.max - slider.min));
 }
 

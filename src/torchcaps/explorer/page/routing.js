@@ -67,13 +67,15 @@ function showIteration(t) {
   element.querySelectorAll(".maps figure").forEach((figure, n) => {
     const [a, b] = [state.maps[low][n], state.maps[high][n]], canvas = figure.querySelector("canvas");
     paintLevels(canvas, h, w, (i) => mixed(a[i], b[i]));
-    canvas.setAttribute("aria-label", `${about.classes[routing.classes[n]]}, mean coupling ${routing.means[low][n]}`);
+    canvas.setAttribute("aria-label", `${about.classes[routing.classes[n]]}, mean coupling ${Number(routing.means[low][n]).toFixed(3)}`);
     const score = mixed(routing.scores[low][n], routing.scores[high][n]);
     figure.querySelector(".track").style.setProperty("--share", Math.min(score, 1));
     figure.querySelector("span:last-child").textContent = short(score);
   });
   $(".largest").textContent = largestWords(routing, Math.round(t) - 1);
-  $(".transport output").textContent = `iteration ${Math.round(t)} of ${routing.maps.length}`;
+  const place = `iteration ${Math.round(t)} of ${routing.maps.length}`;
+  $(".transport output").textContent = place;
+  $("[name=iteration]").setAttribute("aria-valuetext", place);
   drawVotes(Math.round(t) - 1);
 }
 

@@ -27,8 +27,26 @@ export function link() {
   return `${location.pathname}${location.search}#${parts}`;
 }
 
-export const restore = safely(async () => {
-  const parts = new URLSearchParams(location.hash.slice(1)), image = { linkedPose: null, chosen: null };
+// The image survives a reload, and Back from another page: the window keeps the text of its link.
+const KEPT = `torchcaps-image ${location.pathname}`;
+
+export function keep() {
+  try {
+    if (state.pixels) sessionStorage.setItem(KEPT, link().split("#")[1]);
+    else sessionStorage.removeItem(KEPT);
+  } catch {} // a browser without storage forgets the image
+}
+
+export function kept() {
+  try {
+    return sessionStorage.getItem(KEPT);
+  } catch {
+    return null;
+  }
+}
+
+export const restore = safely(async (text = location.hash.slice(1)) => {
+  const parts = new URLSearchParams(text), image = { linkedPose: null, chosen: null };
   if (!parts.has("test") && !parts.has("pixels")) return;
   routeIn(null); // unless the link names another number
   for (const [name, { read }] of Object.entries(LINKED)) if (parts.has(name)) Object.assign(image, await read(parts.get(name)));

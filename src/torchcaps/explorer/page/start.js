@@ -6,7 +6,7 @@ import { $, element, safely, showNames, state } from "./core.js";
 import { buildImage, setImage } from "./image.js";
 import { paintWhole } from "./pose.js";
 import { buildRouting } from "./routing.js";
-import { restore } from "./sharing.js";
+import { keep, restore } from "./sharing.js";
 import { openAlive } from "./tour.js";
 
 function build() {
@@ -21,7 +21,8 @@ function build() {
     button.addEventListener("click", safely(ACTIONS[button.dataset.do]));
   $("[name=overlay]").addEventListener("change", paintWhole);
   $("[name=pin]").addEventListener("change", ({ target }) => (state.pinned = target.checked));
-  window.addEventListener("hashchange", restore);
+  window.addEventListener("hashchange", () => restore());
+  window.addEventListener("pagehide", keep);
 }
 
 build();

@@ -3,13 +3,14 @@ import { ACTIONS } from "./actions.js";
 import { $, about, element, make, networks, safely, state } from "./core.js";
 import { setImage, testImage } from "./image.js";
 import { stopSweep, sweep } from "./pose.js";
+import { kept, restore } from "./sharing.js";
 
 const TOUR = [
   [".image", "1. Image", "The network sees this image, which was never used for its training. Later, draw one of your own."],
   [".capsules", "2. Length", "Each class has a capsule, a small vector. Its length says how sure the network is that the class is there."],
   [".components", "3. Pose", "The components of the longest capsule describe the digit: its slant, its size, the width of its strokes. Move one."],
   [".decoded", "4. Reconstruction", "The decoder draws this image from the longest capsule alone. Missing details are not encoded in the capsule."],
-  [".routing", "5. Agreement", "Small capsules of the image vote for the classes. In each iteration the votes that agree count for more, and the winner grows. Press Play."],
+  [".routing", "5. Agreement", "Small capsules of the image vote for the classes. In each iteration the votes that agree count for more, and the winner grows. Which class wins seldom changes. Press Play."],
 ];
 // Tasks after the tour, some with an answer.
 const tasks = () => [
@@ -90,8 +91,11 @@ Object.assign(ACTIONS, {
 
 // Shows a test image and the tour; after the tour, the capsule's largest component is swept once.
 export const openAlive = safely(async () => {
-  if (networks[0].images) await setImage(await testImage(Math.min(FIRST_IMAGE, networks[0].images - 1)));
+  const before = kept(), first = networks[0].images && await testImage(Math.min(FIRST_IMAGE, networks[0].images - 1));
+  if (before) await restore(before);
+  else if (first && state.pixels === null) await setImage(first); // a drawing made meanwhile stays
   if (about.noPose) return;
+  if (before && isTourSeen()) return;
   if (isTourSeen() || about.noRouting) sweepLargest();
   else showTour();
 });
