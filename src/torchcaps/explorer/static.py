@@ -86,7 +86,7 @@ def write_page(explorer: Explorer, folder: Path) -> None:
     )  # true of the shipped network
     written = save(halves if fits else weights)
     network["bytes"] = len(written)
-    facts = json.dumps({"networks": [about],: None, "browser": network}, default=encode)
+    facts = json.dumps({"networks": [about], "browser": network}, default=encode)
     folder.mkdir(parents=True, exist_ok=True)
     for file in PAGE.iterdir():
         if file.name != "ask.js":
