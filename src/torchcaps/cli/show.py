@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json as json_
 import os
 import re
@@ -129,7 +130,8 @@ def print_table(shown: Table) -> None:
 
 def _unbroken(table: Table, width: int) -> set[int]:
     """Return the columns of single words that stay unbroken: all, or only the names in the first if room is short."""
-    columns = [[str(_text(cell)).split() for cell in cells] for cells in zip(*filter(None, table.rows), strict=True)]
+    cells = itertools.zip_longest(*table.rows, fillvalue="")
+    columns = [[str(_text(cell)).split() for cell in column] for column in cells]
     longest = [max((len(word) for words in column for word in words), default=0) for column in columns]
     fits = sum(longest) + 2 * len(columns) <= width
     single = {index for index, column in enumerate(columns) if max(map(len, column), default=0) <= 1}

@@ -16,6 +16,9 @@ export function remember() {
   $("[data-do=undo]").disabled = false;
 }
 
+// True if the image was drawn, picked or uploaded by the user.
+export const isOwn = () => past.length > 0;
+
 // Shows another image, or none. The choice of a capsule is reset, unless it is pinned or comes with the new image.
 function take({ pixels, test = null, label = "", original = null, linkedPose = null, chosen }) {
   Object.assign(state, { pixels, test, label, original, linkedPose });

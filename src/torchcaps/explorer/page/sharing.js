@@ -3,7 +3,7 @@ import { ownClass, verdict } from "./capsules.js";
 import {
   $, about, channels, decodeBytes, drawing, element, encode, height, make, safely, state, whole, width,
 } from "./core.js";
-import { setNewImage, testImage } from "./image.js";
+import { isOwn, setNewImage, testImage } from "./image.js";
 import { isMoved } from "./pose.js";
 import { routeIn } from "./routing.js";
 
@@ -32,7 +32,7 @@ const KEPT = `torchcaps-image ${location.pathname}`;
 
 export function keep() {
   try {
-    if (state.pixels) sessionStorage.setItem(KEPT, link().split("#")[1]);
+    if (state.pixels && isOwn()) sessionStorage.setItem(KEPT, link().split("#")[1]);
     else sessionStorage.removeItem(KEPT);
   } catch {} // a browser without storage forgets the image
 }
