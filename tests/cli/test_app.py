@@ -78,7 +78,10 @@ def test_help_is_wrapped_and_never_cut(cli: Cli, command: str, monkeypatch: pyte
 
 def test_names_stay_whole_in_a_narrow_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    for command, names in (("presets", list_presets()), ("datasets", list_datasets())):
+    for command, names in (
+        ("presets", list_presets()),
+        ("datasets", [each.name for each in list_datasets() if not each.takes_path]),
+    ):
         lines = cli(command).out.splitlines()
         assert max(map(len, lines[3:])) <= 60
         assert set(names) <= {line.split(" ")[0] for line in lines}

@@ -109,7 +109,7 @@ def print_table(shown: Table) -> None:
         for index, heading in enumerate(shown.columns):
             lines = Text("\n".join(map(visible, heading.split("\n"))))
             justify: Any = "left" if index < shown.text_columns else "right"
-            grid.add_column(lines, justify=justify, overflow="fold", no_wrap=index in whole)
+            grid.add_column(lines, justify=justify, overflow="fold", width=whole.get(index))
         for row in shown.rows:
             if row:
                 grid.add_row(*map(_text, row))
@@ -128,14 +128,14 @@ def print_table(shown: Table) -> None:
         to.print()
 
 
-def _unbroken(table: Table, width: int) -> set[int]:
-    """Return the columns of single words that stay unbroken: all, or only the names in the first if room is short."""
-    cells = itertools.zip_longest(*table.rows, fillvalue="")
+def _unbroken(table: Table, width: int) -> dict[int, int]:
+    """Return the widths of columns whose words stay whole: columns of single words, or only the names in the first."""
+    cells = itertools.zip_longest(table.columns, *table.rows, fillvalue="")
     columns = [[str(_text(cell)).split() for cell in column] for column in cells]
     longest = [max((len(word) for words in column for word in words), default=0) for column in columns]
-    fits = sum(longest) + 2 * len(columns) <= width
-    single = {index for index, column in enumerate(columns) if max(map(len, column), default=0) <= 1}
-    return {index for index in single if fits or (index == 0 and longest[0] <= width // 2)}
+    if sum(longest) + 2 * len(columns) <= width:
+        return {index: longest[index] for index, column in enumerate(columns) if max(map(len, column[1:])) <= 1}
+    return {0: longest[0]} if longest[0] <= width // 2 else {}
 
 
 def _text(cell: str | Styled) -> Text:
