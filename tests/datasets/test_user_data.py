@@ -37,9 +37,11 @@ from support import assert_raises
 from tiny_runs import NARROW, Heard, StopAt, rows, same_weights
 from torchcaps import create_model, fit
 from torchcaps.analysis import predict
-from torchcaps.datasets import ImageSet, load_dataset
+from torchcaps.datasets import BatchLoader, ImageSet, load_dataset
+from torchcaps.datasets.user_data import Form, open_data
 from torchcaps.errors import InputError, WrongType
 from torchcaps.sklearn import CapsNetClassifier
+from torchcaps.tasks import find_task
 from torchcaps.training import Interrupted, Progress, Recipe
 from torchcaps.training.checkpoint import read_checkpoint
 
@@ -376,10 +378,10 @@ def test_a_sampler_is_honoured_and_its_epochs_differ() -> None:
 
 
 class ByClass(Sampler[list[int]]):
-    """Batches of one class each, in an order that NumPy draws from a generator of its own."""
+    """Batches of one class each, in an order of NumPy's global generator, or of one of its own."""
 
-    def __init__(self) -> None:
-        self.random = np.random.default_rng(0)
+    def __init__(self, random: Any = np.random) -> None:
+        self.random = random
 
     def __len__(self) -> int:
         return 2 * J
@@ -399,6 +401,23 @@ def test_a_batch_sampler_is_honoured() -> None:
     assert batches[:6] != batches[6:]
     inner = BatchSampler(SequentialSampler(DATA), 20, drop_last=True)
     assert seen_by(DataLoader(DATA, batch_sampler=inner)) == [list(range(20)), list(range(20, 40))]
+
+
+@pytest.mark.parametrize(
+    "sampler", [lambda: ByClass(np.random.default_rng(0)), lambda: BatchSampler(Counting(), 2, False)]
+)
+def test_randomness_of_another_kind_is_used_and_said(sampler: Callable[[], Any]) -> None:
+    opened = open_data(DataLoader(DATA, batch_sampler=sampler()), Form(find_task("classes"), J))
+    assert opened.sampler is not None
+    assert not opened.sampler.is_repeatable
+    (message,) = opened.messages
+    assert "draws other images each time, so a resumed run differs" in message
+    loader = BatchLoader(opened.data, 4, shuffle=True, sampler=opened.sampler)
+    assert len(list(loader.batches(0))) == len(list(loader.batches(1, start=1))) + 1 == len(loader)
+    with pytest.raises(InputError, match="several processes need that"):
+        BatchLoader(opened.data, 4, shuffle=True, sampler=opened.sampler, world_size=2)
+    repeatable = open_data(DataLoader(DATA, batch_sampler=ByClass()), Form(find_task("classes"), J))
+    assert repeatable.messages == []
 
 
 def test_a_collate_function_is_honoured() -> None:
@@ -453,13 +472,15 @@ class Stream(IterableDataset[Any]):
 @pytest.mark.parametrize(
     ("loader", "said"),
     [
-        (lambda: DataLoader(DATA, batch_size=2, sampler=Counting()), "draws other images each time"),
-        (lambda: DataLoader(DATA, batch_size=2, sampler=iter([1, 2, 3])), "draws other images each time"),
+        (
+            lambda: DataLoader(DATA, batch_size=2, sampler=iter([1, 2, 3])),
+            "gives 0 batches in epoch 1 but 2 in the first",
+        ),
         (lambda: DataLoader(DATA, batch_size=1, sampler=Growing()), "gives 5 batches in epoch 2 but 4 in the first"),
-        (lambda: DataLoader(DATA, batch_size=2, sampler=[0, N]), f"gives the index {N}, but the {N} images"),
-        (lambda: DataLoader(DATA, batch_size=2, sampler=["a", "b"]), "a sampler must give indices of images"),
-        (lambda: DataLoader(DATA, batch_sampler=[0, 1]), "a sampler must give lists of indices of images"),
-        (lambda: DataLoader(DATA, batch_size=2, sampler=[]), "gives no batch"),
+        (lambda: DataLoader(DATA, batch_size=2, sampler=[0, N]), f"gives indices from 0 to {N}, but the {N} images"),
+        (lambda: DataLoader(DATA, batch_size=2, sampler=["a", "b"]), "must give indices of images, or lists of them"),
+        (lambda: DataLoader(DATA, batch_sampler=[0, 1]), "must give indices of images, or lists of them"),
+        (lambda: DataLoader(DATA, batch_size=2, sampler=[]), "gives 0 batches in epoch 1"),
         (
             lambda: DataLoader(DATA, batch_size=2, sampler=DistributedSampler(DATA, 2, 0)),
             "leave the DistributedSampler",
@@ -468,7 +489,7 @@ class Stream(IterableDataset[Any]):
         (lambda: DataLoader(DATA, batch_size=None), "must have a batch_size or a batch_sampler"),
     ],
 )
-def test_loaders_that_cannot_be_resumed_or_shared_out_are_refused(loader: Callable[[], Any], said: str) -> None:
+def test_loaders_that_have_no_epochs_are_refused(loader: Callable[[], Any], said: str) -> None:
     with pytest.raises(InputError) as caught:
         seen_by(loader(), epochs=2)
     assert said in str(caught.value)

@@ -17,11 +17,10 @@ from torch.utils.data import Dataset as TorchDataset
 from torchcaps.checks import checked
 from torchcaps.datasets.augmentation import Augmentation
 from torchcaps.datasets.image_set import ImageSet, to_floats
-from torchcaps.datasets.item_reader import ItemReader
+from torchcaps.datasets.item_reader import ItemReader, SampledBatches
 from torchcaps.datasets.pairs import PairSet
 from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.rng import ORDER, Key, seeded, stream_of
-from torchcaps.datasets.samplers import SampledBatches
 from torchcaps.datasets.user_data import Form
 from torchcaps.errors import InputError
 from torchcaps.ranges import Count, Index, Processes, Seed
@@ -110,6 +109,8 @@ class BatchLoader:
                 f"the batch size is {batch_size}, but an epoch has only {counted(self.num_images, 'image')}; choose a "
                 "smaller one"
             )
+        if sampler is not None and world_size > 1 and not sampler.is_repeatable:
+            raise InputError(f"{sampler.message}; several processes need that, because they share each batch")
         if rank >= world_size:
             raise InputError(f"rank must be from 0 to world_size - 1 ({world_size - 1}), got {rank}")
         if shuffle and batch_size % world_size:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
+import torch
+from jaxtyping import Int64
 from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import default_collate
 
 from torchcaps.datasets.rng import seeded
 from torchcaps.errors import InputError, WrongType, reason_of, shown
@@ -125,3 +134,86 @@ def find_keys(item: Any, keys: Keys | None, where: str) -> Keys:
 def are_items(data: Any) -> bool:
     """Return True for a list of items (pairs or dicts), False for two arrays of images and labels."""
     return isinstance(data, list) and len(data) > 2 and all(isinstance(each, Mapping | tuple) for each in data)
+
+
+class SampledBatches:
+    """Batches of the sampler of a ``DataLoader``, drawn under a seed of the epoch.
+
+    The global generators of torch, NumPy and Python, and ``generator`` of the loader and its samplers, are seeded for
+    each epoch, and ``set_epoch`` is called if the sampler has it. So an epoch can be drawn again, unless the sampler
+    has randomness of another kind.
+
+    Args:
+        loader: The loader.
+
+    Raises:
+        InputError: A sampler gives no batches, or other things than indices of images.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader, self.images = loader, len(loader.dataset)  # type: ignore[arg-type]
+        self.name = type(loader.sampler if loader.batch_size is not None else loader.batch_sampler).__name__
+        self.num_batches = 0
+        first, again = self.draw(0, 0), self.draw(0, 0)
+        self.is_repeatable = list(map(Tensor.tolist, first)) == list(map(Tensor.tolist, again))
+        """True if a resumed run gets the same batches."""
+        self.num_images, self.largest = sum(map(len, first)), max(map(len, first))
+
+    def draw(self, seed: int, epoch: int) -> list[Int64[Tensor, "b"]]:
+        """Return the indices of each batch of an epoch.
+
+        Raises:
+            InputError: The number of batches differs from that of the first epoch.
+        """
+        number, sampler = seed * 1_000_003 + epoch, cast(Any, self.loader.batch_sampler)
+        with seeded(number):
+            parts: tuple[Any, ...] = (self.loader, sampler, getattr(sampler, "sampler", None))
+            for each in parts:
+                if isinstance(own := getattr(each, "generator", None), torch.Generator):
+                    own.manual_seed(number % 2**63)
+                if hasattr(each, "set_epoch"):
+                    each.set_epoch(epoch)
+            try:
+                batches = [torch.tensor([int(i) for i in each], dtype=torch.int64) for each in sampler]
+            except (TypeError, ValueError):
+                raise InputError(f"the sampler {self.name} must give indices of images, or lists of them") from None
+        batches = [each for each in batches if len(each)]
+        if len(batches) != (self.num_batches or len(batches)) or not batches:
+            raise InputError(
+                f"the sampler {self.name} gives {counted(len(batches), 'batch', 'batches')} in epoch {epoch + 1} but "
+                f"{self.num_batches} in the first; every epoch must have the same number, at least 1"
+            )
+        self.num_batches, every = len(batches), torch.cat(batches)
+        if not 0 <= int(every.min()) <= int(every.max()) < self.images:
+            raise InputError(
+                f"the sampler {self.name} gives indices from {int(every.min())} to {int(every.max())}, but the "
+                f"{self.images} images have indices from 0 to {self.images - 1}"
+            )
+        return batches
+
+    @property
+    def message(self) -> str | None:
+        """Message that a resumed run is not exact; None if it is."""
+        if self.is_repeatable:
+            return None
+        return (
+            f"Data: the sampler {self.name} draws other images each time, so a resumed run differs from one without a "
+            "stop; randomness of torch's, NumPy's or Python's global generator, or of generator=, makes it exact"
+        )
+
+
+def sampled_batches(loader: DataLoader[Any]) -> SampledBatches | None:
+    """Return the batches of a loader's sampler or batch sampler; None if it takes all images, in order or shuffled.
+
+    Raises:
+        InputError: The data set has no length, batching is disabled, or the sampler distributes images over processes.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        raise InputError("the data set of a DataLoader must have a length and items by index, got an IterableDataset")
+    if loader.batch_sampler is None:
+        raise InputError("a DataLoader must have a batch_size or a batch_sampler, got batch_size=None")
+    sampler: Any = loader.batch_sampler if loader.batch_size is None else loader.sampler
+    if isinstance(sampler, DistributedSampler) or isinstance(getattr(sampler, "sampler", None), DistributedSampler):
+        raise InputError("fit distributes images over processes itself; leave the DistributedSampler out")
+    takes_all = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
+    return None if takes_all and len(sampler) == len(loader.dataset) else SampledBatches(loader)  # type: ignore[arg-type]

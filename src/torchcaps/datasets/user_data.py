@@ -13,10 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from torchcaps.datasets.dataset import Dataset
 from torchcaps.datasets.image_set import ImageSet, end_sequences
-from torchcaps.datasets.item_reader import ItemReader, Keys, are_items, find_keys
+from torchcaps.datasets.item_reader import ItemReader, Keys, SampledBatches, are_items, find_keys, sampled_batches
 from torchcaps.datasets.pairs import PairSet
 from torchcaps.datasets.pixels import as_numbers, prepare_images, scale_pixels
-from torchcaps.datasets.samplers import SampledBatches, sampled_batches
 from torchcaps.datasets.scaling import Scale, check_scale
 from torchcaps.errors import InputError, WrongType
 from torchcaps.tasks import TASKS, Task
@@ -107,6 +106,12 @@ class Opened(NamedTuple):
     """Class names, if the labels are texts."""
     message: str | None = None
     """Message that names the guessed entries of image and label; None if nothing was guessed."""
+
+    @property
+    def messages(self) -> list[str]:
+        """Messages about the data, before a run."""
+        own = None if self.sampler is None else self.sampler.message
+        return [each for each in (self.message, own) if each is not None]
 
 
 def open_data(data: Any, form: Form, keys: Keys | None = None, where: str = "dataset") -> Opened:

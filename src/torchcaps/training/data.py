@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from torchcaps.datasets import Augmentation, BatchLoader, Dataset, ImageSet, PairSet, center_crop, load_dataset
-from torchcaps.datasets.item_reader import Keys
-from torchcaps.datasets.samplers import SampledBatches
+from torchcaps.datasets.item_reader import Keys, SampledBatches
 from torchcaps.datasets.scaling import Scale
 from torchcaps.datasets.user_data import Form, Opened, open_data
 from torchcaps.errors import InputError
@@ -46,6 +45,8 @@ class RunData(NamedTuple):
     """Labels of the training images of an epoch. None: they are not in memory and not needed."""
     fingerprint: list[int]
     """Size of each part and a checksum of all tensors. A change of the data changes them."""
+    messages: Sequence[str] = ()
+    """Messages about the data, before a run."""
     plain: BatchLoader | None = None
     """Training images without augmentation, on the CPU, the same in all processes. None: not needed by the recipe."""
 
@@ -104,6 +105,7 @@ def run_data(
         validation=None if validated is None else batches(validated, check, size, shuffle=False),
         labels=_read_labels(loader) if labels is None and needs_labels and not isinstance(train, PairSet) else labels,
         fingerprint=_fingerprint(parts, opened.sampler, check.sampler),
+        messages=[*opened.messages, *check.messages],
         plain=plain,
     )
 
@@ -160,7 +162,8 @@ def _read_labels(loader: BatchLoader) -> Tensor:
 def _fingerprint(parts: Sequence[Any], *samplers: SampledBatches | None) -> list[int]:
     checksum, present = 0, [part for part in parts if part is not None]
     tensors = [tensor for part in present for tensor in getattr(part, "tensors", ())]
-    tensors += [index for sampler in samplers if sampler is not None for index in sampler.draw(0, 0)]
+    repeatable = [sampler for sampler in samplers if sampler is not None and sampler.is_repeatable]
+    tensors += [index for sampler in repeatable for index in sampler.draw(0, 0)]
     for tensor in tensors:
         checksum = zlib.crc32(tensor.contiguous().cpu().numpy().data, checksum)
     return [*map(len, present), checksum]

@@ -120,8 +120,8 @@ def fit(
         shown |= {"task": own_task, "loss": None if is_ours else own_task.loss_of_module(loss, target_axes)}
         trainer = Trainer(fabric, network, data, recipe, folder, save_files, seed=seed, **shown)
         trainer.restore()
-        if opened.message is not None:
-            trainer.progress.message(opened.message)
+        for message in data.messages:
+            trainer.progress.message(message)
         trainer.fit()
         trainer.take_best()
     return trainer.state.history
