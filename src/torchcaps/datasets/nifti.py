@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +80,7 @@ def read_volume(path: Path) -> Volume:
     """
     nib = import_nibabel()
     require_file(path, "NIfTI file")
-    with one_sentence(f"{path} cannot be read as a NIfTI file"), nib.imageglobals.LoggingOutputSuppressor():
+    with one_sentence(f"{path} cannot be read as a NIfTI file"), _quiet(nib.imageglobals.logger):
         image = _read_image(path, nib)
         body = nib.as_closest_canonical(image)
         values = np.asanyarray(body.dataobj).reshape(body.shape[:3]).T
@@ -86,6 +89,16 @@ def read_volume(path: Path) -> Volume:
     if values.dtype.kind not in "iuf" or not np.isfinite(values).all():
         raise InputError(f"{path} has voxels that are no finite numbers")
     return Volume(values, spacing, source)
+
+
+@contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    """Hide the records of a logger, which nibabel writes about headers that it then refuses or corrects."""
+    was_disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was_disabled
 
 
 def _read_image(path: Path, nib: Any) -> Any:
@@ -103,7 +116,7 @@ def _read_image(path: Path, nib: Any) -> Any:
             shape = shape[:-1]
         if len(shape) != 3:
             axes = {4: f"four-dimensional (T, {shape[-1]} volumes)"}.get(len(shape), f"an array of the shape {shape}")
-            raise InputError(f"{path.name} is {axes}; give one volume a file")
+            raise InputError(f"{path} is {axes}; give one volume a file")
         if not all(1 <= side <= MAX_SIDE for side in shape):
             raise InputError(f"{path} has sides of {shape} voxels, but 1 to {MAX_SIDE} can be read")
         first = int(header.get_data_offset())

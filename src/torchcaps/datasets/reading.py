@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import math
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -29,6 +30,30 @@ def unpacked(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
             return
         with gzip.GzipFile(fileobj=file) as contents:
             yield contents
+
+
+def check_archive(archive: zipfile.ZipFile, members: Collection[str]) -> None:
+    """Raise an error if a member of an archive, or the list of all members, does not fit its checksum and sizes.
+
+    Readers of archives trust the list at its end, which has no checksum; each member repeats what it says.
+
+    Args:
+        archive: The open archive.
+        members: Names of the members to unpack; of all others only the beginning is compared with the list.
+    """
+    entries = archive.infolist()
+    if any(info.comment for info in entries):  # a damaged length of a comment hides the next member
+        raise ValueError("its list of parts has comments")
+    for info in entries:
+        if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
+            raise ValueError(f"its part {info.filename} has two sizes")
+        with archive.open(info) as member:  # compares the names
+            if info.filename in members:
+                size = 0
+                while block := member.read(2**20):
+                    size += len(block)
+                if size != info.file_size:
+                    raise ValueError(f"its part {info.filename} has {size} bytes instead of {info.file_size}")
 
 
 def read_binary(

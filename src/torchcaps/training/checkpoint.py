@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.checks import check_contents
+from torchcaps.datasets.reading import check_archive
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path, reading
 from torchcaps.models.files.weights import FORMAT, check_format, difference
@@ -57,8 +58,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     with reading(path, "checkpoint"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's warnings about damaged files do not help users
         with zipfile.ZipFile(path) as archive:  # torch does not check checksums
-            if (damaged := archive.testzip()) is not None:
-                raise InputError(f"the checksum of its part {damaged} is wrong")
+            check_archive(archive, archive.namelist())
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         _check_tensors("its", checkpoint)
         check_contents("it", checkpoint, Checkpoint)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, pad_sequences
 from torchcaps.datasets.pixels import channels_first, scale_pixels
+from torchcaps.datasets.reading import check_archive
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.scaling import Scale, alike, as_bytes, note_dark
 from torchcaps.datasets.sources.segmentation_folder import to_set
@@ -103,6 +104,8 @@ def load_npz(request: DataRequest) -> Splits:
                     "leave it out"
                 )
         check_memory(sum(sizes[key] for key in keys), f"the images of {path}")
+        with zipfile.ZipFile(path) as archive:
+            check_archive(archive, {name for key in keys for name in (held_as[key], f"{held_as[key]}.npy")})
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: np.asarray(file[held_as[key]]) for key in keys}
         for key in keys:  # NumPy accepts invalid characters, on which Python fails later

@@ -33,7 +33,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         contents = path.read_bytes()
         tensors = safetensors.torch.load(contents)
         facts = _header(contents).get("__metadata__", {})
-        if facts.get(CHECKSUM) not in (None, checksum(tensors)):
+        if facts.get(CHECKSUM, "missing" if FORMAT in facts else None) not in (None, checksum(tensors)):
             raise InputError("its weights have changed since they were written; use an intact copy")
     if CHECKSUM in facts or FORMAT in facts:  # files of other programs have neither
         check_format(f"weights file {path}", facts.get(FORMAT, "1"))
