@@ -64,5 +64,13 @@ def reason_of(error: BaseException) -> str:
 
 
 def visible(text: str) -> str:
-    r"""Return a text with control characters and line breaks written out, as ``\x1b``, safe to show anywhere."""
-    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    r"""Return a text with control characters and line breaks written out, as ``\x1b``, safe to show anywhere.
+
+    So are bytes of a file's name that are not UTF-8, which Python reads as halves of characters.
+    """
+    return CONTROL.sub(lambda found: _written_out(found[0]), text)
+
+
+def _written_out(character: str) -> str:
+    is_byte = "\udc80" <= character <= "\udcff"
+    return f"\\x{ord(character) - 0xDC00:02x}" if is_byte else ascii(character)[1:-1]

@@ -7,7 +7,7 @@ import json
 import os
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,6 +85,50 @@ def locked(lock: BaseFileLock) -> Iterator[None]:
         finally:
             if os.name == "posix":  # on other systems, filelock removes the file on release
                 Path(lock.lock_file).unlink(missing_ok=True)
+
+
+def check_targets(
+    targets: Iterable[Path], inputs: Iterable[Path] = (), *, option: str = "--out", overwrite: bool = False
+) -> None:
+    """Raise InputError if writing files would replace something. Called before the work whose result is written.
+
+    A link counts as a file, even if it leads nowhere. Folders, devices and inputs are never replaced, whatever link
+    leads to them.
+
+    Args:
+        targets: The files to write.
+        inputs: Files that are read.
+        option: Option that names the targets, for errors.
+        overwrite: Replace other files.
+    """
+    read = {file_id(path): path for path in inputs}
+    read.pop(None, None)
+    existing = []
+    for target in targets:
+        if file_id(target) in read:
+            raise InputError(f"{target} is {read[file_id(target)]}, which is read; choose another {option}")
+        if target.exists() and not target.is_file():
+            kind = "a folder" if target.is_dir() else "a device"
+            raise InputError(f"{target} is {kind}, and no file can replace it; choose another {option}")
+        if os.path.lexists(target):
+            existing.append(target)
+    if existing and not overwrite:
+        more = f", and {len(existing) - 1} more of the files to write" if len(existing) > 1 else ""
+        raise InputError(f"{existing[0]} exists already{more}; choose another {option}, or replace with --overwrite")
+
+
+def file_id(path: Path) -> tuple[int, int] | None:
+    """Return a number that is equal for all links to a file; None if there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def printable(path: Path) -> str:
+    r"""Return a path as text for a file in UTF-8; bytes that are not UTF-8 are written out, as ``\xe9``."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def user_path(path: str | Path) -> Path:

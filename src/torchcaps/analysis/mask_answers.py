@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from PIL import Image
 
 from torchcaps.analysis.figures import MUTED, Caption, Cell, tiles
 from torchcaps.analysis.inference import inference, to_pixels
+from torchcaps.analysis.photos import MAX_PREVIEW, AnswerOptions, Classifier
 from torchcaps.analysis.results import Result, Table, percent
 from torchcaps.analysis.segmentation import SIDE, coloured, legend_of, middle_slice, palette
 from torchcaps.checks import checked
@@ -78,117 +80,114 @@ def _check_image(image: Pixels, in_shape: Sequence[int]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class MaskAnswers(Result):
-    """Masks that a network predicts for image files.
+    """Facts about the masks that a network predicts for image files.
 
     Args:
         files: Paths of the files.
-        images: Pixels of the files.
-        masks: Class of each pixel.
+        sizes: Size of each mask, pixels.
+        shares: Share of each class in the pixels of each mask, 0..1.
         class_names: Name of each class.
-        volumes: Volume of each NIfTI file, whose axes and affine map its mask gets; None for other files.
+        pictures: Each image (C, H, W) and its mask (H, W), made small; needed only for the figure.
         task: Task of the network.
     """
 
     files: Sequence[Path]
-    images: Sequence[Pixels]
-    masks: Sequence[UInt8[np.ndarray, "*S"]]
+    sizes: Sequence[tuple[int, ...]]
+    shares: Sequence[Sequence[float]]
     class_names: Sequence[str]
-    volumes: Sequence[Volume | None] = ()
+    pictures: Sequence[tuple[np.ndarray, np.ndarray]] = ()
     task: TaskName = "pixels"
 
     @property
     def written(self) -> str:
-        """Content of the files of :meth:`write`, in words."""
+        """Content of the folder of masks, in words."""
         return f"a mask for {each_of(len(self.files), 'image')}"
 
-    def shares(self, n: int) -> list[float]:
-        """Return the share of each class in the pixels of image n."""
-        counts = np.bincount(self.masks[n].reshape(-1), minlength=len(self.class_names))
-        return (counts / self.masks[n].size).tolist()
-
-    def names(self) -> list[str]:
-        """Return the name of the file of each mask: the name of its image with the suffix .png or .nii.gz.
-
-        Raises:
-            InputError: Two images have one name.
-        """
-        found: dict[str, Path] = {}
-        for file, volume in zip(self.files, self.volumes, strict=True):
-            name = stem_of(file) + (".png" if volume is None else ".nii.gz")
-            if name in found:
-                raise InputError(f"the masks of {found[name]} and {file} would both be {name}; predict them separately")
-            found[name] = file
-        return list(found)
-
-    def write(self, folder: Path) -> None:
-        """Write each mask into a folder: numbers of classes as a PNG file with a palette, or as a NIfTI file."""
-        for name, mask, volume in zip(self.names(), self.masks, self.volumes, strict=True):
-            if volume is not None:
-                volume.write(mask, folder / name)
-                continue
-            image = Image.fromarray(mask).convert("P")
-            image.putpalette((255 * palette()).round().astype(np.uint8).tobytes())
-            with atomic_path(folder / name) as temporary:
-                image.save(temporary, format="PNG")
-
     def to_dict(self) -> list[dict[str, Any]]:
+        facts = zip(self.files, self.sizes, self.shares, strict=True)
         return [
-            {
-                "image": str(file),
-                "size": list(self.masks[n].shape),
-                "shares": dict(zip(self.class_names, self.shares(n), strict=True)),
-            }
-            for n, file in enumerate(self.files)
+            {"image": str(file), "size": list(size), "shares": dict(zip(self.class_names, shares, strict=True))}
+            for file, size, shares in facts
         ]
 
     def tables(self) -> list[Table]:
-        rows = [[str(file), *map(percent, self.shares(n))] for n, file in enumerate(self.files)]
+        rows = [[str(file), *map(percent, shares)] for file, shares in zip(self.files, self.shares, strict=True)]
         return [Table(rows, ("share of the pixels", *self.class_names))]
 
     def figures(self) -> dict[str, Figure]:
         """Draw each image beside its mask; of volumes, the middle slice."""
         rows: list[list[Cell]] = [[Caption(each, MUTED) for each in ("image", "answer")]]
-        for n, (file, image, mask) in enumerate(zip(self.files, self.images, self.masks, strict=True)):
+        for n, (file, (image, mask)) in enumerate(zip(self.files, self.pictures, strict=True)):
             words = [Caption(file.name, bold=True), *(legend_of(self.class_names) if n == 0 else [])]
-            rows.append([as_floats(middle_slice(image)), coloured(middle_slice(mask[None])[0]), words])
+            rows.append([as_floats(image), coloured(mask), words])
         return {"": tiles(rows, side=SIDE)}
 
 
-def answer_masks(
-    answer: Callable[[Pixels], UInt8[np.ndarray, "*S"]],
-    paths: Sequence[Path],
-    class_names: Sequence[str],
-    *,
-    channels: int,
-    scale: tuple[float, float] | None = None,
-    invert: bool = False,
-) -> tuple[MaskAnswers, list[str]]:
-    """Predict the masks of image files.
+def output_files(out: Path, paths: Sequence[Path]) -> dict[Path, Path]:
+    """Return the file of the mask of each image file: the name of the image with the suffix .png or .nii.gz.
 
-    Args:
-        answer: Function from an image to its mask.
-        paths: Image files, or NIfTI files for a network of volumes.
-        class_names: Name of each class.
-        channels: Channels of the network's images.
-        scale: Numbers that become 0 and 1; None: see :func:`~torchcaps.datasets.scaling.range_of`.
-        invert: Invert the pixels.
+    Raises:
+        InputError: Two images would have one mask, or ``out`` is a file.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file, but masks are written into a folder; name a folder")
+    files, images = dict[Path, Path](), dict[Path, Path]()
+    for path in paths:
+        file = out / (stem_of(path) + (".nii.gz" if is_volume(path) else ".png"))
+        if (other := images.setdefault(file, path)) != path:
+            raise InputError(f"the masks of {other} and {path} would both be {file}; predict them separately")
+        files[path] = file
+    return files
+
+
+def write_mask(mask: UInt8[np.ndarray, "*S"], path: Path, volume: Volume | None = None) -> None:
+    """Write a mask: numbers of classes as a PNG file with a palette, or as a NIfTI file with the axes of its volume."""
+    if volume is not None:
+        return volume.write(mask, path)
+    image = Image.fromarray(mask).convert("P")
+    image.putpalette((255 * palette()).round().astype(np.uint8).tobytes())
+    with atomic_path(path) as temporary:
+        image.save(temporary, format="PNG")
+    return None
+
+
+def answer_files(
+    classifier: Classifier, paths: Sequence[Path], options: AnswerOptions
+) -> tuple[MaskAnswers | None, list[str]]:
+    """Predict the masks of image files one by one, and write each as soon as it is ready.
 
     Returns:
-        The answers, and a sentence for each file that cannot be read.
+        Facts about the masks, None if no file can be read; and a sentence for each file that cannot.
     """
-    found, damaged = list[tuple[Path, np.ndarray, np.ndarray, Volume | None]](), list[str]()
+    spec = classifier.description
+    answer = partial(exported_mask, lambda images: classifier.classify(images).scores, spec.in_shape)
+    if classifier.model is not None:
+        answer = partial(predict_mask, classifier.model)
+    targets = {} if options.out is None else output_files(options.out, paths)
+    read, sizes, shares, pictures, damaged = list[Path](), [], [], [], list[str]()
     for path in paths:
         try:
             volume = read_volume(path) if is_volume(path) else None
             if volume is None:
-                pixels = with_channels(read_pixels(path, scale=scale), channels)
-                note_dark([pixels], "an image file", scale)
+                pixels = with_channels(read_pixels(path, scale=spec.scale), spec.in_shape[0])
+                note_dark([pixels], "an image file", spec.scale)
             else:
-                pixels = as_bytes(as_pixels(volume.values, scale, str(path), "volume"))[None]
-            mask = answer(inverted(pixels) if invert else pixels)
+                pixels = as_bytes(as_pixels(volume.values, spec.scale, str(path), "volume"))[None]
+            mask = answer(inverted(pixels) if options.invert else pixels)
         except InputError as error:
             damaged.append(str(error) if str(path) in str(error) else f"{path}: {error}")
             continue
-        found.append((path, pixels, mask, volume))
-    files, images, masks, volumes = zip(*found, strict=True) if found else ((), (), (), ())
-    return MaskAnswers(files, images, masks, class_names, volumes), damaged
+        if path in targets:
+            write_mask(mask, targets[path], volume)
+        read.append(path)
+        sizes.append(mask.shape)
+        shares.append((np.bincount(mask.reshape(-1), minlength=len(spec.class_names)) / mask.size).tolist())
+        if options.draws:
+            pictures.append((_preview(middle_slice(pixels)), _preview(middle_slice(mask[None]))[0]))
+    return MaskAnswers(read, sizes, shares, spec.class_names, pictures, spec.task) if read else None, damaged
+
+
+def _preview(image: Shaped[np.ndarray, "C H W"]) -> Shaped[np.ndarray, "C h w"]:
+    """Return every n-th pixel of an image, so that its longer side is at most ``MAX_PREVIEW``."""
+    step = -(-max(image.shape[1:]) // MAX_PREVIEW)
+    return image[:, ::step, ::step].copy()

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from torchcaps.cli.options import WhichEpoch, command
-from torchcaps.cli.runs import open_run, refuse_options
+from torchcaps.cli.runs import files_of, open_run, refuse_options
 from torchcaps.cli.show import say
+from torchcaps.files import check_targets
 
 Format = Literal["onnx", "torch", "folder"]
 NAMES: dict[Format, str] = {"onnx": "model.onnx", "torch": "model.pt2", "folder": "pretrained"}
@@ -29,6 +30,7 @@ def export(
     which: WhichEpoch = "best",
     format: Annotated[Format, "ONNX, a torch.export program, or a folder with weights and a model card."] = "onnx",
     out: Annotated[Path | None, "File or new folder (default: model.onnx, model.pt2 or pretrained, in RUN)."] = None,
+    overwrite: Annotated[bool, "Replace the file of --out."] = False,
     half: Half = False,
     other_seed: OtherSeeds = (),
 ) -> None:
@@ -42,8 +44,12 @@ def export(
     """
     if format != "folder":
         refuse_options(("half", "other_seed"), "is for --format folder")
-    opened = open_run(run, which)
+    else:
+        refuse_options(("overwrite",), "replaces a file, but --format folder writes a new folder")
     path = out or (run if run is not None and run.is_dir() else Path()) / NAMES[format]
+    if format != "folder":
+        check_targets([path], files_of(run), overwrite=overwrite)
+    opened = open_run(run, which)
     from torchcaps import export as to
 
     if format == "folder":

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+import importlib
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
 from torchcaps.cli.options import Figure, ImageFiles, Json, Which, WhichEpoch, command
-from torchcaps.cli.runs import open_run, preparation_for, refuse_options
+from torchcaps.cli.runs import files_of, open_run, preparation_for, refuse_options
 from torchcaps.cli.show import say, show
 from torchcaps.errors import InputError
-from torchcaps.files import could_be_repository
-from torchcaps.tasks import TaskName, task_of
+from torchcaps.files import check_targets, could_be_repository
+from torchcaps.tasks import task_of
+from torchcaps.words import counted
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from torchcaps.analysis import PhotoAnswers, Prediction
-    from torchcaps.analysis.mask_answers import MaskAnswers
-    from torchcaps.export import Description
-    from torchcaps.models import Network
-
-    Classifier: TypeAlias = Callable[[np.ndarray], Prediction]
+    from torchcaps.analysis.photos import Classifier
 
 CONFIG = "config.json"
 MAX_NAMED_FILES = 20
@@ -50,8 +45,10 @@ def predict(
     out: Annotated[
         Path | None,
         "Write one line for each image to this .csv file instead of printing; of networks for pixels, a mask for each "
-        "image into this folder.",
+        "image into this folder. Nothing that exists is replaced.",
     ] = None,
+    overwrite: Annotated[bool, "Replace files that --out names, but never the images themselves."] = False,
+    missing: Annotated[bool, "Predict only images whose mask is not in the folder of --out yet."] = False,
     group: Annotated[
         str | None,
         "Average the scores of images whose paths share the text that this regular expression (or its first group in "
@@ -72,121 +69,46 @@ def predict(
     .png file of class numbers for each image, or a .nii.gz file for a volume. Their ONNX files need torch too.
     """
     from torchcaps.analysis.groups import group_files
+    from torchcaps.analysis.photos import AnswerOptions
 
     network, words = split_words([*([] if run is None else [run]), *image])
     paths = image_files(words)
     if group is not None:
         refuse_options(("figure",), "draws single images, but --group averages their scores")
         group_files(paths, group)
-    if out is not None:
+    if out is None:
+        refuse_options(("overwrite", "missing"), "is for files, but there is no --out")
+    else:
         refuse_options(("json", "figure"), "prints or draws answers that --out writes to a file")
-        if out.is_file() or (out.suffix and out.exists()):
-            raise InputError(f"{out} exists already; choose another file or remove it first")
+    if overwrite:
+        refuse_options(("missing",), "keeps files that --overwrite replaces")
 
     classifier = open_classifier(network, which)
-    options = Options(files, group, figure is not None)
-    answers, damaged = ANSWERS[classifier.description.task](classifier, paths, options)
+    task = task_of(classifier.description)
+    module: Any = importlib.import_module(task.answers)
+    if task.masks(()) is None:
+        refuse_options(("missing",), "is for networks for pixels, which write a file for each image")
+    else:
+        refuse_options(("group", "prepare", "fit"), "is for networks that give one answer for each image")
+    if out is not None:
+        targets = module.output_files(out, paths)
+        there = [path for path in paths if missing and os.path.lexists(targets[path])]
+        if there:
+            say(f"{out} has the masks of {len(there)} of {counted(len(paths), 'image')} already")
+        paths = [path for path in paths if path not in there]
+        chosen = dict.fromkeys(targets[path] for path in paths)
+        check_targets(chosen, [*targets, *files_of(network)], overwrite=overwrite)
+    options: Any = {"invert": files.invert, "fit": files.fit, "group": group, "draws": figure is not None, "out": out}
+    if task.masks(()) is None:
+        options["preparation"] = preparation_for(files, classifier.description.preparation)
+    answers, damaged = module.answer_files(classifier, paths, AnswerOptions(**options))
     if answers is not None and out is not None:
-        task_of(answers).write(out, answers)
         say(f"wrote {out}, {answers.written}")
     elif answers is not None:
         show(answers, json=json, figure=figure)
     if damaged:
         lines = [f"{len(damaged)} of {len(paths)} images cannot be read:", *damaged[:MAX_NAMED_FILES]]
         raise InputError("\n  ".join(lines) if len(damaged) > 1 else damaged[0])
-
-
-class OpenClassifier(NamedTuple):
-    """A network to answer image files."""
-
-    description: Description
-    classify: Classifier
-    """Function from images (N, C, H, W), uint8 or float32 of 0..1, to the prediction."""
-    model: Network | None
-    """The network; None for an ONNX file."""
-
-
-class Options(NamedTuple):
-    """Options of the command that the answers depend on."""
-
-    files: ImageFiles
-    group: str | None
-    draws: bool
-    """Answers are drawn."""
-
-
-def answer_photos(
-    classifier: OpenClassifier, paths: Sequence[Path], options: Options
-) -> tuple[PhotoAnswers | None, list[str]]:
-    """Return an answer for each image file, or for each group of files; and a sentence for each unreadable file."""
-    import numpy as np
-
-    from torchcaps.analysis.groups import average_answers, group_files
-    from torchcaps.analysis.photos import MAX_PREVIEW, PhotoAnswers
-    from torchcaps.datasets import read_photo
-    from torchcaps.datasets.scaling import alike
-
-    description, files = classifier.description, options.files
-    preparation = preparation_for(files, description.preparation)
-    how: Any = {
-        "preparation": preparation,
-        "invert": files.invert,
-        "fit": files.fit or description.fit,
-        "scale": description.scale,
-    }
-    files_read, prepared, kept, damaged = list[Path](), [], [], list[str]()
-    for path in paths:
-        try:
-            photo = read_photo(path, description.in_shape, **how)
-        except InputError as error:
-            damaged.append(str(error))
-            continue
-        files_read.append(path)
-        prepared.append(photo.prepared)
-        if options.draws:
-            kept.append(photo.shrunk(MAX_PREVIEW))  # all photos in full size might not fit the memory
-    if not prepared:
-        return None, damaged
-    prediction = classifier.classify(np.stack(alike([each.image for each in prepared])))
-    answers = PhotoAnswers(files_read, prepared, prediction, description.class_names, kept, description.task)
-    if options.group is not None:
-        answers = average_answers(answers, group_files(files_read, options.group), description.calibration)
-    return answers, damaged
-
-
-def answer_pixels(
-    classifier: OpenClassifier, paths: Sequence[Path], options: Options
-) -> tuple[MaskAnswers | None, list[str]]:
-    """Return a mask for each image file, and a sentence for each unreadable file."""
-    from torchcaps.analysis.mask_answers import answer_masks, exported_mask, predict_mask
-
-    refuse_options(("group", "prepare", "fit"), "is for networks that give one answer for each image")
-    spec = classifier.description
-    if classifier.model is None:
-        answer = partial(exported_mask, lambda images: classifier.classify(images).scores, spec.in_shape)
-    else:
-        answer = partial(predict_mask, classifier.model)
-    answers, damaged = answer_masks(
-        answer,
-        paths,
-        spec.class_names,
-        channels=spec.in_shape[0],
-        scale=spec.scale,
-        invert=options.files.invert,
-    )
-    if not answers.files:
-        return None, damaged
-    answers.names()  # raises an error before anything is written
-    return answers, damaged
-
-
-ANSWERS: dict[TaskName, Callable[[OpenClassifier, Sequence[Path], Options], Any]] = {
-    "classes": answer_photos,
-    "labels": answer_photos,
-    "regression": answer_photos,
-    "pixels": answer_pixels,
-}
-"""The function that answers image files, for each task."""
 
 
 def split_words(words: Sequence[Path]) -> tuple[Path | None, Sequence[Path]]:
@@ -224,14 +146,16 @@ def image_files(words: Sequence[Path]) -> list[Path]:
     return found
 
 
-def open_classifier(run: Path | None, which: Which) -> OpenClassifier:
+def open_classifier(run: Path | None, which: Which) -> Classifier:
     """Open the network of a run folder or of an ONNX file."""
+    from torchcaps.analysis.photos import Classifier
+
     if run is not None and run.suffix.lower() == ".onnx":
         from torchcaps.export import OnnxModel
 
         refuse_options(("which",), "is for a run folder, not for an ONNX file")
         model = OnnxModel(run)
-        return OpenClassifier(model.description, model, None)
+        return Classifier(model.description, model)
 
     import torch
 
@@ -240,7 +164,7 @@ def open_classifier(run: Path | None, which: Which) -> OpenClassifier:
 
     opened = open_run(run, which)
     usual = opened.images.calibration
-    return OpenClassifier(
+    return Classifier(
         describe_run(opened),
         lambda images: classify(opened.model, torch.from_numpy(images), calibration=usual),
         opened.model,

@@ -43,6 +43,16 @@ def open_run(run: Path | None, which: Which, accelerator: str = "cpu") -> Run:
     return opened
 
 
+def files_of(run: Path | None) -> list[Path]:
+    """Return the files of a network, which no result replaces: those of a run folder, or the ONNX file itself."""
+    if run is None or run.is_file():
+        return [] if run is None else [run]
+    from torchcaps.models.files import CLASSES, CONFIG, WEIGHTS
+    from torchcaps.training.folder import BEST_FILES, CHECKPOINT, METRICS, SUMMARY
+
+    return [run / name for name in (CONFIG, CLASSES, WEIGHTS, METRICS, SUMMARY, CHECKPOINT, *BEST_FILES)]
+
+
 def open_runs(runs: Sequence[Path], which: Which, accelerator: str = "cpu") -> Iterator[tuple[str, str, Run]]:
     """Yield name, folder and network of each run, or of the network of torchcaps if there is no run."""
     folders: Sequence[Path | None] = runs or [None]

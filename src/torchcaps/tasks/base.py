@@ -10,12 +10,9 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torchcaps.errors import InputError, WrongType, shown
-from torchcaps.files import write_text
 from torchcaps.words import capitalised, counted, each_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
     from jaxtyping import Float, Int64
     from torch import Tensor
@@ -400,9 +397,8 @@ class Task(ABC):
     def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
         """Return an answer for JSON."""
 
-    def write(self, path: Path, answers: Any) -> None:
-        """Write the answers for image files (a ``PhotoAnswers``) to a path as CSV, a line for each file."""
-        write_text(path, answers.to_csv())
+    answers: ClassVar[str] = "torchcaps.analysis.photos"
+    """Module that answers image files: its functions ``answer_files`` and ``output_files``."""
 
 
 def scores_of(output: Any) -> Tensor:

@@ -10,8 +10,6 @@ from torchcaps.ranges import IGNORED
 from torchcaps.tasks.base import Metric, TargetAxes, Task, TaskName, advice, as_array, found, probabilities, scores_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
     from jaxtyping import Float, Int64
     from torch import Tensor
@@ -32,6 +30,7 @@ class Segmentation(Task):
     needs = "masks, the class of each pixel as a whole number from 0 (255: ignored), (N, H, W) or (N, D, H, W)"
     metric = Metric("Dice", "1 − Dice", "%, mean over the images", hub="dice")
     hub_name, evaluation_batch, evaluation = "image-segmentation", 8, "torchcaps.analysis.segmentation"
+    answers = "torchcaps.analysis.mask_answers"
     statistics_names = ("images", "% of pixels")
     has_masks = True
     spatial_axes = (1, 2, 3)
@@ -270,7 +269,3 @@ class Segmentation(Task):
 
     def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
         return {"classes": answer}
-
-    def write(self, path: Path, answers: Any) -> None:
-        """Write the masks of image files (a ``MaskAnswers``) into a folder, a file for each."""
-        answers.write(path)

@@ -1,0 +1,282 @@
+"""No command replaces what stands there: every writer, with every kind of file at the place it would write to."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import torchcaps.analysis.mask_answers
+import torchcaps.analysis.photos
+from cli_support import Cli, Result
+from tiny_runs import save_image
+from torchcaps.models import create_model
+
+SIZE = 16
+
+
+class Writer(NamedTuple):
+    """A command that writes a file: words, the file, and an input of the command."""
+
+    words: str
+    target: str
+    read: str
+    work: str
+    """Function that does the work."""
+
+
+WRITERS = {
+    "table": Writer("predict RUN photos --out t.csv", "t.csv", "photos/a.jpg", "torchcaps.analysis.photos.read_photo"),
+    "masks": Writer(
+        "predict PIXELS photos --out masks",
+        "masks/a.png",
+        "photos/a.jpg",
+        "torchcaps.analysis.mask_answers.read_pixels",
+    ),
+    "onnx": Writer("export RUN --out m.onnx", "m.onnx", "RUN/model.safetensors", "torchcaps.export.export_onnx"),
+    "onnx in the run": Writer("export RUN", "RUN/model.onnx", "RUN/model.safetensors", "torchcaps.export.export_onnx"),
+    "program": Writer(
+        "export RUN --format torch --out m.pt2", "m.pt2", "RUN/config.json", "torchcaps.export.export_program"
+    ),
+    "badge": Writer("check own.py:Layer --shape 4,12,8 --badge b.svg", "b.svg", "own.py", "torchcaps.testing.diagnose"),
+}
+KINDS = ("file", "link", "dead link", "hard link", "input", "link to input", "hard link to input", "folder")
+
+
+def put(kind: str, target: Path, read: Path) -> None:
+    """Put a file of this kind at the place that a command would write to."""
+    target.parent.mkdir(exist_ok=True)
+    other = target.parent.parent / "precious"
+    other.write_text("precious")
+    match kind:
+        case "file":
+            target.write_text("precious")
+        case "link":
+            target.symlink_to(other.absolute())
+        case "dead link":
+            target.symlink_to("nothing")
+        case "hard link":
+            target.hardlink_to(other)
+        case "input":
+            target.unlink(missing_ok=True)
+            read.rename(target)
+            read.symlink_to(target.absolute())
+        case "link to input":
+            target.symlink_to(read.absolute())
+        case "hard link to input":
+            target.hardlink_to(read)
+        case "folder":
+            target.mkdir()
+
+
+def snapshot(folder: Path) -> dict[str, Any]:
+    """Return all files, links and folders with their contents."""
+    return {
+        str(path.relative_to(folder)): (path.is_symlink(), path.read_bytes() if path.is_file() else None)
+        for path in sorted(folder.rglob("*"))
+        if "__pycache__" not in path.parts
+    }
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder with two networks, three photos and a layer of one's own."""
+    small: Any = {"conv_channels": 4, "primary_types": 2, "capsule_dim": 4, "decoder_hidden": (8,)}
+    create_model("sabour2017", in_shape=(1, SIZE + 2, SIZE + 2), num_classes=3, **small).save_pretrained(
+        tmp_path / "RUN"
+    )
+    create_model("unet-twin", (1, SIZE, SIZE), 3, channels=(3,), parameters_of=None).save_pretrained(
+        tmp_path / "PIXELS"
+    )
+    rng = np.random.default_rng(0)
+    for name in ("a.jpg", "b.png", "c.bmp"):
+        save_image(tmp_path / "photos" / name, rng.integers(0, 255, (20, 24)).astype(np.uint8))
+    (tmp_path / "own.py").write_text(
+        "import torch\nclass Layer(torch.nn.Module):\n    def forward(self, x): return x\n"
+    )
+    return tmp_path
+
+
+def call(cli: Cli, writer: Writer, *words: str) -> Result:
+    return cli(*writer.words.split(), *words)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", WRITERS)
+def test_no_writer_replaces_what_stands_there(
+    name: str, kind: str, here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = WRITERS[name]
+    put(kind, here / writer.target, here / writer.read)
+    before = snapshot(here)
+
+    def work(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the work has begun")
+
+    monkeypatch.setattr(writer.work, work)
+    for options in ((), ("--overwrite",)):
+        if options and kind in ("file", "link", "dead link", "hard link"):
+            continue
+        result = call(cli, writer, *options)
+        assert result.code == 2, result.err
+        assert Path(writer.target).name in result.err
+        assert snapshot(here) == before
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "dead link", "hard link"])
+@pytest.mark.parametrize("name", ["table", "masks", "badge"])
+def test_overwrite_replaces_a_file_but_nothing_that_it_links_to(name: str, kind: str, here: Path, cli: Cli) -> None:
+    writer = WRITERS[name]
+    put(kind, here / writer.target, here / writer.read)
+    precious = ((here / writer.target).parent.parent / "precious").absolute()
+    result = call(cli, writer, "--overwrite")
+    assert result.code in (0, 1), result.err
+    assert not (here / writer.target).is_symlink()
+    assert (here / writer.target).read_bytes() != b"precious"
+    assert precious.read_text() == "precious"
+
+
+@pytest.mark.slow
+def test_an_export_is_replaced_only_by_overwrite(here: Path, cli: Cli) -> None:
+    cli.out("export", "RUN", "--format", "torch")
+    assert "RUN/model.pt2 exists already" in cli("export", "RUN", "--format", "torch").err
+    (here / "RUN/model.pt2").write_text("old")
+    cli.out("export", "RUN", "--format", "torch", "--overwrite")
+    assert (here / "RUN/model.pt2").stat().st_size > 1000
+
+
+def test_a_folder_of_an_export_or_a_page_must_be_new(here: Path, cli: Cli) -> None:
+    (here / "folder").mkdir()
+    (here / "folder" / "precious").write_text("precious")
+    (here / "file").write_text("precious")
+    (here / "link").symlink_to("folder")
+    before = snapshot(here)
+    for target in ("folder", "file", "link", "RUN", "photos"):
+        for words in (("export", "RUN", "--format", "folder", "--out"), ("explore", "RUN", "--save")):
+            assert cli(*words, target).code == 2
+            assert snapshot(here) == before
+    refused = cli("export", "RUN", "--format", "folder", "--out", "new", "--overwrite")
+    assert "--overwrite replaces a file" in refused.err
+
+
+def test_photos_are_not_replaced_by_their_masks(here: Path, cli: Cli) -> None:
+    (here / "photos/c.bmp").unlink()
+    before = snapshot(here)
+    for options in ((), ("--overwrite",)):
+        result = cli("predict", "PIXELS", "photos", "--out", "photos", *options)
+        assert result.code == 2
+        assert "photos/b.png is photos/b.png, which is read" in result.err
+        assert snapshot(here) == before
+    (here / "masks").symlink_to("photos")
+    assert "which is read" in cli("predict", "PIXELS", "photos", "--out", "masks", "--overwrite").err
+
+
+def test_masks_of_equal_names_are_refused_before_the_work(here: Path, cli: Cli) -> None:
+    save_image(here / "photos/a.png", np.zeros((20, 24), np.uint8))
+    before = snapshot(here)
+    result = cli("predict", "PIXELS", "photos", "--out", "masks")
+    assert result.code == 2
+    assert "the masks of photos/a.jpg and photos/a.png would both be masks/a.png" in result.err
+    assert snapshot(here) == before
+
+
+def test_only_missing_masks_are_predicted(here: Path, cli: Cli) -> None:
+    cli.out("predict", "PIXELS", "photos/a.jpg", "photos/b.png", "--out", "masks")
+    (here / "masks/a.png").write_bytes(b"mine")
+    assert "masks/a.png exists already, and 1 more" in cli("predict", "PIXELS", "photos", "--out", "masks").err
+    said = cli.out("predict", "PIXELS", "photos", "--out", "masks", "--missing")
+    assert "masks has the masks of 2 of 3 images already" in said
+    assert "wrote masks, a mask for the only image" in said or "wrote masks" in said
+    assert (here / "masks/a.png").read_bytes() == b"mine"
+    assert sorted(path.name for path in (here / "masks").iterdir()) == ["a.png", "b.png", "c.png"]
+    assert cli("predict", "PIXELS", "photos", "--out", "masks", "--missing").code == 0
+
+
+def test_options_that_would_do_nothing_are_refused(here: Path, cli: Cli) -> None:
+    for words in (
+        "PIXELS photos --missing",
+        "PIXELS photos --overwrite",
+        "PIXELS photos --out masks --missing --overwrite",
+        "RUN photos --out t.csv --missing",
+    ):
+        result = cli("predict", *words.split())
+        assert result.code == 2
+        assert "leave it out" in result.err
+
+
+def test_a_stop_keeps_the_masks_that_are_done(here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, calls = torchcaps.analysis.mask_answers.read_pixels, []
+
+    def read(path: Path) -> Any:
+        calls.append(path)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(path)
+
+    monkeypatch.setattr("torchcaps.analysis.mask_answers.read_pixels", read)
+    result = cli("predict", "PIXELS", "photos", "--out", "masks")
+    assert result.code == 130
+    assert sorted(path.name for path in (here / "masks").iterdir()) == ["a.png", "b.png"]
+    cli.out("predict", "PIXELS", "photos", "--out", "masks", "--missing")
+    assert sorted(path.name for path in (here / "masks").iterdir()) == ["a.png", "b.png", "c.png"]
+
+
+def test_answers_do_not_depend_on_the_number_of_files_at_once(
+    here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.out("predict", "RUN", "photos", "--out", "at-once.csv")
+    monkeypatch.setattr(torchcaps.analysis.photos, "FILES_AT_ONCE", 2)
+    cli.out("predict", "RUN", "photos", "--out", "by-two.csv")
+    assert (here / "at-once.csv").read_text() == (here / "by-two.csv").read_text()
+    whole = cli.json("predict", "RUN", "photos")
+    assert [each["image"] for each in whole] == ["photos/a.jpg", "photos/b.png", "photos/c.bmp"]
+    figure = cli("predict", "RUN", "photos", "--figure", "f.png")
+    assert figure.code == 0, figure.err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files may be any bytes on Linux only")
+def test_names_that_are_not_utf8_are_written_out(here: Path, cli: Cli) -> None:
+    name = os.fsdecode(b"caf\xe9.png")
+    save_image(here / "odd" / name, np.zeros((20, 24), np.uint8))
+    cli.out("predict", "RUN", "odd", "--out", "t.csv")
+    assert r"odd/caf\xe9.png," in (here / "t.csv").read_text(encoding="utf-8")
+    assert r"odd/caf\xe9.png" in cli.out("predict", "RUN", "odd")
+    assert os.fsencode(cli.json("predict", "RUN", "odd")[0]["image"]) == b"odd/caf\xe9.png"
+    assert cli("predict", "RUN", "odd", "--figure", "f.png").code == 0
+    cli.out("predict", "PIXELS", "odd", "--out", "masks")
+    assert [os.fsencode(path.name) for path in (here / "masks").iterdir()] == [b"caf\xe9.png"]
+    cli.out("predict", "RUN", "odd", "--group", "odd", "--out", "g.csv")
+
+
+PEAK = """
+import resource, sys
+from torchcaps.cli import main
+code = main(sys.argv[1:])
+print(code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss differs")
+@pytest.mark.parametrize("words", ["predict PIXELS FILES --out OUT", "predict RUN FILES --out OUT.csv"])
+def test_memory_does_not_grow_with_the_number_of_files(words: str, here: Path) -> None:
+    create_model("unet-twin", (1, 500, 500), 3, channels=(3,), parameters_of=None).save_pretrained(here / "PIXELS")
+    pixels = np.zeros((1000, 2000, 3), np.uint8)
+    pixels[::7] = 200
+    for n in range(40):
+        (here / "many").mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(here / f"many/{n}.png", compress_level=1)
+    peaks = []
+    for count in (8, 40):
+        files = [str(here / f"many/{n}.png") for n in range(count)]
+        typed = words.replace("OUT", f"out{count}").split()
+        argv = [word for each in typed for word in (files if each == "FILES" else [each])]
+        done = subprocess.run([sys.executable, "-c", PEAK, *argv], capture_output=True, text=True, check=True)
+        code, peak = map(int, done.stdout.split()[-2:])
+        assert code == 0, done.stderr
+        peaks.append(peak)
+    assert peaks[1] < peaks[0] + 64, peaks  # MiB; 32 images and masks in memory take 128
