@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -293,10 +294,17 @@ def test_training_needs_no_test_image_of_each_class(cli: Cli, tmp_path: Path) ->
         load_dataset("folder:new")
 
 
-def test_by_number_needs_other_data(classifier: Path, cli: Cli) -> None:
-    result = cli("evaluate", classifier, "--by-number")
+def test_classes_that_were_renamed_in_the_run_are_matched_by_number_on_request(
+    run_folder: Path, cli: Cli, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(run_folder, tmp_path / "renamed")
+    about = json.loads((folder / "best" / "classes.json").read_text())
+    about["class_names"][3] = "three"
+    (folder / "best" / "classes.json").write_text(json.dumps(about))
+    result = cli("evaluate", folder)
     assert result.code == 2
-    assert "--by-number matches the classes of another data set" in result.err
+    assert "digits has the class 3, but the network knows 0, 1, 2, three" in result.err
+    assert json.loads(cli("evaluate", folder, "--by-number", "--json").out)["class_names"][3] == "three"
 
 
 def test_generated_training_images_are_not_joined() -> None:

@@ -46,17 +46,20 @@ def hostile_run(run_folder: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_no_command_sends_them(cli: Cli, hostile_run: Path, digit_file: Path) -> None:
+def test_no_command_sends_them(cli: Cli, hostile_run: Path, digit_file: Path, tmp_path: Path) -> None:
+    drawn = shutil.copytree(hostile_run, tmp_path / "drawn\x1b[31m [red]")  # data sets have names of whole characters
+    names = [name.replace("\ud800", "") for name in NAMES]
+    (drawn / "best" / "classes.json").write_text(json.dumps({"class_names": names}))
     for words, shows in (
         (["predict", hostile_run, digit_file], SHOWN),
-        (["evaluate", hostile_run, "--figure", "x.svg"], r"\x1b"),
-        (["perturb", hostile_run, "--capsule", HOSTILE, "--figure", "x.png"], SHOWN),
+        (["evaluate", drawn, "--by-number", "--figure", "x.svg"], r"\x1b"),
+        (["perturb", drawn, "--by-number", "--capsule", names[0], "--figure", "x.png"], SHOWN[:12]),
         (["perturb", hostile_run, "--capsule", "x\x1b[31m"], r"x\x1b[31m"),
         (["evaluate", "\x1b[31mgone"], r"\x1b[31mgone"),
         (["evaluate", "\x1b[31mgone", "--debug"], "Traceback"),
         (["\x1b[31m"], r"\x1b[31m"),
-        (["reconstruct", hostile_run, "--figure", "x.svg"], "wrote"),
-        (["routing", hostile_run, "--figure", "x.png"], "wrote"),
+        (["reconstruct", drawn, "--by-number", "--figure", "x.svg"], "wrote"),
+        (["routing", drawn, "--by-number", "--figure", "x.png"], "wrote"),
         (["curves", hostile_run, "--figure", "x.svg"], "wrote"),
     ):
         result = cli(*words)

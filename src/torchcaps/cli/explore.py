@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from torchcaps.cli.options import MaxMegapixels, OtherData, WhichEpoch, command
-from torchcaps.cli.runs import NO_OTHER_DATA, open_runs, refuse_options
+from torchcaps.cli.runs import open_runs, refuse_options
 from torchcaps.cli.show import say
 from torchcaps.ranges import Range
 
@@ -52,8 +52,6 @@ def explore(
         refuse_options(("port", "browser"), "is for a served page, but --save writes the page as files")
         if len(run) > 1:
             raise click.UsageError("--save writes the page of one network, got two")
-    if source.data is None:
-        refuse_options(("by_number",), NO_OTHER_DATA)
 
     import torch
 

@@ -382,7 +382,9 @@ class OtherData:
 
     data: Data = None
     data_dir: DataDir = None
-    by_number: Annotated[bool, "Match the classes of --data with those of the run by number, not by name."] = False
+    by_number: Annotated[bool, "Match the classes of the data set with those of the run by number, not by name."] = (
+        False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

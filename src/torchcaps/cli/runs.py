@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from torchcaps.training import Run
 
 
-NO_OTHER_DATA = "matches the classes of another data set, but there is no --data"
-"""Reason to refuse --by-number."""
-
-
 def open_run(run: Path | None, which: Which, accelerator: str = "cpu") -> Run:
     """Open the network of a run folder or of a repository of the hub (None: the one of torchcaps).
 
@@ -82,13 +78,13 @@ def open_images(run: Run, source: Source) -> Part:
             "smaller digits by other writers. To use MNIST, which is downloaded, add --data mnist.",
             err=True,
         )
+    if part.note is not None:
+        say(part.note, err=True)
     return part
 
 
 def data_options(run: Run, source: OtherData) -> dict[str, Any]:
     """Return arguments of :meth:`Run.part` and :meth:`Run.dataset`; a network without a run has a default data set."""
-    if source.data is None:
-        refuse_options(("by_number",), NO_OTHER_DATA)
     data = run.shown_data if source.data is None and run.config is None else source.data
     return {"data": data, "data_dir": source.data_dir, "by_number": source.by_number}
 

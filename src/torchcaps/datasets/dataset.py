@@ -98,6 +98,7 @@ class Part:
         class_names: Name of each label.
         has_names: False if ``class_names`` are only numbers.
         task_name: Name of the task of the labels; None: the form of the labels decides.
+        note: Sentence about the choice of the images; None if there is nothing to say.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Part:
     class_names: tuple[str, ...]
     has_names: bool = True
     task_name: TaskName | None = None
+    note: str | None = None
 
     @property
     def parts(self) -> dict[str, ImageSet]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -130,7 +129,7 @@ def load_part(spec: str, part: PartName = "test", *, seed: Seed = 0, **options: 
     Raises:
         InputError: As for `load_dataset`, or the data set has no such part.
     """
-    splits = _read(spec, part=part if part in ("test", "all") else None, **options)
+    splits, note = _read(spec, part=part if part in ("test", "all") else None, **options), None
     if part == "all" or (part == "test" and splits.train is None and splits.test is None):
         if splits.as_train is not Splits.as_train:
             raise InputError(f"{spec} makes new training images in each epoch; choose --split test")
@@ -140,10 +139,9 @@ def load_part(spec: str, part: PartName = "test", *, seed: Seed = 0, **options: 
     elif part == "test":
         rest, test = _set_test_aside(spec, splits)
         images = splits.as_validation(test)
-        warnings.warn(
+        note = (
             f"{spec} has no test images of its own, so these are {len(test)} of its {len(rest) + len(test)} images; if "
-            "the network was trained on none of them, choose --split all",
-            stacklevel=2,
+            "the network was trained on none of them, choose --split all"
         )
     else:
         chosen = _split(spec, splits, None, seed=seed).parts[part]
@@ -151,7 +149,7 @@ def load_part(spec: str, part: PartName = "test", *, seed: Seed = 0, **options: 
     size = _both_sides(options.get("image_size"))
     images = images if size is None else images.resize(size)
     words = f"images of {spec}" if part == "all" else f"{part} images of {spec}"
-    return Part(spec, words, images, splits.class_names, splits.has_names, splits.task)
+    return Part(spec, words, images, splits.class_names, splits.has_names, splits.task, note)
 
 
 def joined(sets: Sequence[ImageSet | PairSet], where: str) -> ImageSet:
