@@ -62,7 +62,7 @@ class Cell(NamedTuple):
 @functools.cache
 def network(task: Any, outputs: int = len(NAMES)) -> Network:
     torch.manual_seed(0)
-    if find_task(task).masks(()) is not None:
+    if find_task(task).has_masks:
         return create_model("unet-twin", (1, SIZE, SIZE), outputs, channels=(3,), parameters_of=None).eval()
     return create_model("sabour2017", in_shape=(1, SIZE, SIZE), num_classes=outputs, task=task, **NARROW)
 

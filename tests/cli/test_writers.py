@@ -211,11 +211,11 @@ def test_options_that_would_do_nothing_are_refused(here: Path, cli: Cli) -> None
 def test_a_stop_keeps_the_masks_that_are_done(here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     original, calls = torchcaps.analysis.mask_answers.read_pixels, []
 
-    def read(path: Path) -> Any:
+    def read(path: Path, **options: Any) -> Any:
         calls.append(path)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return original(path)
+        return original(path, **options)
 
     monkeypatch.setattr("torchcaps.analysis.mask_answers.read_pixels", read)
     result = cli("predict", "PIXELS", "photos", "--out", "masks")

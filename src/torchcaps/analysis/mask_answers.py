@@ -33,6 +33,9 @@ from torchcaps.words import each_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+UNUSED_OPTIONS = ("group", "prepare", "fit"), "is for networks that give one answer for each image"
+"""Options of ``torchcaps predict`` that do nothing for masks, and why."""
+
 
 @checked
 def predict_mask(model: Network, image: Pixels) -> UInt8[np.ndarray, "*S"]:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from torchcaps.export import Description
     from torchcaps.models import Network
 
+UNUSED_OPTIONS = ("missing",), "is for networks for pixels, which write a file for each image"
+"""Options of ``torchcaps predict`` that do nothing for these answers, and why."""
 FILES_AT_ONCE = 32
 """Number of image files in memory at once."""
 MAX_PREVIEW = 400

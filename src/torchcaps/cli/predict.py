@@ -84,12 +84,8 @@ def predict(
         refuse_options(("missing",), "keeps files that --overwrite replaces")
 
     classifier = open_classifier(network, which)
-    task = task_of(classifier.description)
-    module: Any = importlib.import_module(task.answers)
-    if task.masks(()) is None:
-        refuse_options(("missing",), "is for networks for pixels, which write a file for each image")
-    else:
-        refuse_options(("group", "prepare", "fit"), "is for networks that give one answer for each image")
+    module: Any = importlib.import_module(task_of(classifier.description).answers)
+    refuse_options(*module.UNUSED_OPTIONS)
     if out is not None:
         targets = module.output_files(out, paths)
         there = [path for path in paths if missing and os.path.lexists(targets[path])]
@@ -99,8 +95,7 @@ def predict(
         chosen = dict.fromkeys(targets[path] for path in paths)
         check_targets(chosen, [*targets, *files_of(network)], overwrite=overwrite)
     options: Any = {"invert": files.invert, "fit": files.fit, "group": group, "draws": figure is not None, "out": out}
-    if task.masks(()) is None:
-        options["preparation"] = preparation_for(files, classifier.description.preparation)
+    options["preparation"] = preparation_for(files, classifier.description.preparation)
     answers, damaged = module.answer_files(classifier, paths, AnswerOptions(**options))
     if answers is not None and out is not None:
         say(f"wrote {out}, {answers.written}")

@@ -398,7 +398,7 @@ class Task(ABC):
         """Return an answer for JSON."""
 
     answers: ClassVar[str] = "torchcaps.analysis.photos"
-    """Module that answers image files: its functions ``answer_files`` and ``output_files``."""
+    """Module that answers image files by its ``answer_files``, ``output_files`` and ``UNUSED_OPTIONS``."""
 
 
 def scores_of(output: Any) -> Tensor:
