@@ -28,7 +28,6 @@ from torchcaps.words import counted, each_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from torchcaps.export import Description
     from torchcaps.models import Network
 
 UNUSED_OPTIONS = ("missing",), "is for networks for pixels, which write a file for each image"
@@ -44,7 +43,8 @@ _MAX_LINE = 50  # characters
 class Classifier(NamedTuple):
     """A network to answer image files."""
 
-    description: Description
+    description: Any
+    """Its ``torchcaps.export.Description``, or the ``ImageSpec`` of a run."""
     classify: Callable[[np.ndarray], Prediction]
     """Function from images (N, C, H, W), uint8 or float32 of 0..1, to the prediction."""
     model: Network | None = None
