@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import torchcaps.analysis.answers
 import torchcaps.analysis.mask_answers
-import torchcaps.analysis.photos
 from cli_support import Cli, Result
 from tiny_runs import save_image
 from torchcaps.models import create_model
@@ -30,7 +30,7 @@ class Writer(NamedTuple):
 
 
 WRITERS = {
-    "table": Writer("predict RUN photos --out t.csv", "t.csv", "photos/a.jpg", "torchcaps.analysis.photos.read_photo"),
+    "table": Writer("predict RUN photos --out t.csv", "t.csv", "photos/a.jpg", "torchcaps.analysis.answers.read_photo"),
     "masks": Writer(
         "predict PIXELS photos --out masks",
         "masks/a.png",
@@ -229,7 +229,7 @@ def test_answers_do_not_depend_on_the_number_of_files_at_once(
     here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cli.out("predict", "RUN", "photos", "--out", "at-once.csv")
-    monkeypatch.setattr(torchcaps.analysis.photos, "FILES_AT_ONCE", 2)
+    monkeypatch.setattr(torchcaps.analysis.answers, "FILES_AT_ONCE", 2)
     cli.out("predict", "RUN", "photos", "--out", "by-two.csv")
     assert (here / "at-once.csv").read_text() == (here / "by-two.csv").read_text()
     whole = cli.json("predict", "RUN", "photos")

@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Float, Shaped, UInt8
 from PIL import Image
 
+from torchcaps.analysis.answers import AnswerOptions, Classifier
 from torchcaps.analysis.figures import MUTED, Caption, Cell, tiles
 from torchcaps.analysis.inference import inference, to_pixels
-from torchcaps.analysis.photos import MAX_PREVIEW, AnswerOptions, Classifier
+from torchcaps.analysis.photos import MAX_PREVIEW
 from torchcaps.analysis.results import Result, Table, percent
 from torchcaps.analysis.segmentation import SIDE, coloured, legend_of, middle_slice, palette
 from torchcaps.checks import checked

@@ -19,7 +19,7 @@ from torchcaps.tasks import task_of
 from torchcaps.words import counted
 
 if TYPE_CHECKING:
-    from torchcaps.analysis.photos import Classifier
+    from torchcaps.analysis.answers import Classifier
 
 CONFIG = "config.json"
 MAX_NAMED_FILES = 20
@@ -68,8 +68,8 @@ def predict(
     Networks for pixels answer images of any size with a mask: the share of each class is printed, and --out writes a
     .png file of class numbers for each image, or a .nii.gz file for a volume. Their ONNX files need torch too.
     """
+    from torchcaps.analysis.answers import AnswerOptions
     from torchcaps.analysis.groups import group_files
-    from torchcaps.analysis.photos import AnswerOptions
 
     network, words = split_words([*([] if run is None else [run]), *image])
     paths = image_files(words)
@@ -143,7 +143,7 @@ def image_files(words: Sequence[Path]) -> list[Path]:
 
 def open_classifier(run: Path | None, which: Which) -> Classifier:
     """Open the network of a run folder or of an ONNX file."""
-    from torchcaps.analysis.photos import Classifier
+    from torchcaps.analysis.answers import Classifier
 
     if run is not None and run.suffix.lower() == ".onnx":
         from torchcaps.export import OnnxModel

@@ -397,7 +397,7 @@ class Task(ABC):
     def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
         """Return an answer for JSON."""
 
-    answers: ClassVar[str] = "torchcaps.analysis.photos"
+    answers: ClassVar[str] = "torchcaps.analysis.answers"
     """Module that answers image files by its ``answer_files``, ``output_files`` and ``UNUSED_OPTIONS``."""
 
 
