@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -122,6 +123,18 @@ def test_help_loads_nothing_heavy(environment: dict[str, str]) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows does not say that a reader has gone away")
+@pytest.mark.parametrize(
+    ("variables", "turns"), [({}, "1000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "passive"}, "None")]
+)
+def test_threads_do_not_wait_long_for_each_other(variables: dict[str, str], turns: str) -> None:
+    """The variable is set before torch is loaded, unless the user has set how threads wait."""
+    code = "import os, sys; from torchcaps.cli import main; main(['--version'])\n"
+    code += "print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    variables = {"PATH": os.environ["PATH"], "PYTHONPATH": os.environ.get("PYTHONPATH", "")} | variables
+    run = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == f"{turns} False"
+
+
 def test_a_reader_that_goes_away(environment: dict[str, str]) -> None:
     command, pipe = [sys.executable, "-m", "torchcaps", "datasets", "--json"], subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
