@@ -27,9 +27,9 @@ from measuring import Work, environment, isolated, peak_mib, ratio, times_in_tur
 from torch import Tensor, nn
 
 from torchcaps import create_model, list_presets
+from torchcaps.kernels.operation import Operation
 from torchcaps.nn import Capsules, ConvTypeCapsules, DynamicRouting
 from torchcaps.nn.votes import columns
-from torchcaps.ops.operation import Operation
 
 LAYERS: dict[str, tuple[tuple[int, ...], int, int, int, int, int]] = {
     "layer 128²": ((128, 128), 8, 16, 4, 16, 5),

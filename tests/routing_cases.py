@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from torchcaps.kernels.dense import layer
 from torchcaps.nn import (
     DynamicRouting,
     EMCodeRouting,
@@ -25,7 +26,6 @@ from torchcaps.nn import (
     SelfRouting,
     VBRouting,
 )
-from torchcaps.ops.fused import layer
 
 Leaves = dict[str, Tensor]
 

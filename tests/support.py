@@ -181,7 +181,7 @@ def registered_for_now() -> Iterator[None]:
 
 def plain_formulas(patch: pytest.MonkeyPatch) -> None:
     """Let all operations compute their plain formulas instead of their kernels."""
-    from torchcaps.ops.operation import Operation
+    from torchcaps.kernels.operation import Operation
 
     patch.setattr(Operation, "runs_kernel", lambda *_: False)
 

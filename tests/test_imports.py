@@ -14,7 +14,7 @@ import torchcaps
 SOURCE = Path(torchcaps.__file__).parent
 
 # What each part of the package may import, besides itself. Right may import left:
-# the files of BASE <- ops <- nn <- models <- analysis <- training <- cli; datasets stands beside ops.
+# the files of BASE <- kernels, ops <- nn <- models <- analysis <- training <- cli; datasets stands beside ops.
 BASE = {"_lazy", "_version", "checks", "errors", "files", "machine", "parts", "ranges", "tasks", "tracing", "words"}
 INNER = BASE | {"plugins", "ops", "nn", "models", "datasets", "analysis", "training"}
 MAY_IMPORT: dict[str, Set[str]] = {
@@ -23,10 +23,11 @@ MAY_IMPORT: dict[str, Set[str]] = {
     "tracing": frozenset(),
     "checks": {"errors", "ranges", "tracing", "words"},
     "parts": {"errors", "ranges", "checks"},
-    "ops": BASE - {"tasks"},
+    # one floor: the kernels use formulas of ops, and formulas that have a kernel call it
+    **dict.fromkeys(("kernels", "ops"), (BASE - {"tasks"}) | {"kernels", "ops"}),
     "tasks": BASE | {"ops"},
     "datasets": BASE,
-    "nn": BASE | {"ops"},
+    "nn": BASE | {"kernels", "ops"},
     **dict.fromkeys(("models", "testing"), BASE | {"ops", "nn"}),
     "analysis": BASE | {"ops", "nn", "models", "datasets"},
     **dict.fromkeys(("training", "sklearn", "export", "explorer"), INNER),
@@ -43,7 +44,7 @@ PACKAGES: dict[str, Set[str]] = {
     "_lazy": {"lazy_loader"},
     "files": {"filelock"},
     **dict.fromkeys(("checks", "parts", "tracing"), frozenset({"torch"})),
-    "ops": EVERYWHERE | {"numpy"},
+    **dict.fromkeys(("kernels", "ops"), EVERYWHERE | {"numpy"}),
     "tasks": EVERYWHERE | {"numpy", "sklearn"},
     "nn": EVERYWHERE | {"timm"},
     "models": EVERYWHERE | {"huggingface_hub", "safetensors"},
@@ -119,12 +120,25 @@ def test_imports_point_one_way() -> None:
         assert wrong_imports(Path(path), text), text
 
 
-def test_the_core_uses_convolutions_by_one_door() -> None:
-    """Nothing but ``ops`` names a module behind ``ops.convolution``, or the pool of memory that it works in."""
+DOORS = {f"torchcaps.kernels.{name}" for name in ("operation", "memory", "dense", "mixtures", "maps", "convolution")}
+"""Modules and packages of kernels that other parts may import from."""
+
+
+def test_kernels_are_used_by_their_doors() -> None:
+    """Nothing outside names a module inside a package of kernels."""
+    used = set()
     for path in FILES:
-        if part_of(path) != "ops":
-            names = imports(ast.parse((SOURCE / path).read_text("utf-8")), ".".join(("torchcaps", *path.parts[:-1])))
-            assert not [name for name in names if name.startswith(("torchcaps.ops.convolution.", "torchcaps.ops.pool"))]
+        if part_of(path) != "kernels":
+            tree = ast.parse((SOURCE / path).read_text("utf-8"))
+            used |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    assert {name for name in used if name.startswith("torchcaps.kernels")} == DOORS
+
+
+def test_one_file_wraps_gradients_and_operations() -> None:
+    words = ("autograd.Function", "torch.library", "custom_op")
+    assert [str(path) for path in FILES if any(word in (SOURCE / path).read_text("utf-8") for word in words)] == [
+        "kernels/operation.py"
+    ]
 
 
 def private_parts_of_torch(tree: ast.AST) -> list[str]:

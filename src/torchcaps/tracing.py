@@ -100,7 +100,7 @@ def has_saved_tensor_hooks() -> bool:
 
 
 def autograd_in_operation() -> contextlib.AbstractContextManager[Any]:
-    """Let autograd record inside an operation of ``torch.library``, where torch leaves autograd out."""
+    """Let autograd record inside an operation of a compiled graph, where torch leaves autograd out."""
     keys, excluded = torch._C.DispatchKey, torch._C._dispatch_tls_local_exclude_set()
     for key in (keys.AutogradFunctionality, keys.AutogradOther, keys.AutogradNestedTensor):
         excluded = excluded.remove(key)

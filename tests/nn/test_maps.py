@@ -22,6 +22,8 @@ from support import (
     with_gradients,
 )
 from torchcaps import InputError, dynamic_routing
+from torchcaps.kernels.maps import slabs
+from torchcaps.kernels.maps.windows import Window
 from torchcaps.nn import (
     BuiltVotes,
     Capsules,
@@ -36,8 +38,6 @@ from torchcaps.nn import (
     join_types,
 )
 from torchcaps.nn.votes import columns
-from torchcaps.ops import slabs
-from torchcaps.ops.windows import Window
 from torchcaps.parts import PARTS
 
 Array = NDArray[np.float64]
@@ -363,7 +363,7 @@ def test_what_does_not_fit_gets_one_sentence() -> None:
 @pytest.fixture
 def tiny_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut the maps of these tests along every axis, and slabs into blocks."""
-    monkeypatch.setattr(slabs, "SLAB_BYTES", 1500)
+    monkeypatch.setattr(slabs, "SLAB_MIB", 1500 / 2**20)
     monkeypatch.setattr(slabs, "BLOCK_BYTES", 600)
 
 
@@ -398,7 +398,7 @@ def test_slabs_give_what_all_votes_at_once_give(case: Case) -> None:
 @pytest.mark.usefixtures("tiny_slabs")
 def test_every_routing_gives_the_same_slab_by_slab(routing: str, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On small maps, cut between images and lines; the test above cuts inside lines too."""
-    monkeypatch.setattr(slabs, "SLAB_BYTES", 3000)  # votes of six positions
+    monkeypatch.setattr(slabs, "SLAB_MIB", 3000 / 2**20)  # votes of six positions
     for sizes in ((7,), (4, 3), (2, 3, 3)):
         options: Any = {"dims": len(sizes), "routing": ROUTINGS[routing], "vote_bias": True}
         for layer in (

@@ -11,11 +11,12 @@ from torch.utils.checkpoint import checkpoint
 
 from routing_cases import random
 from support import assert_close, assert_finite, assert_raises, assert_same, plain_formulas, with_gradients
+from torchcaps.kernels.mixtures import fitting
+from torchcaps.kernels.mixtures.makers import Maker
 from torchcaps.nn import BuiltVotes, Capsules, ConvCapsules, DenseCapsules, LayerSize
-from torchcaps.nn.routing import fitting
+from torchcaps.nn.routing import equations
 from torchcaps.nn.votes.base import Votes
 from torchcaps.ops.memory import set_working_memory
-from torchcaps.ops.vote_factors import Maker
 
 ROUTINGS: dict[str, dict[str, Any]] = {
     "em": {"name": "em", "cost_scale": 1.0},
@@ -180,13 +181,13 @@ def test_a_backward_pass_may_be_repeated_and_blocks_may_change_between(monkeypat
 def test_activation_checkpoints_keep_no_graph_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, capsules = layers(ROUTINGS["vb"])["dense"]
     poses, seen = capsules.poses.clone().requires_grad_(), []
-    forward = fitting._mixture.forward
+    forward = equations._mixture.forward
 
     def noted(*call: Any) -> Any:
         seen.append(call[-1])
         return forward(*call)
 
-    monkeypatch.setattr(fitting._mixture, "forward", noted)
+    monkeypatch.setattr(equations._mixture, "forward", noted)
     run = lambda poses: layer.route(capsules._replace(poses=poses)).poses.square().sum()  # noqa: E731
     (wanted,) = torch.autograd.grad(run(poses), poses)
     assert seen == [True]
@@ -306,7 +307,7 @@ def test_votes_that_can_only_be_built_are_built_a_block_at_a_time(name: str, mon
     leaves = {"poses": random(5, 7, 3), "weight": random(7, 4, 5, 3), "activations": random(5, 7).sigmoid()}
     leaves = {name: each.requires_grad_() for name, each in leaves.items()}
     found = []
-    monkeypatch.setattr("torchcaps.ops.checkpoint.MAX_BLOCK_BYTES", 2 * 7 * 4 * 5 * 8)
+    monkeypatch.setattr("torchcaps.kernels.memory.MAX_PLAIN_BLOCK_MIB", 2 * 7 * 4 * 5 * 8 / 2**20)
     for make in (Doubled, lambda *given: BuiltVotes(Doubled(*given).build(), given[0])):
         votes = make(leaves["poses"], leaves["weight"])
         found.append(with_gradients(layer.routing(votes, leaves["activations"], return_coupling=True), leaves))
@@ -322,7 +323,7 @@ def test_blocks_fit_the_working_memory_and_the_caches(monkeypatch: pytest.Monkey
 
     def lengths(children: Tensor | None = None) -> list[int]:
         options = fitting.Options("em", 1, (1.0, 1.0, 0.0, 1.0), "matrix", 25)
-        call = fitting._Call(fitting.Tensors(*tensors, None, children), options)
+        call = fitting.Call(equations._fit, fitting.Tensors(*tensors, None, children), options)
         return [each.stop - each.start for each in call.blocks()]
 
     row = 24 * 4 * P * P * 8 / 2**20

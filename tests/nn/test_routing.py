@@ -263,7 +263,7 @@ def test_over_any_transform_it_is_the_function_of_the_built_votes(name: str, mon
         votes = layer.votes(capsules)[0].build()
         wanted = with_gradients(of_parameters(layer.routing, votes, capsules.activations, capsules.poses), leaves)
         for block in (2**40, 2 * votes[0].nbytes):  # all images at once, and two at a time
-            monkeypatch.setattr("torchcaps.ops.checkpoint.MAX_BLOCK_BYTES", block)
+            monkeypatch.setattr("torchcaps.kernels.memory.MAX_PLAIN_BLOCK_MIB", block / 2**20)
             assert_same(with_gradients(layer.route(capsules, return_coupling=True), leaves), wanted, 1e-8, block)
         lengths = layer(capsules._replace(activations=Capsules(capsules.poses).scores()))
         assert_close(layer(capsules.poses).poses, lengths.poses, 1e-10)
@@ -287,7 +287,7 @@ def test_blocks_give_what_one_block_gives(name: str, over: Any, monkeypatch: pyt
     capsules = Capsules(poses.requires_grad_(), activations.requires_grad_(), (2, 4, 4))
     found = []
     for block in (2**40, 1):
-        monkeypatch.setattr("torchcaps.ops.checkpoint.MAX_BLOCK_BYTES", block)
+        monkeypatch.setattr("torchcaps.kernels.memory.MAX_PLAIN_BLOCK_MIB", block / 2**20)
         found.append(with_gradients(layer.route(capsules, return_coupling=True), leaves_of(layer, capsules)))
     assert_same(found[1], found[0], 1e-9)
 

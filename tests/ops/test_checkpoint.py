@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from support import assert_close
-from torchcaps.ops import checkpoint
-from torchcaps.ops.checkpoint import blocks, in_blocks
+from torchcaps.kernels import memory
+from torchcaps.kernels.memory import blocks, in_blocks
 from torchcaps.ops.memory import set_working_memory
 
 CPU = torch.device("cpu")
@@ -16,7 +16,7 @@ def test_a_block_holds_no_more_votes_than_it_may(monkeypatch: pytest.MonkeyPatch
     def lengths(*given: object, **more: int) -> list[int]:
         return [each.stop - each.start for each in blocks(*given, **more)]  # type: ignore[arg-type]
 
-    monkeypatch.setattr(checkpoint, "MAX_BLOCK_BYTES", 3 * 80)
+    monkeypatch.setattr(memory, "MAX_PLAIN_BLOCK_MIB", 3 * 80 / 2**20)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert lengths(8, 80, CPU) == [3, 3, 2]
     assert lengths(8, 80, CPU, multiple=2) == [2, 2, 2, 2]
@@ -24,7 +24,7 @@ def test_a_block_holds_no_more_votes_than_it_may(monkeypatch: pytest.MonkeyPatch
     assert blocks(0, 80, CPU) == [slice(0, 0)]
     assert lengths(8, 80, torch.device("meta")) == [8], "as on a GPU, which has other caches"
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # each has caches of its own
-    assert lengths(8, 80, CPU) == [6, 2]
+    assert lengths(8, 80, CPU) == [4, 4]
     set_working_memory(2 * 80 / 2**20)
     with torch.no_grad():
         assert lengths(8, 80, CPU) == [2] * 4

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from support import assert_same
+from torchcaps.kernels.convolution import choice, passes, transform
 from torchcaps.nn import Convolution
-from torchcaps.ops.convolution import choice, convolve, passes, transform
+from torchcaps.ops.convolution import convolve
 
 OPERATION = torch.ops.torchcaps.convolve.default
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from calling import check_ways
 from routing_cases import ORDERS, SIZES, Leaves, draw_leaves, reordered
 from support import assert_close, assert_same, with_gradients
+from torchcaps.kernels.memory import WORKING_MEMORY_MIB
 from torchcaps.ops.contractions import agreement, compute_votes, weighted_sum
 from torchcaps.ops.memory import set_working_memory
-from torchcaps.ops.pool import WORKING_MEMORY_MIB
 
 cut = pytest.mark.parametrize("mib", [WORKING_MEMORY_MIB, 1e-4])
 """Working memory: for all at once, and for many blocks."""

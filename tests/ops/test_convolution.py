@@ -15,9 +15,10 @@ from calling import check_ways
 from routing_cases import detached
 from support import assert_as_exact, assert_close, assert_raises, assert_same, with_gradients
 from torchcaps.errors import InputError, WrongType
+from torchcaps.kernels.convolution import choice, columns, passes, transform
+from torchcaps.kernels.convolution.points import Plan, best_plan
 from torchcaps.machine import MIB
-from torchcaps.ops.convolution import Shape, choice, choose, columns, convolve, passes, transform
-from torchcaps.ops.convolution.points import Plan, best_plan
+from torchcaps.ops.convolution import Shape, choose, convolve
 from torchcaps.ops.memory import get_working_memory, set_working_memory
 
 WAYS = ("columns", "transform")

@@ -14,8 +14,8 @@ from calling import check_ways
 from routing_cases import FEW, MANY, WAYS, Leaves, detached, draw_leaves, small_cuts  # noqa: F401  a fixture
 from support import Largest, assert_close, with_gradients
 from torchcaps import route
+from torchcaps.kernels.dense import layer
 from torchcaps.nn import DenseVotes, DynamicRouting
-from torchcaps.ops.fused import layer
 from torchcaps.ops.memory import set_working_memory
 
 

@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from support import drawn_for, labels_for, small
 from torchcaps import create_model, list_presets
+from torchcaps.kernels import dense, memory
 from torchcaps.nn.routing import dynamic
-from torchcaps.ops import fused, memory
 
 VIEWS = (
     "view",
@@ -111,9 +111,9 @@ def test_where_the_kernel_runs(call: str) -> None:
     """On a device other than the CPU, only on request, or if the votes exceed a memory set by hand."""
     backend, _, little = call.partition(", ")
     memory.set_working_memory(1e-3 if little else None)
-    tensors = fused.Tensors(torch.empty(4, 6, 3, device="meta"), torch.empty(6, 5, 4, 3, device="meta"), None)
-    options = fused.Options(3, False, False, False, 1e-7)
+    tensors = dense.Tensors(torch.empty(4, 6, 3, device="meta"), torch.empty(6, 5, 4, 3, device="meta"), None)
+    options = dense.Options(3, False, False, False, 1e-7)
     runs = dynamic._route.runs_kernel(tensors, options, backend)  # type: ignore[arg-type]  # a backend
     assert runs == (backend == "recompute" or bool(little))
-    on_cpu = fused.Tensors(torch.empty(4, 6, 3), torch.empty(6, 5, 4, 3), None)
+    on_cpu = dense.Tensors(torch.empty(4, 6, 3), torch.empty(6, 5, 4, 3), None)
     assert dynamic._route.runs_kernel(on_cpu, options, backend) == (backend != "reference")  # type: ignore[arg-type]

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from routing_cases import random
 from support import assert_close, assert_same, holds
-from torchcaps.ops.ledger import Ledger, Sums
-from torchcaps.ops.memory import Buffers
-from torchcaps.ops.vote_factors import MAKERS, VoteFactors, inputs_first
+from torchcaps.kernels.memory import Buffers
+from torchcaps.kernels.mixtures.ledger import Ledger, Sums
+from torchcaps.kernels.mixtures.makers import MAKERS, VoteFactors, inputs_first
 
 B, I, J, D = 3, 5, 4, 6
 Found = dict[str, Tensor]

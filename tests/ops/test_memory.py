@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from torchcaps.ops.memory import block_bytes, get_working_memory, gpu_memory_mib, set_working_memory
+from torchcaps.kernels.memory import block_bytes, get_working_memory, gpu_memory_mib, set_working_memory
 
 CUDA = torch.device("cuda", 0)
 
@@ -28,7 +28,8 @@ def test_a_large_gpu_has_a_sixteenth_of_its_memory_by_default(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
     assert get_working_memory(CUDA) == mib
-    assert block_bytes(CUDA) == mib * 2**20
+    assert block_bytes(CUDA, 16) == mib * 2**20
+    assert block_bytes(torch.device("cpu"), 16) == 16 * 2**20
     assert get_working_memory() == get_working_memory(torch.device("cpu")) == 512
     set_working_memory(64)
     assert get_working_memory(CUDA) == get_working_memory() == 64

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from calling import in_threads
+from torchcaps.kernels import memory
+from torchcaps.kernels.memory import ALIGNMENT_BYTES, MIN_POOLED_BYTES, new_empty
 from torchcaps.machine import MIB
-from torchcaps.ops import pool
 from torchcaps.ops.memory import get_working_memory, set_working_memory
-from torchcaps.ops.pool import ALIGNMENT_BYTES, MIN_POOLED_BYTES, new_empty
 
 LARGE = (3, 5, 100_003)  # 6 MB
 
@@ -33,7 +33,7 @@ def _no_blocks() -> Iterator[None]:
 def held() -> int:
     """Bytes that wait to be used again."""
     gc.collect()
-    return sum(block.nbytes for block in pool.POOL._free)
+    return sum(block.nbytes for block in memory.POOL._free)
 
 
 def test_a_tensor_like_any_other() -> None:
@@ -127,7 +127,7 @@ def test_no_two_threads_get_the_same_memory() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
 def test_a_child_takes_memory_though_another_thread_held_the_lock_when_it_forked() -> None:
-    lock = pool.POOL._lock
+    lock = memory.POOL._lock
     with ThreadPoolExecutor(1) as other:
         other.submit(lock.acquire).result()
         child = os.fork()

@@ -12,12 +12,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from torchcaps.checks import checked
+from torchcaps.kernels.maps import Window
 from torchcaps.nn.capsules import Activations, Capsules, Grid, LayerSize
 from torchcaps.nn.layers.base import RoutingSpec, TransformSpec
 from torchcaps.nn.layers.maps import MapLayer, MapPadding
 from torchcaps.nn.votes import Votes
 from torchcaps.nn.votes.competition import MapCompetition
-from torchcaps.ops.windows import Window
 from torchcaps.parts import Device, Dtype, register
 from torchcaps.ranges import Axes, Pixels, Size, Width
 

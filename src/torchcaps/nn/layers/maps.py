@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
+from torchcaps.kernels.maps import Window
 from torchcaps.nn.capsules import Capsules, Grid, LayerSize
 from torchcaps.nn.convolutions import normalise
 from torchcaps.nn.layers.base import CapsuleLayer
 from torchcaps.nn.votes.positions import by_type
 from torchcaps.ops.precision import computed_in_full_precision, full_dtype
-from torchcaps.ops.windows import Window
 from torchcaps.ranges import Padding
 from torchcaps.words import MAP_SIZES, counted
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
+from torchcaps.kernels.maps import Window, repeated, window_sums
 from torchcaps.nn.capsules import Activations, Capsules, LayerSize, Routed
 from torchcaps.nn.layers.base import RoutingSpec, TransformSpec
 from torchcaps.nn.layers.maps import MapLayer, MapPadding
@@ -18,7 +19,6 @@ from torchcaps.nn.routing.dynamic import DynamicRouting
 from torchcaps.nn.transforms import Dense, Shared, Transform
 from torchcaps.nn.votes import Votes
 from torchcaps.nn.votes.columns import VotesOfTypes, in_slabs, route_columns, rows_of
-from torchcaps.ops.windows import Window, repeated, window_sums
 from torchcaps.parts import Device, Dtype, build, register
 from torchcaps.ranges import Axes, Pixels, Size, Width
 from torchcaps.tracing import has_hooks, is_eager

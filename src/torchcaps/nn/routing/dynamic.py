@@ -2,10 +2,10 @@
 
 B batch, I input capsules, J output capsules, D components of an output capsule, K components of an input capsule.
 
-:func:`dynamic_routing` is the loop over votes of any kind. Dense layers and :func:`route` compute the same results with
-:mod:`torchcaps.ops.fused`, which never builds the votes. ``tests/nn/test_dynamic_routing.py`` checks that both, and
-their first and second derivatives, are equal for every option. If you add an option to the loop, either add it to
-``ops/fused`` (forward, backward and loop), or let ``DynamicRouting.forward`` call the loop for it.
+:func:`dynamic_routing` is the loop over votes of any kind. Dense layers and :func:`route` compute the same results by
+an operation. Its plain formula is the loop, and its kernel, in :mod:`torchcaps.kernels.dense`, never builds the votes.
+``tests/nn/test_dynamic_routing.py`` checks for every option that both, and their derivatives, are equal. If you add an
+option to the loop, add it to the kernel's two passes, or let ``DynamicRouting.forward`` call the loop for it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor, nn
 
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
+from torchcaps.kernels.dense import Options, Results, Tensors, bytes_of_row, route_operation
+from torchcaps.kernels.memory import blocks, in_blocks
+from torchcaps.kernels.operation import Backend
 from torchcaps.nn.capsules import Activations, LayerSize, Routed, RoutingRound
 from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.votes import BuiltVotes, DenseVotes, Votes, at_least_tiny
 from torchcaps.nn.votes.competition import SoftmaxOver
-from torchcaps.ops.checkpoint import blocks, in_blocks
 from torchcaps.ops.contractions import compute_votes
-from torchcaps.ops.fused import Options, Results, Tensors, bytes_of_row, route_operation
-from torchcaps.ops.operation import Backend
 from torchcaps.ops.precision import computed_in_full_precision
 from torchcaps.ops.squash import squashed
 from torchcaps.parts import register

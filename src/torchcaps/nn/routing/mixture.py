@@ -9,14 +9,13 @@ from typing import ClassVar
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from torchcaps.kernels.memory import blocks, in_blocks
+from torchcaps.kernels.mixtures import Options, Sums, VoteFactors
 from torchcaps.nn.capsules import Activations, LayerSize, Routed, RoutingRound
 from torchcaps.nn.routing.base import Routing
-from torchcaps.nn.routing.fitting import FITS, MixtureInputs, Options, fit_mixture
+from torchcaps.nn.routing.equations import FITS, MixtureInputs, fit_mixture
 from torchcaps.nn.votes import BuiltVotes, Votes
-from torchcaps.ops.checkpoint import blocks, in_blocks
-from torchcaps.ops.ledger import Sums
 from torchcaps.ops.precision import computed_in_full_precision
-from torchcaps.ops.vote_factors import VoteFactors
 from torchcaps.ranges import AtLeastOneIteration
 
 
@@ -99,7 +98,7 @@ class MixtureRouting(Routing):
     """
 
     equations: ClassVar[str]
-    """Name of the equations; see :func:`torchcaps.nn.routing.fitting.equations`."""
+    """Name of the equations; see :func:`torchcaps.nn.routing.equations.equations`."""
     start: tuple[float, float] = (0.0, 0.0)
     """Initial values of the two numbers."""
 

@@ -13,10 +13,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from torchcaps.errors import InputError
+from torchcaps.kernels.mixtures import VoteFactors
 from torchcaps.nn.capsules import LayerSize, Routed
 from torchcaps.nn.votes.competition import MapCompetition, SoftmaxOver, log_softmax, share_out
 from torchcaps.ops.precision import full_dtype
-from torchcaps.ops.vote_factors import VoteFactors
 
 
 class Votes(ABC):

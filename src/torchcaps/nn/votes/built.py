@@ -8,10 +8,10 @@ from torch import Tensor
 
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
+from torchcaps.kernels.mixtures import VoteFactors
 from torchcaps.nn.capsules import LayerSize
 from torchcaps.nn.votes.base import Votes
 from torchcaps.ops.precision import in_full_precision
-from torchcaps.ops.vote_factors import VoteFactors
 
 
 class BuiltVotes(Votes):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -12,14 +11,24 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from torchcaps.kernels.maps import (
+    Options,
+    Results,
+    Slab,
+    Tensors,
+    Window,
+    convolve,
+    cropped,
+    map_operation,
+    slabs_of,
+    window_sums,
+)
+from torchcaps.kernels.operation import Backend
 from torchcaps.nn.capsules import Activations, LayerSize, Routed
 from torchcaps.nn.routing.dynamic import dynamic_routing
 from torchcaps.nn.votes.base import Votes, at_least_tiny
 from torchcaps.nn.votes.built import BuiltVotes
 from torchcaps.nn.votes.competition import share_out
-from torchcaps.ops.operation import Backend, Operation
-from torchcaps.ops.slabs import Options, Plan, Results, Tensors, backward, fake, forward, slab_bytes
-from torchcaps.ops.windows import Slab, Window, convolve, cropped, window_sums
 from torchcaps.tracing import is_graph_capture
 
 
@@ -124,10 +133,8 @@ class VotesOfTypes(NamedTuple):
         """
         if is_graph_capture():
             return []
-        B, (T, _, J, D) = self.maps.shape[0], self.size
-        position = T * J * D * self.maps.element_size()
-        most = slab_bytes(B * math.prod(self.out_sizes) * position, self.maps.device)
-        return self.window.slabs(B, self.maps.shape[3:], self.out_sizes, position, most)
+        T, _, J, D = self.size
+        return slabs_of(self.window, self.maps, (T, J, D), self.out_sizes)
 
     def all_rows(self) -> tuple[Votes, Activations]:
         """Return votes and activations of all output positions."""
@@ -192,17 +199,7 @@ def _route_all(tensors: Tensors, options: Options) -> Results:
     return Results(routed.poses.unflatten(0, (maps.shape[0], *options.out_sizes)).movedim((-2, -1), (1, 2)))
 
 
-_route_map = Operation(
-    "route_map",
-    Tensors,
-    Options,
-    Results,
-    forward=forward,
-    backward=backward,
-    plain=_route_all,
-    fake=fake,
-    plain_bytes=lambda *call: Plan(*call).vote_bytes,
-)
+_route_map = map_operation(_route_all)
 
 
 def in_slabs(work: Callable[[Votes, Activations], Routed], votes: VotesOfTypes) -> Routed:

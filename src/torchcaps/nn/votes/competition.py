@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from torchcaps.ops.operation import gradient_rule
+from torchcaps.kernels.operation import gradient_rule
 
 SoftmaxOver = Literal["outputs", "inputs"]
 """The axis on which capsules compete."""

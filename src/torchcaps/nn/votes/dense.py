@@ -9,10 +9,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from torchcaps.checks import checked
+from torchcaps.kernels.mixtures import VoteFactors
 from torchcaps.nn.capsules import LayerSize
 from torchcaps.nn.votes.base import Votes
 from torchcaps.ops.contractions import agreement, weighted_sum
-from torchcaps.ops.vote_factors import VoteFactors
 
 
 class VotesOfPoses(Votes):

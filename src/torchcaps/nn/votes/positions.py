@@ -5,10 +5,10 @@ from __future__ import annotations
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from torchcaps.kernels.mixtures import VoteFactors
 from torchcaps.nn.votes.base import Votes
 from torchcaps.nn.votes.built import BuiltVotes
 from torchcaps.nn.votes.dense import DenseVotes, MatrixVotes, SharedVotes
-from torchcaps.ops.vote_factors import VoteFactors
 
 
 def at_all_positions(votes: Votes, poses: Float[Tensor, "B I K"], positions: int) -> Votes:

@@ -14,9 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from torchcaps.kernels.convolution.points import MOVE_COST, Plan, Shape, best_plan
+from torchcaps.kernels.memory import get_working_memory, piece
 from torchcaps.machine import MIB
-from torchcaps.ops.convolution.points import MOVE_COST, Plan, Shape, best_plan
-from torchcaps.ops.memory import get_working_memory, nearly_equal
 
 Way = Literal["plain", "columns", "transform"]
 
@@ -78,4 +78,4 @@ def plain_layout(weight: Tensor, features: Tensor | None = None) -> torch.memory
 def images_at_once(plan: Plan, images: int) -> int:
     """Return the number of images to process together within the working memory; 0 if a single image does not fit."""
     fitting = int((get_working_memory() * MIB / 4 - plan.numbers_of_kernel) / plan.numbers_of_image)
-    return nearly_equal(images, fitting) if fitting > 0 else 0
+    return piece(images, fitting) if fitting > 0 else 0

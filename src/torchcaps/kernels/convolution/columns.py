@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.convolution.points import Shape
-from torchcaps.ops.pool import new_empty
+from torchcaps.kernels.convolution.points import Shape
+from torchcaps.kernels.memory import new_empty
 
 MAX_BLOCK_NUMBERS = 2**20
 """Numbers (4 MiB) of the larger matrix of a block; more leave the caches, fewer need more calls."""

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.fused.layer import Layer, Options, Tensors
+from torchcaps.kernels.dense.layer import Layer, Options, Tensors
 from torchcaps.ops.precision import full_precision
 from torchcaps.ops.squash import squashed
 

@@ -1,10 +1,11 @@
-"""The kernel of dynamic routing, with a hand-written backward pass: the votes, B·I·J·D numbers, are never built.
+"""The kernels of dynamic routing and of sums over votes W_ij u_i: the votes, B·I·J·D numbers, are never built.
 
-``README.md`` in this folder derives every step. Names in brackets, such as [logits], are names of its steps. Read the
-files in this order:
+``README.md`` of :mod:`torchcaps.kernels` derives every step. Names in brackets, such as [logits], are names of its
+steps. Read the files in this order:
 
 - :mod:`.forward` and :mod:`.backward`: the two passes, from top to bottom;
-- :mod:`.layer`: the tensors of a call, their blocks and work buffers, and the steps that both passes share.
+- :mod:`.layer`: the tensors of a call, their blocks and work buffers, and the steps that both passes share;
+- :mod:`.contraction`: the two sums for other routings, and their gradients.
 
 Inside, poses are (B, K, I) and weights (J, D, K, I). The long axis comes last, and each step is a matrix product or
 runs along it. A block is the part of the weights that is processed at a time, (j, D, K·i); small letters are its sizes.
@@ -17,12 +18,24 @@ from collections.abc import Callable
 
 import torch
 
-from torchcaps.ops.fused.backward import backward
-from torchcaps.ops.fused.forward import forward
-from torchcaps.ops.fused.layer import Options, Results, Tensors, working_dtype
-from torchcaps.ops.operation import Operation
+from torchcaps.kernels.dense.backward import backward
+from torchcaps.kernels.dense.contraction import COUPLING, PARENTS, Contraction, Factors, contraction
+from torchcaps.kernels.dense.forward import forward
+from torchcaps.kernels.dense.layer import Options, Results, Tensors, working_dtype
+from torchcaps.kernels.operation import Operation
 
-__all__ = ["Options", "Results", "Tensors", "bytes_of_row", "route_operation"]
+__all__ = [
+    "COUPLING",
+    "PARENTS",
+    "Contraction",
+    "Factors",
+    "Options",
+    "Results",
+    "Tensors",
+    "bytes_of_row",
+    "contraction",
+    "route_operation",
+]
 
 
 def route_operation(plain: Callable[[Tensors, Options], Results]) -> Operation[Tensors, Options, Results]:

@@ -1,8 +1,8 @@
 """[transform] Forward and backward pass of a convolution by products of planes; read it from top to bottom.
 
-``README.md`` in this folder derives the steps. Inside, features are (H, W, B, C) and maps (h, w, B, O). Positions come
-first, so that a step along an axis of positions is one matrix product. Its long axis, last in memory, holds the numbers
-of a position. Kernels are (O, C, k, l), and each pass copies them to channels last once.
+``README.md`` of :mod:`torchcaps.kernels` derives the steps. Inside, features are (H, W, B, C) and maps (h, w, B, O).
+Positions come first, so that a step along an axis of positions is one matrix product. Its long axis, last in memory,
+holds the numbers of a position. Kernels are (O, C, k, l), and each pass copies them to channels last once.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.convolution.columns import multiply
-from torchcaps.ops.convolution.points import Matrices, Plan
-from torchcaps.ops.pool import new_empty
+from torchcaps.kernels.convolution.columns import multiply
+from torchcaps.kernels.convolution.points import Matrices, Plan
+from torchcaps.kernels.memory import new_empty
 
 
 class Planes:

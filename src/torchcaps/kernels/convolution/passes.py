@@ -11,9 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from torchcaps.machine import MIB
-from torchcaps.ops.convolution import columns, transform
-from torchcaps.ops.convolution.choice import (
+from torchcaps.kernels.convolution import columns, transform
+from torchcaps.kernels.convolution.choice import (
     MIN_CHANNELS,
     MIN_TRIMMED_OUTPUTS,
     Way,
@@ -21,9 +20,10 @@ from torchcaps.ops.convolution.choice import (
     images_at_once,
     plain_layout,
 )
-from torchcaps.ops.convolution.points import Plan, Shape, best_plan
-from torchcaps.ops.memory import get_working_memory
-from torchcaps.ops.operation import Forward
+from torchcaps.kernels.convolution.points import Plan, Shape, best_plan
+from torchcaps.kernels.memory import get_working_memory
+from torchcaps.kernels.operation import Forward
+from torchcaps.machine import MIB
 from torchcaps.tracing import is_compiled_as_one, is_exporting, is_float32_on_cpu
 
 KeptPlanes = list[list[Tensor]]
@@ -41,7 +41,7 @@ class Tensors(NamedTuple):
 
 
 class Options(NamedTuple):
-    """Arguments of :func:`torchcaps.ops.convolution.convolve` besides tensors."""
+    """Arguments of :func:`torchcaps.kernels.convolution.convolve` besides tensors."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]

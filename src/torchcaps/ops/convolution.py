@@ -1,13 +1,6 @@
 """Fast convolutions on a CPU: ``convolve``.
 
-The reference is one line, ``F.conv2d``. ``README.md`` in this folder derives the transform. Read the files in this
-order:
-
-- :mod:`.points`: cuts a convolution into phases and tiles, and makes the matrices of the transform;
-- :mod:`.transform`: forward and backward pass by the transform, from top to bottom;
-- :mod:`.columns`: a convolution as one matrix product, for few input channels or very few images;
-- :mod:`.choice`: chooses the algorithm; :mod:`.passes`: forward and backward pass with the chosen algorithm;
-- this file: the interface.
+The reference is one line, ``F.conv2d``; the algorithms are in :mod:`torchcaps.kernels.convolution`.
 """
 
 from __future__ import annotations
@@ -20,10 +13,7 @@ from torch import Tensor
 
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
-from torchcaps.ops import operation as kernel
-from torchcaps.ops.convolution.choice import choose
-from torchcaps.ops.convolution.passes import Options, Results, Tensors, backward, fake, forward, plain, shape_of, suits
-from torchcaps.ops.convolution.points import Pair, Shape
+from torchcaps.kernels.convolution import Options, Pair, Shape, Tensors, choose, convolution, shape_of
 from torchcaps.ops.precision import check_one_dtype
 from torchcaps.ranges import Padding, Pixels
 
@@ -87,8 +77,8 @@ def compute(
     """:func:`convolve` without checks of types and shapes."""
     tensors = Tensors(features, weight, bias)
     _check(shape_of(features, weight, stride, padding), *tensors)
-    backend: kernel.Backend = "reference" if way == "plain" else "auto"
-    return _convolution(tensors, Options(stride, padding, relu, way), backend).maps
+    implementation: Literal["reference", "auto"] = "reference" if way == "plain" else "auto"
+    return convolution(tensors, Options(stride, padding, relu, way), implementation).maps
 
 
 def _check(shape: Shape, features: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -99,17 +89,3 @@ def _check(shape: Shape, features: Tensor, weight: Tensor, bias: Tensor | None) 
             f"got shapes {tuple(features.shape)} and {tuple(weight.shape)}"
         )
     check_one_dtype("convolve: features, weight and bias", features, weight, bias)
-
-
-_convolution = kernel.Operation(
-    "convolve",
-    Tensors,
-    Options,
-    Results,
-    forward=forward,
-    backward=backward,
-    plain=plain,
-    fake=fake,
-    suits=suits,
-    read=lambda options: (0,) if options.relu else (),
-)

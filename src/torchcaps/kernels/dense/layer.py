@@ -9,9 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.memory import Buffers, block_bytes, max_batch_slice, nearly_equal, slices
+from torchcaps.kernels.memory import Buffers, block_bytes, piece, slices
 from torchcaps.ops.precision import full_dtype
 
+MAX_BLOCK_MIB = 16.0  # on a CPU, so that buffers stay in the caches; best for a large layer, near best for MNIST's
+MAX_BATCH_SLICE = 128  # images on a CPU; more do not make the products faster there
 MIN_BATCH_SLICE = 16  # images; with fewer, reading the weights costs more than multiplying by them
 MIN_INPUT_BLOCK = 32  # input capsules; with fewer, the inner loops are short
 INPUT_MULTIPLE = 16  # input capsules; a vector register holds 16 float32 numbers
@@ -70,11 +72,11 @@ class Layer:
         """Cut outputs, inputs and images into blocks that fit the working memory; competing capsules stay together."""
         (B, K, I), (J, D, _, _) = self.poses.shape, self.weight.shape
         over_inputs = self.options.over_inputs
-        budget = block_bytes(self.poses.device) // self.poses.element_size()
+        budget = block_bytes(self.poses.device, MAX_BLOCK_MIB) // self.poses.element_size()
         matrix = D * K  # numbers of an input and output: W, and as many of grad_W
         link = 3 * K + 3  # numbers of an image, input and output: VW, gsW, coupled; agreement, coupling, spare
         whole = self.poses.is_meta  # no memory to save
-        b = B if whole else nearly_equal(B, max_batch_slice(B, self.poses.device))
+        b = B if whole else piece(B, max_batch_slice(B, self.poses.device))
         if whole or I * J * (matrix + b * link) <= budget:
             return slices(J, J), slices(I, I), slices(B, b)
 
@@ -86,8 +88,8 @@ class Layer:
         while b > MIN_BATCH_SLICE and least * smallest() > budget:
             b = -(-b // 2)
         if over_inputs:
-            return slices(J, nearly_equal(J, budget // smallest())), slices(I, I), slices(B, b)
-        return slices(J, J), slices(I, nearly_equal(I, budget // smallest(), INPUT_MULTIPLE)), slices(B, b)
+            return slices(J, piece(J, budget // smallest())), slices(I, I), slices(B, b)
+        return slices(J, J), slices(I, piece(I, budget // smallest(), INPUT_MULTIPLE)), slices(B, b)
 
     def weight_blocks(self) -> Iterator[tuple[slice, slice, Float[Tensor, "j D Ki"]]]:
         """Yield slices of outputs and inputs with their contiguous block of W."""
@@ -132,6 +134,11 @@ class Layer:
     def product(self, left: Tensor, right: Tensor) -> Tensor:
         """Return left @ right, one product for each capsule, in a buffer."""
         return torch.bmm(left, right, out=self.buffers.take("sum", (*left.shape[:2], right.shape[2])))
+
+
+def max_batch_slice(images: int, device: torch.device) -> int:
+    """Return the largest number of images of a batch in one block."""
+    return MAX_BATCH_SLICE if device.type == "cpu" else images
 
 
 def working_dtype(poses: Tensor, weight: Tensor) -> torch.dtype:

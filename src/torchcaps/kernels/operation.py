@@ -14,9 +14,9 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from torchcaps.kernels.memory import get_working_memory, is_working_memory_set
 from torchcaps.machine import MIB
-from torchcaps.ops.memory import get_working_memory, is_working_memory_set
-from torchcaps.tracing import has_saved_tensor_hooks, is_eager, is_recording_operations, needs_torch_operations
+from torchcaps.tracing import has_saved_tensor_hooks, is_recording_operations, needs_torch_operations
 
 TensorsT = TypeVar("TensorsT", bound=tuple)  # type: ignore[type-arg]  # of any length
 OptionsT = TypeVar("OptionsT", bound=tuple)  # type: ignore[type-arg]  # of any length
@@ -100,7 +100,7 @@ class Operation(Generic[TensorsT, OptionsT, ResultsT]):
           working memory that was set by hand.
         - ``backend="recompute"`` takes the kernel wherever it can run, ``backend="reference"`` the plain formula.
         """
-        if backend == "reference" or needs_torch_operations() or not (is_eager() or is_recording_operations()):
+        if backend == "reference" or needs_torch_operations():
             return False
         device = next(tensor for tensor in tensors if tensor is not None).device
         if backend == "recompute":

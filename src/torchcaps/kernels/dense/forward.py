@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from torchcaps.kernels.dense.layer import Layer, Options, Results, Tensors
+from torchcaps.kernels.memory import get_working_memory
+from torchcaps.kernels.operation import Forward
 from torchcaps.machine import MIB
-from torchcaps.ops.fused.layer import Layer, Options, Results, Tensors
-from torchcaps.ops.memory import get_working_memory
-from torchcaps.ops.operation import Forward
 from torchcaps.ops.precision import full_precision
 from torchcaps.ops.squash import squashed
 

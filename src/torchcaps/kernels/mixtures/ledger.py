@@ -29,9 +29,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.memory import Buffers
+from torchcaps.kernels.memory import Buffers
+from torchcaps.kernels.operation import gradient_rule
 from torchcaps.ops.mixtures import share_out
-from torchcaps.ops.operation import gradient_rule
 
 Pairs = Float[Tensor, "B #J I"]
 """One number for each output and input capsule; (B, 1, I) if all outputs share it."""

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.memory import nearly_equal, slices
+from torchcaps.kernels.memory import piece, slices
 
 
 class Piece(NamedTuple):
@@ -135,9 +135,9 @@ class Window(NamedTuple):
             if of_image <= most:
                 break
             row = of_image // lengths[axis]
-            lengths[axis] = nearly_equal(outs[axis], max(1, most // row))
+            lengths[axis] = piece(outs[axis], max(1, most // row))
             of_image = row * lengths[axis]
-        together = nearly_equal(images, max(1, most // max(of_image, 1)))
+        together = piece(images, max(1, most // max(of_image, 1)))
         cuts = [
             [self.piece(size, part.start, part.stop) for part in slices(out, length)]
             for size, out, length in zip(padded, outs, lengths, strict=True)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.ops.memory import Buffers
+from torchcaps.kernels.memory import Buffers
 from torchcaps.tracing import is_float32_on_cpu
 
 Kind = Literal["built", "dense", "matrix", "shared"]

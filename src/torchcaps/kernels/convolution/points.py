@@ -1,6 +1,6 @@
 """[points] Cut a convolution into phases and tiles, and make the matrices that transform a tile.
 
-``README.md`` in this folder derives both.
+``README.md`` of :mod:`torchcaps.kernels` derives both.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Dynamic routing of votes that are convolutions of maps, without storing the votes.
 
-Votes are computed slab by slab (:class:`torchcaps.ops.windows.Slab`). Inside a slab they are routed in blocks of
-positions that stay in the caches. The backward pass computes the votes of a slab again, routes them again, writes the
+Votes are computed slab by slab (:class:`.windows.Slab`). Inside a slab they are routed in blocks of positions that stay
+in the caches. The backward pass computes the votes of a slab again, routes them again, writes the
 votes' gradient over the votes, and passes it through the convolution.
 
 With the sums s_r, the output capsules v_r, the coupling c_r and the logits b_r of iteration r of R, the gradient of the
@@ -14,7 +14,7 @@ B batch, T input types, J output types, D components of an output capsule, n pos
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,25 +22,35 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from torchcaps.kernels.maps.windows import Slab, Window, convolve, cropped
+from torchcaps.kernels.memory import block_bytes, piece, slices
+from torchcaps.kernels.operation import Forward, Operation
 from torchcaps.machine import MIB
-from torchcaps.ops.memory import get_working_memory, nearly_equal, slices
-from torchcaps.ops.operation import Forward
-from torchcaps.ops.windows import Slab, Window, convolve, cropped
 
-SLAB_BYTES = 2 * MIB
-"""Bytes of votes in a slab on a CPU."""
+SLAB_MIB = 2.0
+"""MiB of votes in a slab on a CPU."""
 LARGE_VOTE_BYTES = 128 * MIB
 """Layers with at least as many votes use slabs of twice the size."""
 BLOCK_BYTES = MIB // 2
 """Bytes of votes in a block on a CPU."""
 
 
-def slab_bytes(votes: int, device: torch.device) -> int:
-    """Return the limit on the bytes of votes in a slab, for a layer with this many bytes of votes."""
-    room = int(get_working_memory(device) * MIB / 4)  # the backward pass takes three times a slab
-    if device.type == "cpu":
-        room = min(room, SLAB_BYTES if votes < LARGE_VOTE_BYTES else 2 * SLAB_BYTES)
-    return max(room, 1)
+def slabs_of(
+    window: Window, maps: Float[Tensor, "B T K *S"], sizes: Sequence[int], out_sizes: Sequence[int]
+) -> list[Slab]:
+    """Cut the outputs of a layer into slabs, within the working memory; one slab if the votes are few.
+
+    Args:
+        window: The kernel.
+        maps: Capsules of each type, with the padding of the window.
+        sizes: T, J, D.
+        out_sizes: Sizes of the output map.
+    """
+    position = math.prod(sizes) * maps.element_size()
+    votes = len(maps) * math.prod(out_sizes) * position
+    # the backward pass takes three times a slab
+    most = block_bytes(maps.device, SLAB_MIB if votes < LARGE_VOTE_BYTES else 2 * SLAB_MIB, share=4)
+    return window.slabs(len(maps), maps.shape[3:], out_sizes, position, most)
 
 
 class Tensors(NamedTuple):
@@ -64,7 +74,7 @@ class Options(NamedTuple):
     out_sizes: tuple[int, ...]
     """Sizes of the output map."""
     kernel_size: int
-    """The window: :class:`torchcaps.ops.windows.Window`, whose padding the maps have already."""
+    """The window: :class:`torchcaps.kernels.maps.windows.Window`, whose padding the maps have already."""
     stride: int
     cut: int
     up: bool
@@ -87,10 +97,7 @@ class Plan:
         maps, (T, J, D), self.out_sizes, self.groups = tensors.maps, *options[:2], options.groups
         self.window = Window(options.kernel_size, options.stride, options.cut, options.up)
         self.sizes = len(maps), T, J, D
-        position = T * J * D * maps.element_size()
-        self.vote_bytes = len(maps) * math.prod(self.out_sizes) * position
-        most = slab_bytes(self.vote_bytes, maps.device)
-        self.slabs = self.window.slabs(len(maps), maps.shape[3:], self.out_sizes, position, most)
+        self.slabs = slabs_of(self.window, maps, options.sizes, self.out_sizes)
 
     def seen(self, slab: Slab, maps: Float[Tensor, "B T K *S"]) -> Float[Tensor, "N C *S"]:
         """Return the part of the maps that a slab is computed from, as the convolution takes it."""
@@ -183,17 +190,35 @@ def backward(
     return of_maps, of_kernel, of_vote_bias if wanted[2] else None, of_bias if wanted[3] else None
 
 
-def fake(tensors: Tensors, options: Options) -> Results:
-    """Return capsules without numbers."""
-    _, J, D = options.sizes
-    return Results(tensors.maps.new_empty((tensors.maps.shape[0], J, D, *options.out_sizes)))
+def map_operation(plain: Callable[[Tensors, Options], Results]) -> Operation[Tensors, Options, Results]:
+    """Return the operation of dynamic routing on a map, whose plain formula routes all positions at once."""
+
+    def fake(tensors: Tensors, options: Options) -> Results:
+        _, J, D = options.sizes
+        return Results(tensors.maps.new_empty((tensors.maps.shape[0], J, D, *options.out_sizes)))
+
+    def plain_bytes(tensors: Tensors, options: Options) -> int:
+        maps = tensors.maps
+        return len(maps) * math.prod(options.out_sizes) * math.prod(options.sizes) * maps.element_size()
+
+    return Operation(
+        "route_map",
+        Tensors,
+        Options,
+        Results,
+        forward=forward,
+        backward=backward,
+        plain=plain,
+        fake=fake,
+        plain_bytes=plain_bytes,
+    )
 
 
 def blocks(votes: Float[Tensor, "B T J D L"]) -> list[tuple[slice, Tensor]]:
     """Cut the positions of a slab into blocks that stay in the caches, each with room for as many numbers."""
     length = votes.shape[4]
     each = votes.element_size() * (votes.numel() // length)
-    size = length if votes.device.type != "cpu" else nearly_equal(length, max(1, BLOCK_BYTES // each))
+    size = length if votes.device.type != "cpu" else piece(length, max(1, BLOCK_BYTES // each))
     room = votes.new_empty((*votes.shape[:4], size))
     last = votes.new_empty((*votes.shape[:4], length % size)) if length % size else room
     parts = slices(length, size)
