@@ -27,13 +27,11 @@ def commands() -> str:
 
 def networks() -> str:
     """A row for each preset but the sources' own variants, with the first sentence of its description."""
-    rows = ["| preset | what it is | parameters | without decoder |", "|---|---|---|---|"]
+    rows = ["| preset | what it is | parameters |", "|---|---|---|"]
     for preset in map(get_preset, [name for name in list_presets() if not VARIANT.search(name)]):
         what = re.split(r"[.;:](?: |$)", preset.description)[0]
         network = plan_network(preset.network, preset.in_shape, preset.num_classes)
-        sizes = {part: parameter.numel() for part, parameter in network.named_parameters()}
-        total, without = sum(sizes.values()), sum(n for part, n in sizes.items() if not part.startswith("decoder."))
-        rows.append(f"| `{preset.name}` | {what} | {f'{total:,}' if total > without else '–'} | {without:,} |")
+        rows.append(f"| `{preset.name}` | {what} | {sum(each.numel() for each in network.parameters()):,} |")
     return "\n".join(rows)
 
 

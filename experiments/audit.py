@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +19,10 @@ KINDS: dict[str, str] = {
     "dead-capsules": "equal outputs",
     "padding-changes-result": "padding changes results",
 }
+
+
+#: Findings that change no result for ordinary inputs.
+HARMLESS = {"nan-at-zero", "softmax-over-inputs"}
 
 
 class Audit:
@@ -43,23 +49,36 @@ class Audit:
         return {kind: self.count(kind) for kind in sorted(KINDS, key=self.count, reverse=True)}
 
     @property
-    def wrong(self) -> int:
-        """Number of repositories with a finding that changes results for ordinary inputs."""
-        harmless = {"nan-at-zero", "softmax-over-inputs"}
-        return sum(bool(line["findings"].keys() - harmless) for line in self.lines)
+    def faulty(self) -> list[Mapping[str, Any]]:
+        """Lines with a finding that changes results for ordinary inputs."""
+        return [line for line in self.lines if line["findings"].keys() - HARMLESS]
 
     @property
-    def fields(self) -> dict[str, int]:
-        """Number of repositories of each field."""
-        names = [line["field"] for line in self.lines]
-        return {name: names.count(name) for name in dict.fromkeys(names)}
+    def wrong(self) -> int:
+        """Number of repositories with a finding that changes results for ordinary inputs."""
+        return len(self.faulty)
 
     def rows(self) -> Iterator[str]:
-        """Yield the rows of the table."""
-        for line in self.lines:
+        """Yield the rows of the table of faulty repositories."""
+        for line in self.faulty:
             name = line["repository"]
-            found = ", ".join(_finding(kind, each) for kind, each in line["findings"].items()) or "none"
-            yield f"| [{name}](https://github.com/{name}) | {line['commit']} | {found} | {_place(line)} |"
+            link = f"[{name}](https://github.com/{name})"
+            yield f"| {link} | {line['commit']} | {_findings(line)} | {_place(line)} |"
+
+    def csv(self) -> str:
+        """Return all repositories as CSV."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(("repository", "commit", "field", "findings", "where"))
+        for line in self.lines:
+            cells = (_findings(line), _place(line))
+            about = (line["repository"], line["commit"], line["field"])
+            writer.writerow((*about, *(cell.replace("`", "") for cell in cells)))
+        return text.getvalue()
+
+
+def _findings(line: Mapping[str, Any]) -> str:
+    return ", ".join(_finding(kind, each) for kind, each in line["findings"].items()) or "none"
 
 
 def _finding(kind: str, found: Mapping[str, Any]) -> str:

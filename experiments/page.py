@@ -48,12 +48,10 @@ PIXEL_DATA = {"digits": "digits", "azimuth": "objects", "slices": "slices of one
 #: Rows of the table of networks for pixels: title, test, measure.
 PIXEL_TESTS = (
     ("digits", "digits", ""),
-    ("digits, turned by up to 45°", "digits", "turned by ±45°"),
     ("digits, turned by up to 180°", "digits", "turned by ±180°"),
     ("objects, familiar sides", "azimuth", "familiar"),
     ("objects, new sides", "azimuth", ""),
     ("one head", "slices", ""),
-    ("one head, turned by up to 45°", "slices", "turned by ±45°"),
     ("one head, turned by up to 180°", "slices", "turned by ±180°"),
     ("one head, volumes", "blocks", ""),
 )

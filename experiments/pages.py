@@ -2,8 +2,9 @@
 
     python experiments/pages.py
 
-These are docs/public-code.md and docs/paper.md, from the templates beside this script, docs/leaderboard.csv and
-docs/references.bib. Their numbers come from the files in experiments/results and from CITATION.cff.
+These are docs/public-code.md and docs/paper.md, from the templates beside this script, docs/audit.csv,
+docs/leaderboard.csv, docs/presets.csv and docs/references.bib. Their numbers come from the files in
+experiments/results and from CITATION.cff.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import jinja2
 import yaml
 
 from experiments.audit import Audit
-from experiments.leaderboard import leaderboard
+from experiments.leaderboard import beside_sources, leaderboard
 from experiments.page import Page
 from experiments.paper import EQUAL, FIGURES, Records, bibliography, software
 from experiments.store import RESULTS
@@ -34,7 +35,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("public-code", "paper")
 #: Other files that are written, and the functions that give their text.
 DATA: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "audit.csv": lambda values: values["audit"].csv(),
     "references.bib": lambda values: bibliography(values["citation"]),
+    "presets.csv": lambda values: beside_sources(values["page"]),
     "leaderboard.csv": lambda values: leaderboard(values["page"]),
 }
 

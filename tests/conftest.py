@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from filelock import FileLock
 
 from torchcaps.ops.memory import set_working_memory
 
@@ -50,6 +52,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker(mark):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation site, built once for all processes of the tests; a warning is an error."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder = shared / "site"
+    with FileLock(shared / "site.lock"):
+        if not folder.exists():
+            build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", f"{folder}.unfinished"]
+            built = subprocess.run(build, cwd=Path(__file__).parents[1], capture_output=True, text=True)
+            assert built.returncode == 0, built.stderr
+            Path(f"{folder}.unfinished").rename(folder)
+    return folder
 
 
 @pytest.fixture(autouse=True)
