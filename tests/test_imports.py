@@ -15,12 +15,13 @@ SOURCE = Path(torchcaps.__file__).parent
 
 # What each part of the package may import, besides itself. Right may import left:
 # the files of BASE <- kernels, ops <- nn <- models <- analysis <- training <- cli; datasets stands beside ops.
-BASE = {"_lazy", "_version", "checks", "errors", "files", "machine", "parts", "ranges", "tasks", "tracing", "words"}
+BASE = {"_lazy", "_version", "checks", "errors", "files", "machine", "parts", "ranges", "signals", "tasks", "tracing"}
+BASE |= {"words"}
 INNER = BASE | {"plugins", "ops", "nn", "models", "datasets", "analysis", "training"}
 MAY_IMPORT: dict[str, Set[str]] = {
     **dict.fromkeys(("errors", "_version", "words"), frozenset()),
     **dict.fromkeys(("_lazy", "files", "ranges", "machine", "plugins"), frozenset({"errors"})),
-    "tracing": frozenset(),
+    **dict.fromkeys(("tracing", "signals"), frozenset()),
     "checks": {"errors", "ranges", "tracing", "words"},
     "parts": {"errors", "ranges", "checks"},
     # one floor: the kernels use formulas of ops, and formulas that have a kernel call it

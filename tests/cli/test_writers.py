@@ -1,8 +1,10 @@
 """No command replaces what stands there: every writer, with every kind of file at the place it would write to."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -280,3 +282,20 @@ def test_memory_does_not_grow_with_the_number_of_files(words: str, here: Path) -
         assert code == 0, done.stderr
         peaks.append(peak)
     assert peaks[1] < peaks[0] + 64, peaks  # MiB; 32 images and masks in memory take 128
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for one process")
+@pytest.mark.parametrize("delay", [0.4, 1.5])
+@pytest.mark.parametrize("command", ["evaluate --data digits", "train --data digits", "export", "presets"])
+def test_three_signals_at_once_print_no_traceback(command: str, delay: float, here: Path) -> None:
+    typed = [sys.executable, "-m", "torchcaps", *command.split()]
+    with subprocess.Popen(typed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=here) as process:
+        time.sleep(delay)
+        for _ in range(3):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.001)
+        _, errors = process.communicate()
+    assert process.returncode in (130, -signal.SIGINT)  # the last of them may come when Python has ended
+    assert "Traceback" not in errors
+    assert "Exception ignored" not in errors

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from torchcaps.errors import install
+from torchcaps.signals import one_interrupt
 
 WAITING_TURNS = "1000"
 """Turns of the loop in which an OpenMP thread waits before it sleeps. A layer has many small parallel regions, and each
@@ -23,9 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", WAITING_TURNS)  # read when torch is loaded, by child processes too
     try:
-        from torchcaps.cli.app import main as run
+        with one_interrupt():
+            from torchcaps.cli.app import main as run
 
-        return run(arguments)
+            return run(arguments)
     except KeyboardInterrupt:  # while packages are imported, or while another error is printed
         print("Interrupted.", file=sys.stderr)
         return 130

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from torchcaps import signals
 from torchcaps.errors import InputError, install, reason_of
 from torchcaps.tasks import find_task, task_of
 
@@ -193,9 +194,10 @@ def noted_signals(react: Callable[[], object] | None = None) -> Iterator[list[in
     Signals arrive only in the main thread. In another thread, the list stays empty.
 
     Args:
-        react: Function to call at every signal. None: a second signal has its normal effect.
+        react: Function to call at every signal. None: a second signal, after ``REPEAT_SECONDS``, has its normal effect.
     """
     received: list[int] = []
+    first = 0.0
     previous: dict[signal.Signals, Any] = {}
 
     def restore_handlers() -> None:
@@ -203,8 +205,16 @@ def noted_signals(react: Callable[[], object] | None = None) -> Iterator[list[in
             signal.signal(each, handler)
 
     def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  signature of signal handlers
-        received.append(number)
-        restore_handlers() if react is None else react()
+        nonlocal first
+        if react is not None:
+            received.append(number)
+            react()
+        elif not received:
+            first = time.monotonic()
+            received.append(number)
+        elif time.monotonic() - first > signals.REPEAT_SECONDS:  # an earlier one belongs to the same stop
+            restore_handlers()
+            signal.raise_signal(number)
 
     try:
         for each in (signal.SIGINT, signal.SIGTERM):
