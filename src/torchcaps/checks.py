@@ -88,7 +88,7 @@ def checked(function: FunctionT) -> FunctionT:
 @functools.cache  # not in the closure of `checked`, because torch.compile cannot wrap a cache in a closure
 def _checks_of(function: Callable[..., Any]) -> Mapping[str, Check]:
     """Return the check of each argument of a function, without *args, **kwargs and names for type checkers."""
-    found: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     names = inspect.unwrap(function).__globals__
     rest = {name for name, each in inspect.signature(function).parameters.items() if each.kind in _REST}
     for name, hint in function.__annotations__.items():
@@ -96,8 +96,8 @@ def _checks_of(function: Callable[..., Any]) -> Mapping[str, Check]:
             continue
         alone = types.SimpleNamespace(__annotations__={name: hint})
         with contextlib.suppress(NameError):
-            found |= typing.get_type_hints(alone, names, include_extras=True)
-    return {name: _check_of(hint) for name, hint in found.items()}
+            hints |= typing.get_type_hints(alone, names, include_extras=True)
+    return {name: _check_of(hint) for name, hint in hints.items()}
 
 
 def check(name: str, value: Any, hint: Any, sizes: Sizes | None = None) -> None:

@@ -68,7 +68,7 @@ def visible(text: str) -> str:
 
     So are bytes of a file's name that are not UTF-8, which Python reads as halves of characters.
     """
-    return CONTROL.sub(lambda found: _written_out(found[0]), text)
+    return CONTROL.sub(lambda character: _written_out(character[0]), text)
 
 
 def _written_out(character: str) -> str:

@@ -163,15 +163,15 @@ def options(cls: type) -> Mapping[str, Option]:
 def _options(cls: Any) -> Mapping[str, Option]:
     hints = typing.get_type_hints(cls if dataclasses.is_dataclass(cls) else cls.__init__, include_extras=True)
     help_texts = _help_texts(cls)
-    found = {}
+    described = {}
     for name, parameter in inspect.signature(cls).parameters.items():
         if parameter.default is not parameter.empty:
             hint = hints.get(name, Any)
             if FROM_DATA in typing.get_args(hint):
                 continue
             choice = next((each for each in typing.get_args(hint) if isinstance(each, Choice)), None)
-            found[name] = Option(name, parameter.default, hint, help_texts.get(name, ""), choice)
-    return types.MappingProxyType(found)
+            described[name] = Option(name, parameter.default, hint, help_texts.get(name, ""), choice)
+    return types.MappingProxyType(described)
 
 
 def _help_texts(cls: type) -> dict[str, str]:
@@ -179,12 +179,12 @@ def _help_texts(cls: type) -> dict[str, str]:
 
     A part may describe an option in its own words, also if another part has an option of the same name.
     """
-    found = {}
+    described = {}
     for each in reversed(cls.__mro__):
         section = inspect.cleandoc(vars(each).get("__doc__") or "").partition("Args:\n")[2]
         for name, text in re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", re.split(r"\n(?=\S)", section)[0], re.M):
-            found[name] = " ".join(re.sub(r":\w+:`~?([^`]*)`|`+", r"\1", text).split())
-    return found
+            described[name] = " ".join(re.sub(r":\w+:`~?([^`]*)`|`+", r"\1", text).split())
+    return described
 
 
 def _check_option(kind: str, cls: type, option: Option) -> None:
@@ -394,38 +394,38 @@ class UnknownOption(InputError):  # noqa: N818  one kind of wrong input
 
 
 def _override(cls: type, tree: Mapping[str, Any], changes: Mapping[str, Any], what: str) -> Tree:
-    found: set[str] = set()
-    changed = _changed(cls, tree, changes, found)
+    matched: set[str] = set()
+    changed = _changed(cls, tree, changes, matched)
     for name in changes:
-        if name not in found:
+        if name not in matched:
             raise UnknownOption(what, name, flat(changed))
     return changed
 
 
-def _changed(cls: type, tree: Mapping[str, Any], changes: Mapping[str, Any], found: set[str]) -> Tree:
+def _changed(cls: type, tree: Mapping[str, Any], changes: Mapping[str, Any], matched: set[str]) -> Tree:
     """Return the options of a part, or of settings, with other values, also in the parts inside it.
 
-    The names of the options that were met are added to ``found``.
+    The names of the options that were matched are added to ``matched``.
     """
     out = {}
     for option in options(cls).values():
         value = before = tree[option.name]
         if option.name in changes:
-            found.add(option.name)
+            matched.add(option.name)
             value = _checked_value(option, before, changes[option.name])
             if isinstance(before, Mapping) and value is None:
-                found |= set(flat(before))  # options of a removed part may be given, but have no effect
-        inner = functools.partial(_changed_inside, option.choice, changes=changes, found=found)
+                matched |= set(flat(before))  # options of a removed part may be named, but have no effect
+        inner = functools.partial(_changed_inside, option.choice, changes=changes, matched=matched)
         out[option.name] = _map_parts(value, inner)
     return out
 
 
-def _changed_inside(choice: Choice | None, held: Any, *, changes: Mapping[str, Any], found: set[str]) -> Any:
+def _changed_inside(choice: Choice | None, held: Any, *, changes: Mapping[str, Any], matched: set[str]) -> Any:
     """Apply the changes to the settings or the part that an option holds; return any other value unchanged."""
     if isinstance(held, Settings):
-        return type(held)(**_changed(type(held), held.fields, changes, found))
+        return type(held)(**_changed(type(held), held.fields, changes, matched))
     if isinstance(held, Mapping) and choice is not None:
-        return {"name": held["name"]} | _changed(find(choice.kind, held["name"]), held, changes, found)
+        return {"name": held["name"]} | _changed(find(choice.kind, held["name"]), held, changes, matched)
     return held
 
 
@@ -433,32 +433,32 @@ def _map_parts(value: Any, function: Callable[[Any], Any]) -> Any:
     return tuple(map(function, value)) if isinstance(value, tuple) else function(value)
 
 
-def _checked_value(option: Option, before: Any, given: Any) -> Any:
+def _checked_value(option: Option, before: Any, new: Any) -> Any:
     """Check the value for an option; return the complete tree if the option holds a part."""
     choice = option.choice
-    if isinstance(before, Settings) and isinstance(given, Mapping):
-        return before.replace(given)
+    if isinstance(before, Settings) and isinstance(new, Mapping):
+        return before.replace(new)
     if choice is None:
-        check(option.name, given, option.hint)
-        return tuple(given) if isinstance(given, list) else given
+        check(option.name, new, option.hint)
+        return tuple(new) if isinstance(new, list) else new
     if not choice.many:
-        return _complete_part(choice, before, given, option.default)
-    check(option.name, given, tuple[Any, ...])
+        return _complete_part(choice, before, new, option.default)
+    check(option.name, new, tuple[Any, ...])
     # a mapping without "name" modifies the existing part at this position; anything else replaces it
-    existing = [*(before or ()), *[None] * len(given)]
-    modifies = [isinstance(new, Mapping) and "name" not in new for new in given]
+    existing = [*(before or ()), *[None] * len(new)]
+    modifies = [isinstance(each, Mapping) and "name" not in each for each in new]
     return tuple(
-        _complete_part(choice, old if keep else None, new)
-        for old, new, keep in zip(existing, given, modifies, strict=False)
+        _complete_part(choice, old if keep else None, each)
+        for old, each, keep in zip(existing, new, modifies, strict=False)
     )
 
 
-def _complete_part(choice: Choice, before: Any, given: Any, default: Spec = None) -> Any:
-    if choice.optional and (given is False or given is None):
+def _complete_part(choice: Choice, before: Any, new: Any, default: Spec = None) -> Any:
+    if choice.optional and (new is False or new is None):
         return None
-    if given is True:
-        given = default or next(iter(PARTS[choice.kind])) if before is None else {}
-    return complete(choice.kind, given, before if isinstance(before, Mapping) else None)
+    if new is True:
+        new = default or next(iter(PARTS[choice.kind])) if before is None else {}
+    return complete(choice.kind, new, before if isinstance(before, Mapping) else None)
 
 
 # ---- looking at trees
@@ -482,7 +482,7 @@ def flat(tree: Mapping[str, Any]) -> Tree:
                 collect(value)
 
     collect(tree)
-    return {name: found[0] if all(v == found[0] for v in found) else tuple(found) for name, found in values.items()}
+    return {name: held[0] if all(v == held[0] for v in held) else tuple(held) for name, held in values.items()}
 
 
 def all_parts() -> Iterator[type]:
@@ -494,13 +494,13 @@ def all_parts() -> Iterator[type]:
 def own_parts(kind: str, tree: Mapping[str, Any]) -> list[str]:
     """Return the parts of a tree that do not come with torchcaps: ``["routing mine"]``."""
     cls = find(kind, tree["name"])
-    found = [] if cls.__module__.startswith("torchcaps.") else [f"{kind} {tree['name']}"]
+    names = [] if cls.__module__.startswith("torchcaps.") else [f"{kind} {tree['name']}"]
     for option in options(cls).values():
         value = tree[option.name]
         for each in value if isinstance(value, tuple) else (value,):
             if option.choice is not None and isinstance(each, Mapping):
-                found += own_parts(option.choice.kind, each)
-    return list(dict.fromkeys(found))
+                names += own_parts(option.choice.kind, each)
+    return list(dict.fromkeys(names))
 
 
 # ---- settings: options without a module

@@ -90,8 +90,8 @@ def import_file(name: str | Path) -> ModuleType:
     writes_nothing, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     sys.path.append(folder)  # the file may import other files of its folder
     try:
-        found = importlib.util.find_spec(stem) if stem.isidentifier() else None
-        if found is not None and os.path.realpath(found.origin or "") == file:
+        spec_on_path = importlib.util.find_spec(stem) if stem.isidentifier() else None
+        if spec_on_path is not None and os.path.realpath(spec_on_path.origin or "") == file:
             return importlib.import_module(stem)
         # the file's name is not a module name, or belongs to another module
         spec = importlib.util.spec_from_file_location(f"torchcaps_plugin_{stem}", file)

@@ -256,8 +256,8 @@ def _write(
             answers = _answers(open_file(temporary), cases)
         except InputError as error:  # its message begins with the name of the temporary file
             raise InputError(f"{path} was not written: {str(error).partition(': ')[2]}") from error
-        found = [_differences(network, batch, got) for batch, got in zip(cases, answers, strict=True)]
-        largest = np.max(found, axis=0).tolist()  # NaN stays NaN
+        differences = [_differences(network, batch, got) for batch, got in zip(cases, answers, strict=True)]
+        largest = np.max(differences, axis=0).tolist()  # NaN stays NaN
         for name, each in zip((LENGTHS, RECONSTRUCTION), largest, strict=False):
             if not each <= TOLERANCE:
                 raise InputError(

@@ -149,14 +149,14 @@ class OnnxModel:
             return [np.concatenate(each) for each in zip(*parts, strict=True)]
         return self._checked(outputs, images.shape)
 
-    def _checked(self, outputs: list[Any], given: tuple[int, ...]) -> list[np.ndarray]:
+    def _checked(self, outputs: list[Any], batch_shape: tuple[int, ...]) -> list[np.ndarray]:
         """Return the outputs for images of a shape; raise InputError if they are not scores and reconstructions."""
-        pixels, count, classes = self.description.in_shape, given[0], len(self.description.class_names)
+        pixels, count, classes = self.description.in_shape, batch_shape[0], len(self.description.class_names)
         shapes: tuple[set[tuple[int, ...]], ...]
         shapes = {(classes,)}, {pixels, (self.description.objects, *pixels)}
         if all(self._free[1:]):
             fewest = 1 if classes == 2 else classes  # two classes may have one score
-            shapes = {(classes, *given[2:]), (fewest, *given[2:])}, {given[1:]}
+            shapes = {(classes, *batch_shape[2:]), (fewest, *batch_shape[2:])}, {batch_shape[1:]}
         for output, fitting, name in zip(outputs, shapes, (LENGTHS, RECONSTRUCTION), strict=False):
             is_array = isinstance(output, np.ndarray) and np.issubdtype(output.dtype, np.floating)
             if not (is_array and len(output) == count and output.shape[1:] in fitting and np.isfinite(output).all()):

@@ -99,9 +99,11 @@ class PixelNetwork(Network):
 def pad_to_multiple(maps: Float[Tensor, "B C *S"], multiple: int) -> Float[Tensor, "B C *S"]:
     """Repeat the last pixel along each spatial axis until the size divides by ``multiple``."""
     for axis, size in enumerate(maps.shape[2:], 2):
-        wanted = (size + multiple - 1) // multiple * multiple  # not -(-size // multiple): ONNX rounds it towards zero
-        if is_graph_capture() or wanted != size:  # a comparison would fix the size in a graph
-            maps = maps.index_select(axis, torch.arange(wanted, device=maps.device).clamp_max(size - 1))
+        padded_size = (
+            (size + multiple - 1) // multiple * multiple
+        )  # not -(-size // multiple): ONNX rounds it towards zero
+        if is_graph_capture() or padded_size != size:  # a comparison would fix the size in a graph
+            maps = maps.index_select(axis, torch.arange(padded_size, device=maps.device).clamp_max(size - 1))
     return maps
 
 

@@ -160,9 +160,9 @@ class PixelCapsules(PixelNetwork):
 
     def _build_up(self, skips: Sequence[Capsules]) -> int:
         """Build the convolutions behind the capsules, and return the channels of the maps before the logits."""
-        if len(self.up_channels) != (wanted := 2 * len(skips) - 1):
+        if len(self.up_channels) != (up_count := 2 * len(skips) - 1):
             raise InputError(
-                f"up_channels must be {counted(wanted, 'number')} for {counted(len(skips), 'stride')}, got "
+                f"up_channels must be {counted(up_count, 'number')} for {counted(len(skips), 'stride')}, got "
                 f"{self.up_channels}"
             )
         strides = [stride for stride in map(_stride_down, self.layers) if stride > 1][: len(skips)]
@@ -334,10 +334,10 @@ def _check_size(number: int, layer: MapLayer, before: Sequence[int], after: Sequ
     stride, up = layer.window.stride, layer.repeat
     if layer.window.up:
         stride, up = 1, stride
-    wanted = [size * up // stride for size in before]
-    if [*after] != wanted:
+    expected = [size * up // stride for size in before]
+    if [*after] != expected:
         raise InputError(
-            f"layer {number} of layers must turn maps of {_as_sizes(before)} into {_as_sizes(wanted)}, but makes "
+            f"layer {number} of layers must turn maps of {_as_sizes(before)} into {_as_sizes(expected)}, but makes "
             f'{_as_sizes(after)}; set its layer_padding to "same"'
         )
 

@@ -41,9 +41,9 @@ class ShapePlan:
         """Return the recorded result of a module with such inputs, or infer and record it."""
         asked = type(module), (inputs if isinstance(inputs, Tensor) else inputs.poses).shape
         if is_eager():
-            before, found = next(self._known, (None, None))
-            if before == asked and found is not None:
-                return found
+            before, inferred = next(self._known, (None, None))
+            if before == asked and inferred is not None:
+                return inferred
             self._known = iter(())
         result = _run_without_numbers(module, inputs)
         self._inferred.append((asked, result))

@@ -89,20 +89,20 @@ class UNet(PixelNetwork):
         if find("network", tree["name"]) is UNet:
             raise InputError(f"parameters_of must be a preset that is not a U-Net itself, got {preset}")
         planned = plan(tree, self.in_shape, self.num_classes)
-        wanted = sum(parameter.numel() for parameter in planned.parameters())
+        target = sum(parameter.numel() for parameter in planned.parameters())
         scales = [0.0, 1.0]
-        while self._count(self._scaled(scales[1])) < wanted:
+        while self._count(self._scaled(scales[1])) < target:
             scales = [scales[1], 2 * scales[1]]
         for _ in range(40):
             middle = sum(scales) / 2
-            scales[self._count(self._scaled(middle)) >= wanted] = middle
-        found = min(map(self._scaled, scales), key=lambda widths: abs(self._count(widths) - wanted))
-        if abs(self._count(found) - wanted) > MAX_DIFFERENCE * wanted:
+            scales[self._count(self._scaled(middle)) >= target] = middle
+        widths = min(map(self._scaled, scales), key=lambda each: abs(self._count(each) - target))
+        if abs(self._count(widths) - target) > MAX_DIFFERENCE * target:
             raise InputError(
-                f"no U-Net of {counted(len(self.channels), 'level')} has the {wanted:,} parameters of {preset} within "
+                f"no U-Net of {counted(len(self.channels), 'level')} has the {target:,} parameters of {preset} within "
                 f"{MAX_DIFFERENCE:.0%}; set fewer channels than {self.channels}"
             )
-        return found
+        return widths
 
     def _scaled(self, scale: float) -> tuple[int, ...]:
         return tuple(max(1, round(scale * width)) for width in self.channels)

@@ -81,7 +81,7 @@ class Patient:
     def call(
         self, inputs: Tensor, mask: Tensor | None = None, *, module: nn.Module | None = None, seed: int = 0
     ) -> Tensor:
-        """Call a fresh copy, or the given module, and return its result (B, J, D), or (B, J) of a network."""
+        """Call a fresh copy, or ``module``, and return its result (B, J, D), or (B, J) of a network."""
         module = copy.deepcopy(self.module) if module is None else module
         mask = self.mask if mask is None else mask
         inputs = inputs.clone()  # the call may change it

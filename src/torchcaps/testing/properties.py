@@ -95,7 +95,7 @@ def _run(subject: Subject, skip: Collection[str]) -> dict[str, str]:
     for name in (skip := list(skip)):
         if not isinstance(name, str) or name not in CHECKS:
             raise unknown_name("check", str(name), CHECKS)
-    found = {name: "skipped" for name in CHECKS if name in skip}
+    measurements = {name: "skipped" for name in CHECKS if name in skip}
     for moved in (False, True):
         if moved and not fresh(subject).parameters():
             break
@@ -103,8 +103,8 @@ def _run(subject: Subject, skip: Collection[str]) -> dict[str, str]:
             if name not in skip and (each.moved or not moved):
                 with _described(subject, name, each.cause, moved):
                     words = each.find(fresh(subject, moved))
-                    found[name] = found[name] if moved else words
-    return {name: found[name] for name in CHECKS}
+                    measurements[name] = measurements[name] if moved else words
+    return {name: measurements[name] for name in CHECKS}
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def _state(subject: Subject) -> str:
     plain = {name for name, value in _attributes(subject.module) if isinstance(value, Tensor)}
     require(not plain, f"{', '.join(sorted(plain))} holds a tensor that is neither a parameter nor a buffer")
     inputs = subject.inputs()
-    wanted = subject.call(inputs)
+    expected = subject.call(inputs)
     file = io.BytesIO()
     torch.save(subject.module.state_dict(), file)
     file.seek(0)
@@ -119,8 +119,8 @@ def _state(subject: Subject) -> str:
         for tensor in (*other.parameters(), *other.buffers()):
             tensor.zero_()
     other.load_state_dict(torch.load(file, weights_only=True))
-    got = dataclasses.replace(subject, module=other).call(inputs)
-    return require_same(got, wanted, "before and after saving and loading the state_dict")
+    routed = dataclasses.replace(subject, module=other).call(inputs)
+    return require_same(routed, expected, "before and after saving and loading the state_dict")
 
 
 @check("a constant without the dtype and device of the poses, or a .float() or .double() without a conversion back")
@@ -182,10 +182,10 @@ def _input_order(subject: Subject) -> str:
     inputs = subject.inputs()
     order = torch.arange(subject.sizes[0]).roll(1)
     moved = {"weight": inputs["weight"][order]} | {name: inputs[name][:, order] for name in ("poses", "activations")}
-    wanted = subject.call(inputs)
-    if wanted.coupling is not None:
-        wanted = wanted._replace(coupling=wanted.coupling[:, order])
-    return require_same(subject.call(moved), wanted, "of input capsules in two orders")
+    expected = subject.call(inputs)
+    if expected.coupling is not None:
+        expected = expected._replace(coupling=expected.coupling[:, order])
+    return require_same(subject.call(moved), expected, "of input capsules in two orders")
 
 
 @check(
@@ -195,13 +195,13 @@ def _output_order(subject: Subject) -> str:
     inputs = subject.inputs()
     order = torch.arange(inputs["weight"].shape[1]).roll(1)
     capsules, activations, coupling = subject.call(inputs)
-    wanted = Routed(
+    expected = Routed(
         capsules[:, order],
         None if activations is None else activations[:, order],
         None if coupling is None else coupling[..., order],
     )
-    got = subject.call(inputs | {"weight": inputs["weight"][:, order]})
-    return require_same(got, wanted, "of outputs reordered before and after routing")
+    routed = subject.call(inputs | {"weight": inputs["weight"][:, order]})
+    return require_same(routed, expected, "of outputs reordered before and after routing")
 
 
 @check("a squash, norm or dot product over another axis than the components, or over an axis of size one", moved=False)
@@ -211,8 +211,8 @@ def _rotation(subject: Subject) -> str:
     square = torch.randn(D, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     rotation = torch.linalg.qr(square).Q
     turned = inputs | {"weight": torch.einsum("ed,ijdk->ijek", rotation, inputs["weight"])}
-    wanted, got = subject.call(inputs).poses @ rotation.T, subject.call(turned).poses
-    return require_same(Routed(got), Routed(wanted), "rotated before and after routing")
+    expected, routed = subject.call(inputs).poses @ rotation.T, subject.call(turned).poses
+    return require_same(Routed(routed), Routed(expected), "rotated before and after routing")
 
 
 @check("no squash, or a squash over another axis than the components")
@@ -277,8 +277,8 @@ def _leaky_coupling(subject: Subject, sums: Tensor, axis: SoftmaxOver) -> str:
 def _other_votes(subject: Subject) -> str:
     inputs = subject.inputs()
     built = BuiltVotes(DenseVotes(inputs["poses"], inputs["weight"]).build(), inputs["poses"])
-    got = subject.route(built, inputs["activations"])
-    return require_same(got, subject.call(inputs), "of built votes and of votes that are not built")
+    routed = subject.route(built, inputs["activations"])
+    return require_same(routed, subject.call(inputs), "of built votes and of votes that are not built")
 
 
 @check("activations that are used in some of the sums only")
@@ -286,13 +286,13 @@ def _inactive_capsules(subject: Subject) -> str:
     inputs = subject.inputs()
     silenced = inputs | {"activations": inputs["activations"].clone()}
     silenced["activations"][:, 0] = 0
-    plain, wanted = (subject.call(given)._replace(coupling=None) for given in (inputs, silenced))
-    if torch.equal(scored_numbers(plain), scored_numbers(wanted)):
+    plain, expected = (subject.call(each)._replace(coupling=None) for each in (inputs, silenced))
+    if torch.equal(scored_numbers(plain), scored_numbers(expected)):
         return "activations are not used"
     poses = inputs["poses"].clone()
     poses[:, 0] = poses[:, 1]
-    got = subject.call(silenced | {"poses": poses})._replace(coupling=None)
-    return require_same(got, wanted, "with an inactive input capsule and with another one in its place")
+    routed = subject.call(silenced | {"poses": poses})._replace(coupling=None)
+    return require_same(routed, expected, "with an inactive input capsule and with another one in its place")
 
 
 @check("a sum, mean or softmax over the input capsules that does not call the methods of the votes", moved=False)
@@ -311,9 +311,9 @@ def _masks(subject: Subject) -> str:
     mask = torch.ones(BATCH, I, dtype=torch.bool)
     mask[:, 0] = False
     votes = DenseVotes(poses, inputs["weight"]).masked(mask)
-    got = subject.route(votes, inputs["activations"])
-    got = got._replace(coupling=None if got.coupling is None else got.coupling[:, 1:])
-    return require_same(got, alone.call(few), "with a mask and without the masked capsules")
+    routed = subject.route(votes, inputs["activations"])
+    routed = routed._replace(coupling=None if routed.coupling is None else routed.coupling[:, 1:])
+    return require_same(routed, alone.call(few), "with a mask and without the masked capsules")
 
 
 @check(

@@ -26,12 +26,12 @@ class Subject:
     """A routing to check.
 
     Args:
-        given: The routing of the user, which is never changed.
+        original: The routing of the user, which is never changed.
         sizes: Sizes of the layer: input capsules (I), their components (K), output capsules (J), their components (D).
         module: A copy that is bound to these sizes.
     """
 
-    given: Routing
+    original: Routing
     sizes: tuple[int, int, int, int]
     module: Routing
 
@@ -53,8 +53,8 @@ class Subject:
     def route(self, votes: Votes, activations: Tensor | None, *, return_coupling: bool = True) -> Routed:
         """Call the routing with votes and, if any, activations of the input capsules."""
         returned = self.module(votes, activations, return_coupling=return_coupling)
-        wanted = "forward must return a torchcaps.nn.Routed of poses, activations or None, coupling or None"
-        require(isinstance(returned, Routed), f"{wanted}, got a {type(returned).__name__}")
+        contract = "forward must return a torchcaps.nn.Routed of poses, activations or None, coupling or None"
+        require(isinstance(returned, Routed), f"{contract}, got a {type(returned).__name__}")
         return returned
 
     def to(self, dtype: torch.dtype) -> Subject:
@@ -69,7 +69,7 @@ class Subject:
 
 def fresh(subject: Subject, moved: bool = False) -> Subject:
     """Return a copy in float64, so that no check affects another one or the user's module."""
-    module = copy.deepcopy(subject.given)
+    module = copy.deepcopy(subject.original)
     module.bind(LayerSize(*subject.sizes))
     copied = dataclasses.replace(subject, module=module.to("cpu", torch.float64))
     random = torch.Generator().manual_seed(4)
@@ -87,17 +87,17 @@ def named_parts(routed: Routed) -> Iterable[tuple[str, Tensor | None]]:
 def require_shapes(routed: Routed, subject: Subject, batch: int) -> None:
     """Fail unless capsules, activations and coupling have the right shapes."""
     I, _, J, D = subject.sizes
-    wanted = {"capsules": (batch, J, D), "activations": (batch, J), "coupling": (batch, I, J)}
+    shapes = {"capsules": (batch, J, D), "activations": (batch, J), "coupling": (batch, I, J)}
     for name, tensor in named_parts(routed):
         if tensor is not None or name == "capsules":
-            got = tuple(tensor.shape) if isinstance(tensor, Tensor) else f"none (it is a {type(tensor).__name__})"
-            require(got == wanted[name], f"it returns {name} of shape {got} instead of {wanted[name]}")
+            actual = tuple(tensor.shape) if isinstance(tensor, Tensor) else f"none (it is a {type(tensor).__name__})"
+            require(actual == shapes[name], f"it returns {name} of shape {actual} instead of {shapes[name]}")
 
 
-def require_same(got: Routed, wanted: Routed, which: str, tolerance: float = TOLERANCE) -> str:
+def require_same(routed: Routed, expected: Routed, which: str, tolerance: float = TOLERANCE) -> str:
     """Fail unless capsules (and activations and coupling, if both have them) are equal up to the tolerance."""
     largest = 0.0
-    for (name, one), other in zip(named_parts(got), wanted, strict=True):
+    for (name, one), other in zip(named_parts(routed), expected, strict=True):
         if one is not None and other is not None:
             what = f"the {name} {which}"
             shapes = f"{tuple(one.shape)} and {tuple(other.shape)}"

@@ -59,15 +59,15 @@ class Watch(TorchDispatchMode):
         of_softmax = self.followed.get(memory(logits), (logits, False))[1]
         self.softmaxes.append(Softmax(tuple(logits.shape), axis % logits.ndim, differs, of_softmax))
 
-    def _follow(self, name: str, in_place: bool, given: list[Tensor], result: Tensor) -> None:
-        followed = [each for each in given if memory(each) in self.followed]
+    def _follow(self, name: str, in_place: bool, inputs: list[Tensor], result: Tensor) -> None:
+        followed = [each for each in inputs if memory(each) in self.followed]
         name = name.removesuffix("_")
         if name in self.SOFTMAXES:
             self.followed[memory(result)] = (result, False)
-        elif followed and (in_place or memory(result) not in map(memory, given)):  # not a view
+        elif followed and (in_place or memory(result) not in map(memory, inputs)):  # not a view
             added = any(self.followed[memory(each)][1] for each in followed)
             self.followed.pop(memory(result), None)
-            if name in ("add", "sub") and len(given) == 2:
+            if name in ("add", "sub") and len(inputs) == 2:
                 added = True
             elif name not in ("add", "sub", *self.KEEPS):
                 return

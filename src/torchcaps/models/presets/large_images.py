@@ -17,13 +17,13 @@ FITTED: Final = ("stem_strides", "stack_strides", "stem_strides_across", "stack_
 """Options whose default depends on the size of the images."""
 
 
-def fit_to_images(preset: Preset, tree: Tree, in_shape: tuple[int, ...], given: Container[str]) -> Tree:
+def fit_to_images(preset: Preset, tree: Tree, in_shape: tuple[int, ...], fixed: Container[str]) -> Tree:
     """Return option values that keep a network small for images with a side above ``MAX_SIDE_WITHOUT_FIT``.
 
     - Each time a side doubles, the smallest stride along this side doubles too (the first of equal ones), so that the
       maps keep their size.
     - The decoder ends in two convolutions, and in one more for each doubling of the longer side.
-    - Options that are ``given``, or whose value is not the preset's, do not change.
+    - Options named in ``fixed``, or whose value is not the preset's, do not change.
     """
     if not preset.grows or len(in_shape) != 3:  # a network of planes refuses other shapes itself
         return {}
@@ -31,7 +31,7 @@ def fit_to_images(preset: Preset, tree: Tree, in_shape: tuple[int, ...], given: 
     if down == across == 0:
         return {}
     values, defaults = flat(tree), flat(preset.network)
-    free = {name for name in FITTED if name in defaults and name not in given and values.get(name) == defaults[name]}
+    free = {name for name in FITTED if name in defaults and name not in fixed and values.get(name) == defaults[name]}
     fitted: Tree = {}
     for strides, strides_across in STRIDES.items():
         if strides in free and defaults[strides]:

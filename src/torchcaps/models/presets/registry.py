@@ -66,7 +66,7 @@ def register_preset(
     Args:
         name: Name that users type.
         description: Peculiarities of the network, in a sentence or two.
-        base: Preset that supplies all values not given here, except the published result.
+        base: Preset that supplies all other values, except the published result.
         network: Options of the network and its parts by their names. Without a base also ``"name"``, the kind of
             network: ``"capsules"`` (default), ``"cnn"``, ``"pooled"`` or one of your own.
         recipe: Settings of the recipe that differ from its defaults, by their names.

@@ -414,13 +414,13 @@ def _map_layers(
 ) -> list[Mapping[str, Any]]:
     """Return layers on maps from rows of types, components, kernel, stride and iterations; a stride of -2 goes up."""
     transform = {"name": "shared", **options.pop("weights")}
-    found: list[Mapping[str, Any]] = []
+    layers: list[Mapping[str, Any]] = []
     for types, dim, kernel, stride, iterations in rows:
         layer = {"name": "conv-types"} if stride > 0 else {"name": "deconv"}
         sizes = {"layer_types": types, "capsule_dim": dim, "layer_kernel": kernel, "layer_stride": abs(stride)}
         own = {"transform": transform, "routing": {**routing, "num_iterations": iterations}}
-        found.append({**layer, **sizes, **options, **own})
-    return found
+        layers.append({**layer, **sizes, **options, **own})
+    return layers
 
 
 register_preset(
