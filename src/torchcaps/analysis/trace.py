@@ -302,9 +302,10 @@ def _by_image_of_types(each: RoutingRound, layer: TypesLayer, grid: Grid) -> Rou
 
     def total(given: Float[Tensor, "BL T J"]) -> Float[Tensor, "B N J"]:
         maps = given.unflatten(0, (-1, *sizes)).movedim((-1, -2), (1, 2))  # (B, J, T, *S')
-        zeros = maps.new_zeros(math.prod(maps.shape[:2]), *grid)
         # the gradient of a sum over a window is a sum over the outputs that see a capsule
-        (sums,) = torch.func.vjp(layer.window_sums, zeros)[1](maps.flatten(0, 1))
+        with torch.inference_mode(False), torch.enable_grad():  # before torch 2.11, torch.func is zero in inference
+            zeros = maps.new_zeros(math.prod(maps.shape[:2]), *grid).requires_grad_()
+            (sums,) = torch.autograd.grad(layer.window_sums(zeros), zeros, maps.flatten(0, 1))
         return sums.unflatten(0, maps.shape[:2]).flatten(2).transpose(1, 2)
 
     logits, coupling, weighted_sum, capsules, agreement, activations = each
