@@ -58,7 +58,9 @@ def test_images_must_fit_what_the_network_looks_for(monkeypatch: pytest.MonkeyPa
     with pytest.raises(InputError, match="holds 2 objects, but the network looks for 1; set --objects 2"):
         load_run_data(make_config("sabour2017"))
     pairs = load_run_data(two)
-    with pytest.raises(InputError, match="new training images in each epoch, and these cannot be cropped; omit --crop"):
+    with pytest.raises(
+        InputError, match="new training images are made in each epoch, and these cannot be cropped; omit crop"
+    ):
         cropped(pairs, Recipe(crop=20))
     nowhere = dataclasses.replace(pairs, test=ImageSet(pairs.test.images, pairs.test.labels))
     monkeypatch.setattr(data, "load_dataset", lambda *_, **__: nowhere)

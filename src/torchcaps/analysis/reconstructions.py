@@ -18,7 +18,7 @@ from torchcaps.analysis.predictions import predict
 from torchcaps.analysis.results import Table
 from torchcaps.analysis.segmentation import coloured, middle_slice
 from torchcaps.checks import checked
-from torchcaps.datasets import ImageSet, PairSet
+from torchcaps.datasets.image_set import Images
 from torchcaps.datasets.scaling import as_floats
 from torchcaps.models import Network
 from torchcaps.ranges import COUNT
@@ -137,7 +137,7 @@ def _drawn(result: Reconstructions) -> dict[str, Sequence[Cell]]:
 
 @checked
 def figure_samples(
-    image_set: ImageSet | PairSet, class_names: Sequence[str] | None = None, *, count: int = 40, title: str = ""
+    image_set: Images, class_names: Sequence[str] | None = None, *, count: int = 40, title: str = ""
 ) -> Figure:
     """Draw the first images of a set with their labels; of volumes, the middle slice.
 

@@ -19,7 +19,8 @@ from torchcaps.words import first_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-    from torchcaps.datasets import Dataset, DatasetInfo, ImageSet, PairSet
+    from torchcaps.datasets import Dataset, DatasetInfo, ImageSet
+    from torchcaps.datasets.image_set import Images
 
 
 @command(
@@ -203,7 +204,7 @@ def cells(numbers: Sequence[int | float]) -> list[str]:
     return [f"{n:,}" if isinstance(n, int) else f"{n:.4g}" for n in numbers]
 
 
-def statistics_to_dict(images: ImageSet | PairSet, dataset: Dataset) -> list[Any]:
+def statistics_to_dict(images: Images, dataset: Dataset) -> list[Any]:
     """Return the number of images (or objects) of each output, or its statistics."""
     task = dataset.task
     rows = task.statistics(images.labels, dataset.num_classes)

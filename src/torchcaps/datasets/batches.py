@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int64, UInt8
@@ -16,10 +16,8 @@ from torch.utils.data import Dataset as TorchDataset
 
 from torchcaps.checks import checked
 from torchcaps.datasets.augmentation import Augmentation
-from torchcaps.datasets.image_set import ImageSet, to_floats
+from torchcaps.datasets.image_set import Images, images_of, to_floats
 from torchcaps.datasets.item_reader import ItemReader, SampledBatches
-from torchcaps.datasets.pairs import PairSet
-from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.rng import ORDER, Key, seeded, stream_of
 from torchcaps.datasets.user_data import Form
 from torchcaps.errors import InputError
@@ -80,7 +78,7 @@ class BatchLoader:
     @checked
     def __init__(
         self,
-        image_set: ImageSet | PairSet | TorchDataset[Any],
+        image_set: Images | TorchDataset[Any],
         batch_size: Count,
         *,
         shuffle: bool,
@@ -98,10 +96,11 @@ class BatchLoader:
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.rank, self.world_size, self.drop_last, self.workers = rank, world_size, drop_last, workers
         self.sampler, self.reading = sampler, dict(reading or {})
-        if isinstance(image_set, PatchSet) and not shuffle:
-            image_set, self.batch_size = image_set.whole(), 1  # images may differ in size
-        is_ours = isinstance(image_set, ImageSet | PairSet)
-        in_set = image_set.epoch_size if is_ours else len(image_set)  # type: ignore[union-attr, arg-type]  # it has a length
+        images = images_of(image_set)
+        if images is not None and not shuffle:
+            images = images.for_evaluation()
+            self.batch_size = images.at_once or batch_size
+        in_set = len(image_set) if images is None else images.epoch_size  # type: ignore[arg-type]  # it has a length
         self.num_images = in_set if sampler is None else sampler.num_images
         """Images in an epoch: all images or patches of the set, or the number that the sampler draws."""
         if (shuffle or drop_last) and batch_size > self.num_images:
@@ -121,23 +120,17 @@ class BatchLoader:
         changes = replace(self.augmentation, fill=Augmentation.fill) != Augmentation()
         if changes and not shuffle:
             raise InputError("only training images (shuffle=True) can be augmented; crop other images with center_crop")
-        if not shuffle and isinstance(image_set, PairSet):
-            raise InputError(
-                "a PairSet makes new pairs each time, for training only (shuffle=True); validate with fixed_pairs"
-            )
         if changes and not getattr(image_set, "can_be_augmented", False):
             raise InputError(
                 "only images (N, C, H, W) of uint8, or floats of 0..1 in an ImageSet, can be augmented; augment other "
                 "data in your own data set"
             )
         self.device = torch.device(device)
-        self._set = image_set
-        if not isinstance(image_set, ImageSet | PairSet | TensorDataset | ItemReader):
-            self._set = ItemReader(image_set, Form().images, Form().labels_of_batch)
-        if isinstance(image_set, ImageSet | PairSet):
-            if shuffle:
-                self.augmentation.check(image_set.in_shape, image_set.num_objects)
-            self._set = image_set.to(self.device)
+        self._images, self._items = None if images is None else images.to(self.device), cast(Any, image_set)
+        if images is not None and shuffle:
+            self.augmentation.check(images.in_shape, images.num_objects)
+        if images is None and not isinstance(image_set, TensorDataset | ItemReader):
+            self._items = ItemReader(image_set, Form().images, Form().labels_of_batch)
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
@@ -189,21 +182,21 @@ class BatchLoader:
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         shares = self._shares(epoch, start)
-        if isinstance(self._set, ImageSet | PairSet):
-            yield from itertools.starmap(partial(self._gathered, self._set), shares)
+        if self._images is not None:
+            yield from itertools.starmap(partial(self._gathered, self._images), shares)
             return
         first = self.seed * 1_000_003 + epoch * len(self)
         seeded_indices = [((first + number) * 1_009 + self.rank, index) for index, _, (_, _, number) in shares]
-        workers = 0 if isinstance(self._set, TensorDataset) else self.workers
+        workers = 0 if isinstance(self._items, TensorDataset) else self.workers
         # a separate generator, so that the run's own does not advance
         how: dict[str, Any] = {"num_workers": workers, "generator": torch.Generator()}
         how |= self.reading if workers else {}
-        read = DataLoader(_SeededBatches(self._set), batch_size=None, sampler=seeded_indices, **how)
+        read = DataLoader(_SeededBatches(self._items), batch_size=None, sampler=seeded_indices, **how)
         for images, labels in read:
             pixels = images.to(self.device)
             yield Batch(to_floats(pixels), labels.to(self.device))
 
-    def _gathered(self, data: ImageSet | PairSet, own: Tensor, place: slice, key: Key) -> Batch:
+    def _gathered(self, data: Images, own: Tensor, place: slice, key: Key) -> Batch:
         """Return a share of a batch in memory: the images at ``own``, at this slice of the full batch."""
         (channels, *_), index = data.in_shape, own.to(self.device, non_blocking=True)
         n = max(self.batch_size, place.stop)

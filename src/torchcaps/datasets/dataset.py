@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torchcaps.checks import check
-from torchcaps.datasets.image_set import ImageSet
-from torchcaps.datasets.pairs import PairSet
+from torchcaps.datasets.image_set import Images, ImageSet
 from torchcaps.datasets.patch_set import patches_of
 from torchcaps.errors import InputError
 from torchcaps.tasks import Task, TaskName, find_task, widest_task
@@ -37,7 +37,7 @@ class Splits:
     test: ImageSet | None
     class_names: tuple[str, ...]
     validation: ImageSet | None = None
-    as_train: Callable[[ImageSet], ImageSet | PairSet] = lambda images: images
+    as_train: Callable[[ImageSet], Images] = lambda images: images
     as_validation: Callable[[ImageSet], ImageSet] = lambda images: images
     skipped: tuple[str, ...] = ()
     task: TaskName | None = None
@@ -66,11 +66,11 @@ class Splits:
         if own.has_masks:
             raise InputError(f"{where} has a mask for each image; set --task {own.name}")
 
-        def brought(part: str, images: ImageSet) -> ImageSet:
-            labels = target.convert_targets(images.labels, len(self.class_names), f"{where}: {part} labels")
-            return replace(images, labels=labels)
-
-        changed: dict[str, Any] = {part: brought(part, images) for part, images in self.parts.items()}
+        changed: dict[str, Any] = {}
+        for part, images in self.parts.items():
+            name = f"{where}: {part} labels"
+            convert = partial(target.convert_targets, num_outputs=len(self.class_names), where=name)
+            changed[part] = images.with_labels(convert)
         return replace(self, task=target.name, **changed)
 
     def in_patches(self, patch: int | tuple[int, ...], where: str) -> Splits:
@@ -140,7 +140,7 @@ class Dataset:
     """
 
     name: str
-    train: ImageSet | PairSet
+    train: Images
     validation: ImageSet
     test: ImageSet
     class_names: tuple[str, ...]
@@ -149,7 +149,7 @@ class Dataset:
     has_names: bool = True
 
     def __post_init__(self) -> None:
-        kinds: dict[str, Any] = {"name": str, "train": ImageSet | PairSet, "validation": ImageSet, "test": ImageSet}
+        kinds: dict[str, Any] = {"name": str, "train": Images, "validation": ImageSet, "test": ImageSet}
         for field, kind in (kinds | {"class_names": tuple, "skipped": tuple}).items():
             check(f"Dataset: {field}", getattr(self, field), kind)
         for n, name in enumerate(self.class_names):
@@ -168,7 +168,7 @@ class Dataset:
             self.task.check_targets(images.labels, self.num_classes, f"{self.name}: a {part} label")
 
     @property
-    def parts(self) -> dict[str, ImageSet | PairSet]:
+    def parts(self) -> dict[str, Images]:
         """The three parts by name."""
         return {"train": self.train, "validation": self.validation, "test": self.test}
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, get_type_hints
 
@@ -24,8 +25,101 @@ from torchcaps.tasks import Task, any_form, task_of_targets
 _CHUNK = 2**20  # numbers resized at once, which limits float copies to a few MiB or to one image
 
 
+class Images(ABC):
+    """Base class of images in memory, with ``labels``, and with ``factors``, further values of each image."""
+
+    labels: Any
+    factors: Any
+    at_once: int | None = None
+    """Largest number of images in a batch; None: any number."""
+
+    @property
+    @abstractmethod
+    def task(self) -> Task:
+        """Task of the labels."""
+
+    @property
+    @abstractmethod
+    def num_objects(self) -> int:
+        """Number of objects in every image: P."""
+
+    @property
+    @abstractmethod
+    def can_be_augmented(self) -> bool:
+        """True for pixels: uint8, or floats of 0..1."""
+
+    @property
+    @abstractmethod
+    def has_parts(self) -> bool:
+        """True if each object is known alone, or each image has one object."""
+
+    @property
+    @abstractmethod
+    def in_shape(self) -> Any:
+        """Channels and sides of every image: (C, *S)."""
+
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Tensors of the images, of which the fingerprint of a run is computed."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of images."""
+
+    @property
+    def epoch_size(self) -> int:
+        """Number of training images in an epoch."""
+        return len(self)
+
+    @property
+    def targets(self) -> Any:
+        """Labels of the training images of an epoch; None if images are made anew in each epoch."""
+        return self.labels
+
+    @abstractmethod
+    def to(self, device: torch.device | str) -> Images:
+        """Return the images on another device; the set itself if it is on this device."""
+
+    @abstractmethod
+    def gather(self, index: Int64[Tensor, "B"], key: Key, n: int, share: slice) -> tuple[Tensor, ...]:
+        """Return images, labels and perhaps parts at ``index``.
+
+        Args:
+            index: Numbers of the images in the epoch.
+            key: Batch (seed, epoch, batch), from which all random numbers follow.
+            n: Number of images in the full batch.
+            share: Slice of the full batch to return.
+        """
+
+    @abstractmethod
+    def preview(self, n: int) -> ImageSet:
+        """Return the first ``n`` images, to be shown."""
+
+    @abstractmethod
+    def resize(self, size: tuple[int, int]) -> Images:
+        """Return the images resized to (height, width)."""
+
+    @abstractmethod
+    def with_labels(self, change: Callable[[Tensor], Tensor]) -> Images:
+        """Return the same images with ``change`` applied to their labels."""
+
+    @abstractmethod
+    def for_evaluation(self) -> Images:
+        """Return the images as evaluation takes them; InputError if they are for training only."""
+
+    @abstractmethod
+    def cropped(self, size: int) -> Images:
+        """Return the square of ``size`` pixels in the middle of each image; see :func:`center_crop`."""
+
+
+def images_of(data: Any) -> Images | None:
+    """Return data that are images in memory; None for other data."""
+    return data if isinstance(data, Images) else None
+
+
 @dataclass(frozen=True, eq=False)
-class ImageSet:
+class ImageSet(Images):
     """Images in memory, with one class each, or with the classes of P objects each.
 
     Args:
@@ -53,8 +147,9 @@ class ImageSet:
 
     def __post_init__(self) -> None:
         images, sizes = self.images, dict[str, Any]()
-        for name, hint in (get_type_hints(ImageSet, include_extras=True) | {"labels": any_form()}).items():
-            check(name, getattr(self, name), hint, sizes)
+        hints = get_type_hints(ImageSet, include_extras=True) | {"labels": any_form()}
+        for each in fields(ImageSet):
+            check(each.name, getattr(self, each.name), hints[each.name], sizes)
         for name, values in self.factors.items():
             check(f"the factor {name}", values, Shaped[Tensor, "N"], sizes)
         if 0 in images.shape:
@@ -81,9 +176,9 @@ class ImageSet:
         return self.task.objects
 
     @property
-    def epoch_size(self) -> int:
-        """Number of training images in an epoch."""
-        return len(self)
+    def has_parts(self) -> bool:
+        """True for one object in each image, or with ``parts``."""
+        return self.num_objects == 1 or self.parts is not None
 
     @cached_property
     def can_be_augmented(self) -> bool:
@@ -155,6 +250,18 @@ class ImageSet:
             parts = change(self.parts.flatten(0, 1)).unflatten(0, self.parts.shape[:2])
         labels = self.task.move(self.labels, lambda each: masks(each.unsqueeze(1)).squeeze(1))
         return replace(self, images=change(self.images), labels=labels, parts=parts)
+
+    def with_labels(self, change: Callable[[Tensor], Tensor]) -> ImageSet:
+        """Return the same images with ``change`` applied to their labels."""
+        return replace(self, labels=change(self.labels))
+
+    def for_evaluation(self) -> ImageSet:
+        """Return the set itself."""
+        return self
+
+    def cropped(self, size: int) -> ImageSet:
+        """Return the square of ``size`` pixels in the middle of each image; see :func:`center_crop`."""
+        return center_crop(self, size)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> ImageSet:
         """Return the set with ``change`` applied to every tensor."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
 import torchcaps.datasets.sources  # noqa: F401  registers the data sets of torchcaps
 from torchcaps.checks import checked
 from torchcaps.datasets.dataset import Dataset, Part, Splits
-from torchcaps.datasets.image_set import ImageSet
-from torchcaps.datasets.pairs import PairSet
+from torchcaps.datasets.image_set import Images, ImageSet
 from torchcaps.datasets.registry import _DATASETS, DataRequest, DatasetInfo
 from torchcaps.datasets.rng import FIXED_SEED
 from torchcaps.datasets.scaling import check_scale
@@ -152,20 +151,19 @@ def load_part(spec: str, part: PartName = "test", *, seed: Seed = 0, **options: 
     return Part(spec, words, images, splits.class_names, splits.has_names, splits.task, note)
 
 
-def joined(sets: Sequence[ImageSet | PairSet], where: str) -> ImageSet:
+def joined(sets: Sequence[Images], where: str) -> ImageSet:
     """Return all images of several sets as one.
 
     Raises:
         InputError: The sets differ in the shape of images, or images are made anew in each epoch; the error begins with
             ``where``.
     """
-    images = None
+    images: Any = None
     for each in sets:
-        if isinstance(each, PairSet) or (images is not None and each.in_shape != images.in_shape):
+        if each.targets is None or (images is not None and each.in_shape != images.in_shape):
             raise InputError(f"{where} has parts that cannot be joined; choose another --split")
         images = each if images is None else images.followed_by(each)
-    assert images is not None
-    return images
+    return cast(ImageSet, images)
 
 
 def _both_sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from torch import Tensor
-
 from torchcaps.datasets.dataset import Dataset, Part
-from torchcaps.datasets.image_set import ImageSet
-from torchcaps.datasets.pairs import PairSet
 from torchcaps.errors import InputError, shortened
 from torchcaps.tasks import Task
 
@@ -53,7 +50,7 @@ def match_outputs(data: Loaded, network: Named, *, by_number: bool = False) -> L
     changed: dict[str, Any] = {"class_names": known, "has_names": network.has_names}
     if numbers != list(range(len(known))):
         for part, images in data.parts.items():
-            changed[part] = _renumbered(images, data.task, numbers, len(known))
+            changed[part] = images.with_labels(partial(data.task.renumber, numbers=numbers, num_outputs=len(known)))
     return replace(data, **changed)
 
 
@@ -84,15 +81,3 @@ def _numbers_of(data: Named, network: Named, task: Task, where: str, *, by_numbe
 
 def _listed(names: Sequence[str]) -> str:
     return shortened(", ".join(names), MAX_NAMES_CHARACTERS)
-
-
-def _renumbered(images: ImageSet | PairSet, task: Task, numbers: Sequence[int], num_outputs: int) -> Any:
-    """Return images whose label ``j`` became ``numbers[j]``."""
-    if isinstance(images, PairSet):
-        return replace(images, objects=_renumbered(images.objects, task, numbers, num_outputs))
-    labels: Any = images.labels
-    if isinstance(labels, Tensor):
-        labels = task.renumber(labels, numbers, num_outputs)
-    else:  # masks of different sizes
-        labels = tuple(task.renumber(each, numbers, num_outputs) for each in labels)
-    return replace(images, labels=labels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchcaps.checks import check, checked
 from torchcaps.datasets.affine import cut_windows
-from torchcaps.datasets.image_set import ImageSet, resize_images
+from torchcaps.datasets.image_set import Images, ImageSet, resize_images
 from torchcaps.datasets.rng import FIXED_SEED, PARTNERS, PLACES, Key, generator, stream_of
 from torchcaps.errors import InputError
 from torchcaps.tasks import Task, find_task
@@ -23,7 +23,7 @@ _DICE = 2**62  # random integers below this choose partners, large enough that n
 
 
 @dataclass(frozen=True, eq=False)
-class PairSet:
+class PairSet(Images):
     """Images of two objects of different classes, made on demand. An epoch has one pair for each object.
 
     Each object is moved by a random whole number of pixels. The canvas has ``max_shift`` more pixels on each side, so
@@ -46,8 +46,8 @@ class PairSet:
     size: tuple[int, int] | None = None
     num_objects: ClassVar[int] = 2
     task: ClassVar[Task] = find_task("classes", 2)
-    factors: ClassVar[Mapping[str, Tensor]] = {}
     can_be_augmented: ClassVar[bool] = True
+    has_parts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check("PairSet: objects", self.objects, ImageSet)
@@ -61,11 +61,6 @@ class PairSet:
 
     def __len__(self) -> int:
         return len(self.objects)
-
-    @property
-    def epoch_size(self) -> int:
-        """Number of pairs in an epoch."""
-        return len(self)
 
     @property
     def labels(self) -> Int64[Tensor, "N"]:
@@ -92,6 +87,29 @@ class PairSet:
     def resize(self, size: tuple[int, int]) -> PairSet:
         """Return the same pairs with each object resized to (height, width) before the two are added."""
         return replace(self, size=size)
+
+    @property
+    def factors(self) -> Mapping[str, Tensor]:
+        """No further values."""
+        return {}
+
+    @property
+    def targets(self) -> None:
+        """None, because pairs are made anew in each epoch."""
+
+    def with_labels(self, change: Callable[[Tensor], Tensor]) -> PairSet:
+        """Return pairs of the same objects with ``change`` applied to their labels."""
+        return replace(self, objects=self.objects.with_labels(change))
+
+    def for_evaluation(self) -> PairSet:
+        """Raise InputError, because pairs are made anew in each epoch."""
+        raise InputError(
+            "a PairSet makes new pairs each time, for training only (shuffle=True); validate with fixed_pairs"
+        )
+
+    def cropped(self, size: int) -> PairSet:  # noqa: ARG002  as the base class
+        """Raise InputError, because only the objects exist before an epoch."""
+        raise InputError("new training images are made in each epoch, and these cannot be cropped; omit crop (--crop)")
 
     def preview(self, n: int) -> ImageSet:
         """Return ``n`` pairs to be shown, always the same: the first objects with random partners."""

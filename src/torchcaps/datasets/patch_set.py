@@ -109,9 +109,18 @@ class PatchSet(ImageSet):
         ]
         return torch.arange(len(self)).repeat_interleave(torch.tensor(tiles))
 
-    def whole(self) -> PatchSet:
-        """Return the set for evaluation."""
+    @property
+    def at_once(self) -> int | None:  # type: ignore[override]  # read only
+        """1 for whole images, which may differ in size."""
+        return 1 if self.is_whole else None
+
+    def for_evaluation(self) -> PatchSet:
+        """Return the set whose images are taken whole."""
         return replace(self, is_whole=True)
+
+    def with_labels(self, change: Callable[[Tensor], Tensor]) -> PatchSet:
+        """Return the same images with ``change`` applied to each mask."""
+        return replace(self, labels=tuple(map(change, self.labels)))
 
     def to(self, device: torch.device | str) -> PatchSet:
         """Return the images on another device."""
@@ -131,9 +140,8 @@ class PatchSet(ImageSet):
         spacing = None if self.spacing is None else chosen(self.spacing)
         return replace(self, images=chosen(self.images), labels=chosen(self.labels), spacing=spacing)
 
-    def followed_by(self, other: ImageSet) -> PatchSet:
+    def followed_by(self, other: Any) -> PatchSet:
         """Return the images of both sets, those of ``other`` last."""
-        assert isinstance(other, PatchSet)
         spacing = None if self.spacing is None or other.spacing is None else (*self.spacing, *other.spacing)
         images, labels = (*self.images, *other.images), (*self.labels, *other.labels)
         return replace(self, images=images, labels=labels, spacing=spacing)
@@ -201,6 +209,5 @@ class PatchSet(ImageSet):
 def patches_of(images: ImageSet, patch: int | tuple[int, ...]) -> PatchSet:
     """Return images with masks as a set that training takes patches of, with these sides in pixels."""
     sides = (patch,) * images.labels[0].ndim if isinstance(patch, int) else patch
-    if isinstance(images, PatchSet):
-        return replace(images, patch=sides)
-    return PatchSet(tuple(images.images), tuple(images.labels), patch=sides)
+    spacing = getattr(images, "spacing", None)  # of a `PatchSet`
+    return PatchSet(tuple(images.images), tuple(images.labels), patch=sides, spacing=spacing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,9 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from torchcaps.datasets.dataset import Dataset
-from torchcaps.datasets.image_set import ImageSet, end_sequences
+from torchcaps.datasets.image_set import Images, ImageSet, end_sequences, images_of
 from torchcaps.datasets.item_reader import ItemReader, Keys, SampledBatches, are_items, find_keys, sampled_batches
-from torchcaps.datasets.pairs import PairSet
 from torchcaps.datasets.pixels import as_numbers, prepare_images, scale_pixels
 from torchcaps.datasets.scaling import Scale, check_scale
 from torchcaps.errors import InputError, WrongType
@@ -150,10 +150,10 @@ def open_data(data: Any, form: Form, keys: Keys | None = None, where: str = "dat
 
 
 def _open(data: Any, form: Form, keys: Keys | None, where: str) -> Opened:
-    if isinstance(data, Dataset | PairSet):
+    if isinstance(data, Dataset):
         return Opened(data)
-    if isinstance(data, ImageSet):
-        return Opened(_with_labels(data, form))
+    if (images := images_of(data)) is not None:
+        return Opened(_with_labels(images, form))
     pair = data.tensors if isinstance(data, TensorDataset) else data
     message, lengths = None, None
     if isinstance(pair, Mapping):
@@ -208,13 +208,13 @@ def _in_memory(images: Any, labels: Any, form: Form, lengths: Any = None) -> Any
     return TensorDataset(pixels, targets)
 
 
-def _with_labels(images: ImageSet, form: Form) -> ImageSet:
+def _with_labels(images: Images, form: Form) -> Images:
     """Return the set with labels converted to the form of the task."""
-    if form.task is None or images.task is form.task or form.task.has_form(images.labels):
+    if form.task is None or images.task.name == form.task.name or form.task.has_form(images.labels):
         return images
     if images.task.has_masks:
         raise InputError(
             f'the images have masks, but the task is {form.task.name}; set task="{images.task.name}" of a network, or '
             "as an attribute of your own module"
         )
-    return replace(images, labels=form.task.convert_targets(images.labels, form.num_outputs))
+    return images.with_labels(partial(form.task.convert_targets, num_outputs=form.num_outputs))

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from torchcaps.datasets import Augmentation, BatchLoader, Dataset, ImageSet, PairSet, center_crop, load_dataset
+from torchcaps.datasets import Augmentation, BatchLoader, Dataset, load_dataset
+from torchcaps.datasets.image_set import Images, images_of
 from torchcaps.datasets.item_reader import Keys, SampledBatches
 from torchcaps.datasets.scaling import Scale
 from torchcaps.datasets.user_data import Form, Opened, open_data
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
     from torch.utils.data import Dataset as TorchDataset
 
-    OwnData = Dataset | ImageSet | PairSet | Sequence[Any] | Mapping[Any, Any] | TorchDataset[Any] | DataLoader[Any]
+    OwnData = Dataset | Images | Sequence[Any] | Mapping[Any, Any] | TorchDataset[Any] | DataLoader[Any]
 
 EVALUATION_BATCH_SIZE = 256
 """Images of a batch in evaluation, over all processes."""
@@ -91,19 +92,20 @@ def run_data(
             how |= {"drop_last": drop_last or source.drop_last, "augmentation": augmentation_of(recipe)}
         return BatchLoader(part, size, shuffle=shuffle, **how)
 
-    limit = validated.task.evaluation_batch if isinstance(validated, ImageSet) else EVALUATION_BATCH_SIZE
+    images, checked = images_of(train), images_of(validated)
+    limit = EVALUATION_BATCH_SIZE if checked is None else checked.task.evaluation_batch
     size = check.batch_size or min(EVALUATION_BATCH_SIZE, limit)
     plain = None
-    if recipe.precise_norm and isinstance(train, ImageSet):
+    if recipe.precise_norm and images is not None:
         plain = BatchLoader(_center_cropped(train, recipe), recipe.batch_size, shuffle=True, seed=seed)
     loader = batches(train, opened, opened.batch_size or recipe.batch_size, shuffle=True)
-    labels = _labels(train)
+    labels = train.tensors[1] if isinstance(train, TensorDataset) else None if images is None else images.targets
     if labels is not None and opened.sampler is not None:
         labels = labels[torch.cat(opened.sampler.draw(seed, 0))]
     return RunData(
         train=loader,
         validation=None if validated is None else batches(validated, check, size, shuffle=False),
-        labels=_read_labels(loader) if labels is None and needs_labels and not isinstance(train, PairSet) else labels,
+        labels=_read_labels(loader) if labels is None and needs_labels and images is None else labels,
         fingerprint=_fingerprint(parts, opened.sampler, check.sampler),
         messages=[*opened.messages, *check.messages],
         plain=plain,
@@ -145,11 +147,8 @@ def fit_data(
 
 def _center_cropped(part: Any, recipe: Recipe) -> Any:
     """Return images with the recipe's central crop, which shares memory. Other data are returned unchanged."""
-    return center_crop(part, recipe.crop) if recipe.crop is not None and isinstance(part, ImageSet) else part
-
-
-def _labels(part: Any) -> Tensor | None:
-    return part.labels if isinstance(part, ImageSet) else part.tensors[1] if isinstance(part, TensorDataset) else None
+    images = images_of(part)
+    return part if recipe.crop is None or images is None else images.cropped(recipe.crop)
 
 
 def _read_labels(loader: BatchLoader) -> Tensor:
@@ -194,7 +193,7 @@ def load_run_data(config: TrainConfig) -> Dataset:
             f"{required}; set --objects {objects}, or choose another preset or data set"
         )
     sets = (loaded.train, loaded.validation, loaded.test)
-    without_parts = any(isinstance(each, ImageSet) and each.parts is None for each in sets)
+    without_parts = not all(each.has_parts for each in sets)
     if objects > 1 and config.model.get("decoder") is not None and without_parts:
         raise InputError(
             f"the decoder needs images of single objects, but {loaded.name} has only images of {objects} objects; set "
@@ -211,10 +210,6 @@ def cropped(dataset: Dataset, recipe: Recipe) -> Dataset:
     """
     if recipe.crop is None:
         return dataset
-    if isinstance(dataset.train, PairSet):
-        raise InputError(
-            f"{dataset.name} makes new training images in each epoch, and these cannot be cropped; omit --crop"
-        )
     seen = {part: _center_cropped(getattr(dataset, part), recipe) for part in ("train", "validation", "test")}
     return dataclasses.replace(dataset, **seen)
 
