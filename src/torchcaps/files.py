@@ -105,8 +105,9 @@ def check_targets(
     read.pop(None, None)
     existing = []
     for target in targets:
-        if file_id(target) in read:
-            raise InputError(f"{target} is {read[file_id(target)]}, which is read; choose another {option}")
+        if (source := read.get(file_id(target))) is not None:
+            link = "" if source == target else f", a link to {source}"
+            raise InputError(f"{target} is an input of this command{link}; choose another {option}")
         if target.exists() and not target.is_file():
             kind = "a folder" if target.is_dir() else "a device"
             raise InputError(f"{target} is {kind}, and no file can replace it; choose another {option}")
