@@ -173,5 +173,7 @@ IGNORED = 255
 
 Fill = Literal["zeros", "edge"]
 """Pixels outside an image: zeros, or copies of the nearest pixel of its edge."""
+Pages = Literal["channels", "depth"]
+"""Meaning of the pages of an image file: further channels of an image, or the slices of a volume."""
 ValidationSplit = Literal["random", "first", "last"]
 """Choice of the validation images among the training images: at random, the first or the last."""

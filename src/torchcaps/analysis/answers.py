@@ -17,6 +17,7 @@ from torchcaps.datasets.preparation import Preparation, Prepared
 from torchcaps.datasets.scaling import alike
 from torchcaps.errors import InputError
 from torchcaps.files import write_text
+from torchcaps.ranges import Pages
 
 if TYPE_CHECKING:
     from torchcaps.models import Network
@@ -56,7 +57,11 @@ class AnswerOptions:
     """File of the table of all answers, or folder of the masks; None: nothing is written."""
 
 
-def output_files(out: Path, paths: Sequence[Path]) -> dict[Path, Path]:
+def output_files(
+    out: Path,
+    paths: Sequence[Path],
+    pages: Pages | None = None,  # noqa: ARG001  masks need it
+) -> dict[Path, Path]:
     """Return the file that the answer to each image file is written to: the same table for all."""
     return dict.fromkeys(paths, out)
 
@@ -93,6 +98,7 @@ def _answer_some(
     description, files = classifier.description, list[Path]()
     prepared, pictures = list[Prepared](), list[Photo]()
     how: Any = {"preparation": options.preparation, "invert": options.invert, "scale": description.scale}
+    how["pages"] = description.pages
     how["fit"] = options.fit or description.fit
     for path in paths:
         try:

@@ -28,6 +28,7 @@ from torchcaps.files import atomic_path
 from torchcaps.models import Network
 from torchcaps.ops.segmentation import pixel_classes
 from torchcaps.ops.sliding import sliding_windows
+from torchcaps.ranges import Pages
 from torchcaps.tasks import TaskName, task_of
 from torchcaps.words import each_of
 
@@ -127,17 +128,20 @@ class MaskAnswers(Result):
         return {"": tiles(rows, side=SIDE)}
 
 
-def output_files(out: Path, paths: Sequence[Path]) -> dict[Path, Path]:
+def output_files(out: Path, paths: Sequence[Path], pages: Pages | None = None) -> dict[Path, Path]:
     """Return the file of the mask of each image file: the name of the image with the suffix .png or .nii.gz.
+
+    If its ``pages`` are the depth of a volume, the suffix is .tif.
 
     Raises:
         InputError: Two images would have one mask, or ``out`` is a file.
     """
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file, but masks are written into a folder; name a folder")
+    suffix = ".tif" if pages == "depth" else ".png"
     files, images = dict[Path, Path](), dict[Path, Path]()
     for path in paths:
-        file = out / (stem_of(path) + (".nii.gz" if is_volume(path) else ".png"))
+        file = out / (stem_of(path) + (".nii.gz" if is_volume(path) else suffix))
         if (other := images.setdefault(file, path)) != path:
             raise InputError(f"the masks of {other} and {path} would both be {file}; predict them separately")
         files[path] = file
@@ -145,13 +149,20 @@ def output_files(out: Path, paths: Sequence[Path]) -> dict[Path, Path]:
 
 
 def write_mask(mask: UInt8[np.ndarray, "*S"], path: Path, volume: Volume | None = None) -> None:
-    """Write a mask: numbers of classes as a PNG file with a palette, or as a NIfTI file with the axes of its volume."""
+    """Write a mask: numbers of classes as a PNG file with a palette, or as a NIfTI file with the axes of its volume.
+
+    A mask of a volume from the pages of an image file becomes a TIFF file of as many pages.
+    """
     if volume is not None:
         return volume.write(mask, path)
-    image = Image.fromarray(mask).convert("P")
-    image.putpalette((255 * palette()).round().astype(np.uint8).tobytes())
+    slices = [Image.fromarray(each).convert("P") for each in (mask if mask.ndim == 3 else mask[None])]
+    for image in slices:
+        image.putpalette((255 * palette()).round().astype(np.uint8).tobytes())
+    options: dict[str, Any] = {"format": "PNG"}
+    if mask.ndim == 3:
+        options = {"format": "TIFF", "save_all": True, "append_images": slices[1:], "compression": "tiff_deflate"}
     with atomic_path(path) as temporary:
-        image.save(temporary, format="PNG")
+        slices[0].save(temporary, **options)
     return None
 
 
@@ -167,13 +178,14 @@ def answer_files(
     answer = partial(exported_mask, lambda images: classifier.classify(images).scores, spec.in_shape)
     if classifier.model is not None:
         answer = partial(predict_mask, classifier.model)
-    targets = {} if options.out is None else output_files(options.out, paths)
+    targets = {} if options.out is None else output_files(options.out, paths, spec.pages)
     read, sizes, shares, pictures, damaged = list[Path](), [], [], [], list[str]()
     for path in paths:
         try:
             volume = read_volume(path) if is_volume(path) else None
             if volume is None:
-                pixels = with_channels(read_pixels(path, scale=spec.scale), spec.in_shape[0])
+                pixels = read_pixels(path, scale=spec.scale, pages=spec.pages)
+                pixels = with_channels(pixels, spec.in_shape[0], spec.pages, str(path))
                 note_dark([pixels], "an image file", spec.scale)
             else:
                 pixels = as_bytes(as_pixels(volume.values, spec.scale, str(path), "volume"))[None]

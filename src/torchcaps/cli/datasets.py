@@ -12,7 +12,7 @@ from torchcaps.analysis.results import Result, Styled, Table
 from torchcaps.cli.options import DataDir, Figure, Json, Split, command
 from torchcaps.cli.runs import refuse_options
 from torchcaps.cli.show import by, print_json, print_table, say, show
-from torchcaps.ranges import Count, Pixels, ValidationSplit
+from torchcaps.ranges import Count, Pages, Pixels, ValidationSplit
 from torchcaps.tasks import TaskName
 from torchcaps.words import first_of
 
@@ -43,6 +43,9 @@ def datasets(
     scale: Annotated[
         tuple[float, float] | None, "Pixel values that become 0 and 1, for pixels of more than 8 bits, such as 0,4095."
     ] = None,
+    pages: Annotated[
+        Pages | None, "Meaning of the pages of image files: channels of an image, or the depth of a volume."
+    ] = None,
     patch: Annotated[Pixels | None, "Side of the patches of images with masks, which may differ in size."] = None,
     sample: Annotated[Count | None, "Draw this many images, the first ones, and print their labels."] = None,
     split: Annotated[Split, "Part of the data set that --sample draws."] = "train",
@@ -57,7 +60,18 @@ def datasets(
     first images.
     """
     if data is None:
-        of_one = ("data_dir", "image_size", "skip_damaged", "scale", "patch", "sample", "split", "validation", "task")
+        of_one = (
+            "data_dir",
+            "image_size",
+            "skip_damaged",
+            "scale",
+            "pages",
+            "patch",
+            "sample",
+            "split",
+            "validation",
+            "task",
+        )
         refuse_options((*of_one, "figure"), "is for one data set, as in torchcaps datasets digits")
     elif sample is None:
         refuse_options(("split", "validation", "figure"), "is for --sample N")
@@ -83,6 +97,7 @@ def datasets(
         validation=validation,
         skip_damaged=skip_damaged,
         scale=scale,
+        pages=pages,
         task=task,
         patch=patch,
     )

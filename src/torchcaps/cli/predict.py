@@ -87,7 +87,7 @@ def predict(
     module: Any = importlib.import_module(task_of(classifier.description).answers)
     refuse_options(*module.UNUSED_OPTIONS)
     if out is not None:
-        targets = module.output_files(out, paths)
+        targets = module.output_files(out, paths, classifier.description.pages)
         there = [path for path in paths if missing and os.path.lexists(targets[path])]
         if there:
             say(f"{out} has the masks of {len(there)} of {counted(len(paths), 'image')} already")

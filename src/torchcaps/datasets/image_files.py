@@ -101,7 +101,10 @@ def opened_pages(
         check_size(image, name)
         numbers = _pages_of(image)
         if len(numbers) > 1 and not several:
-            raise InputError(f"{name} has {len(numbers):,} pages, but one is read; save each page as a file")
+            raise InputError(
+                f"{name} has {len(numbers):,} pages, but one is read; load or train with --pages channels, or, for "
+                "volumes with masks, --pages depth (in Python pages=), or save one page a file"
+            )
         if len(numbers) > MAX_PAGES:
             raise InputError(f"{name} has {len(numbers):,} pages, but {MAX_PAGES:,} can be read")
         pages, count = list[Image.Image](), 0
@@ -112,6 +115,7 @@ def opened_pages(
             _decode(image, path, name)
             if len(numbers) > 1:
                 pages.append(ImageOps.exif_transpose(image))
+                pages[-1].format = image.format
             else:
                 ImageOps.exif_transpose(image, in_place=True)
                 pages.append(image)

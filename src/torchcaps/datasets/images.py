@@ -15,7 +15,7 @@ from torchcaps.datasets.image_files import FORMATS, opened_pages
 from torchcaps.datasets.preparation import Preparation, Prepared, prepare_image, resized
 from torchcaps.datasets.scaling import Pixels, Scale, as_bytes, as_pixels, inverted, note_dark
 from torchcaps.errors import InputError
-from torchcaps.ranges import image_shape
+from torchcaps.ranges import Pages, image_shape
 
 Fit = Literal["pad", "stretch"]
 
@@ -87,6 +87,7 @@ def read_photo(
     fit: Fit = "pad",
     name: str | None = None,
     scale: Scale | None = None,
+    pages: Pages | None = None,
 ) -> Photo:
     """Read an image file of any size, convert it to the input shape of a network, and list the changes.
 
@@ -95,7 +96,7 @@ def read_photo(
 
     Args:
         path: PNG, JPEG, BMP, GIF, WebP, TIFF or PNM file.
-        in_shape: Input shape of the network (C, H, W); C is 1 or 3.
+        in_shape: Input shape of the network (C, H, W); C is 1 or 3, or the channels of all ``pages``.
         preparation: Preprocessing that turned drawings into the network's training images, such as ``Run.preparation``.
             :func:`~torchcaps.datasets.prepare_image` applies it to the photo, and ``fit`` is ignored.
         invert: Invert the image, so that dark ink on light paper becomes light on dark, as in MNIST. With
@@ -106,6 +107,7 @@ def read_photo(
         name: Name of the file in errors; None: its path.
         scale: Numbers (low, high) that become 0 and 1, such as those of the network's training images; None: by the
             number of bits, see :func:`torchcaps.datasets.scaling.range_of`.
+        pages: "channels": the pages of a TIFF file, or the frames of an animation, are channels. None: a file has one.
 
     Raises:
         InputError: The file is missing, damaged, no image or larger than `get_max_megapixels`; C is neither 1 nor 3;
@@ -119,12 +121,14 @@ def read_photo(
             f"an image file is no sequence, but this network takes sequences ({'×'.join(map(str, in_shape))}); "
             "give its numbers to torchcaps.analysis.predict"
         )
-    pixels = read_pixels(Path(path), name, scale)
+    if pages == "depth":
+        raise InputError(f"{path if name is None else name} is a volume, but this network takes images; omit pages")
+    pixels = read_pixels(Path(path), name, scale, pages)
     note_dark([pixels], "an image file", scale)
     image = inverted(pixels) if invert else pixels
     if preparation is not None:
         return Photo(pixels, prepare_image(as_bytes(image), in_shape, preparation, light_ink=invert))
-    image = with_channels(image, in_shape[0])
+    image = with_channels(image, in_shape[0], pages, str(path) if name is None else name)
     return Photo(pixels, Prepared(_resized(image, in_shape[1:]) if fit == "stretch" else _padded(image, in_shape[1:])))
 
 
@@ -137,10 +141,11 @@ def read_image(path: str | Path, in_shape: Sequence[int], **options: Any) -> Pix
     return read_photo(path, in_shape, **options).prepared.image
 
 
-def read_pixels(path: Path, name: str | None = None, scale: Scale | None = None) -> Pixels:
+def read_pixels(path: Path, name: str | None = None, scale: Scale | None = None, pages: Pages | None = None) -> Pixels:
     """Read an image file without resizing: pixels (1, H, W) if all are grey, else (3, H, W).
 
-    - A file of several pages or frames is refused.
+    - A file of several pages or frames is refused, but for ``pages`` "channels" the channels of all pages follow each
+      other, (n·C, H, W), and for "depth" the pages are the slices of a volume, (C, n, H, W).
     - A photo is rotated upright by its EXIF data.
     - Transparent parts become white.
     - Files with 8 bits give uint8. With more bits, or with ``scale``, :func:`~torchcaps.datasets.scaling.range_of`
@@ -149,17 +154,26 @@ def read_pixels(path: Path, name: str | None = None, scale: Scale | None = None)
     ``name``, ``scale`` and errors as in `read_photo`.
     """
     name = str(path) if name is None else name
-    with opened_pages(path, name) as pages:
-        numbers, has_range = pillow_numbers(pages[0]), pages[0].format == "PPM" and pages[0].mode == "I"
+    with opened_pages(path, name, several=pages is not None) as opened:
+        planes = [pillow_numbers(page) for page in opened]
+        if len({each.dtype for each in planes}) > 1:
+            raise ValueError("its pages hold numbers of different kinds")
+        has_range = opened[0].format == "PPM" and opened[0].mode == "I"
+        # pages of a TIFF file in colour are never taken for fewer channels
+        is_grey = not (pages == "channels" and any(each.format == "TIFF" and "RGB" in each.mode for each in opened))
     if has_range and scale is not None:
         raise InputError(
             f"{name} names its own range, and Pillow applies it; save the numbers as PNG, or set no --scale"
         )
     # The numbers decide, not the file's mode: grey drawings are often saved as RGB.
-    if numbers.ndim == 2 or all(np.array_equal(numbers[..., channel], numbers[..., 0]) for channel in (1, 2)):
-        numbers = numbers.reshape(*numbers.shape[:2], -1)[None, ..., 0].copy()
-    else:
-        numbers = np.ascontiguousarray(numbers.transpose(2, 0, 1))
+    is_grey &= all((each == each[..., :1]).all() for each in planes if each.ndim == 3)
+    parts = [each[..., None] if each.ndim == 2 else each[..., :1] if is_grey else each for each in planes]
+    if not is_grey:
+        parts = [np.broadcast_to(each, (*each.shape[:2], 3)) for each in parts]
+    numbers = np.stack(parts).transpose(3, 0, 1, 2)  # (C, n, H, W)
+    if pages != "depth":
+        numbers = numbers.swapaxes(0, 1).reshape(-1, *numbers.shape[2:])
+    numbers = np.ascontiguousarray(numbers)
     return as_pixels(numbers, scale, name, "file")
 
 
@@ -179,17 +193,24 @@ def pillow_numbers(image: Image.Image) -> Shaped[np.ndarray, "..."]:
     return np.array(image.convert("L" if image.mode in ("1", "L") else "RGB"))
 
 
-def with_channels(image: Pixels, channels: int) -> Pixels:
-    """Convert an image (c, H, W) to one or three channels: grey is repeated, colour becomes its luma."""
-    if channels not in (1, 3):
-        raise InputError(f"an image file gives 1 channel or 3, not {channels}")
+def with_channels(image: Pixels, channels: int, pages: Pages | None = None, name: str = "the image") -> Pixels:
+    """Convert an image (c, *S) to one or three channels: grey is repeated, colour becomes its luma.
+
+    Raises:
+        InputError: That is impossible, or ``pages`` are channels and their number differs; errors begin with ``name``.
+    """
     if len(image) == channels:
         return image
+    if pages == "channels":
+        raise InputError(f"{name} has {len(image)} channels in its pages, but {channels} are needed")
+    if channels not in (1, 3):
+        raise InputError(f"an image file gives 1 channel or 3, not {channels}")
     if channels == 3:
         return image.repeat(3, axis=0)
     if image.dtype != np.uint8:
         return np.tensordot(np.array([0.299, 0.587, 0.114], np.float32), image, 1)[None]
-    return np.array(Image.fromarray(image.transpose(1, 2, 0)).convert("L"))[None]
+    flat = image.reshape(3, -1, image.shape[-1]).transpose(1, 2, 0)
+    return np.array(Image.fromarray(flat).convert("L")).reshape(1, *image.shape[1:])
 
 
 def _padded(image: Pixels, size: tuple[int, int]) -> Pixels:

@@ -19,7 +19,7 @@ from torchcaps.datasets.scaling import check_scale
 from torchcaps.datasets.splits import stratified_split
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import user_path
-from torchcaps.ranges import Count, Pixels, Seed, ValidationSplit
+from torchcaps.ranges import Count, Pages, Pixels, Seed, ValidationSplit
 from torchcaps.tasks import TaskName, find_task
 from torchcaps.words import counted
 
@@ -71,6 +71,7 @@ def load_dataset(
     scale: tuple[float, float] | None = None,
     task: TaskName | None = None,
     patch: Pixels | tuple[Pixels, ...] | None = None,
+    pages: Pages | None = None,
 ) -> Dataset:
     """Load a data set on the CPU, and split off its validation images.
 
@@ -101,12 +102,14 @@ def load_dataset(
             ``"classes"``.
         patch: Side of the patches, pixels, that training takes of images with masks, or a side for each axis. The
             images may then differ in size, and evaluation takes whole images. None: all images have one size.
+        pages: Meaning of the pages of TIFF files and the frames of animations: ``"channels"`` of an image, or
+            ``"depth"``, the slices of a volume with a mask. None: files of several pages are refused.
 
     Raises:
         InputError: The name is unknown, files are missing or broken, or a number does not fit the images.
     """
     options: Any = {"data_dir": data_dir, "image_size": image_size, "scale": scale, "task": task, "patch": patch}
-    splits = _read(spec, limit_test=limit_test, skip_damaged=skip_damaged, **options)
+    splits = _read(spec, limit_test=limit_test, skip_damaged=skip_damaged, pages=pages, **options)
     held_out: Any = {"validation_size": validation_size, "validation": validation, "seed": seed}
     dataset = _split(spec, splits, image_size, limit_train=limit_train, **held_out)
     find_task(splits.task).check_training(dataset.train.labels, splits.class_names, spec)
@@ -123,7 +126,7 @@ def load_part(spec: str, part: PartName = "test", *, seed: Seed = 0, **options: 
             folder without test/, if the network was trained on none of them. If a data set has only test images, these
             are all.
         seed: Random seed of the choice of validation images.
-        **options: ``data_dir``, ``image_size``, ``scale``, ``task`` and ``patch`` as for `load_dataset`.
+        **options: ``data_dir``, ``image_size``, ``scale``, ``task``, ``patch`` and ``pages`` as for `load_dataset`.
 
     Raises:
         InputError: As for `load_dataset`, or the data set has no such part.
@@ -181,6 +184,7 @@ def _read(
     task: TaskName | None = None,
     patch: int | tuple[int, ...] | None = None,
     part: PartName | None = None,
+    pages: Pages | None = None,
 ) -> Splits:
     """Return the parts that the source of a data set has, with labels in the form of the task."""
     info, path = find_dataset(spec)
@@ -193,9 +197,12 @@ def _read(
         check_scale(scale)
         if not info.takes_scale:
             raise InputError(f"the pixels of {spec} have a fixed range; leave scale (--scale) out")
+    if pages is not None and not info.takes_pages:
+        fitting = ", ".join(each.spec for each in _DATASETS.values() if each.takes_pages)
+        raise InputError(f"{spec} has no files with pages; pages (--pages) is for {fitting}")
     folder = None if data_dir is None else user_path(data_dir)
     size = _both_sides(image_size)
-    request = DataRequest(path or Path(), folder, size, limit_test, skip_damaged, scale, task, part, patch)
+    request = DataRequest(path or Path(), folder, size, limit_test, skip_damaged, scale, task, part, patch, pages)
     splits = info.load(request).for_task(task, spec)
     return splits if patch is None else splits.in_patches(patch, spec)
 

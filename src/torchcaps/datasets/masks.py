@@ -23,22 +23,30 @@ COLOUR = 1 << 24
 """Added to the code 65,536·R + 256·G + B of a colour, so that it differs from numbers of classes."""
 
 
-def read_mask(path: Path, name: str) -> UInt[np.ndarray, "H W"]:
+def read_mask(path: Path, name: str, *, is_volume: bool = False) -> UInt[np.ndarray, "*S"]:
     """Read the value of each pixel: the number of its class, or the code of its colour, :data:`COLOUR` and above.
+
+    If ``is_volume``, the pages of the file are slices, (D, H, W).
 
     Raises:
         InputError: The file cannot be read, or it has more than ``MAX_COLOURS`` values; errors begin with ``name``.
     """
-    with opened_pages(path, name, what="a mask", formats=MASK_FORMATS) as (image,):
-        is_coloured = image.mode in ("RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV")
-        plain = {"LA": "L", "PA": "P"}.get(image.mode, "RGB" if is_coloured else image.mode)  # without transparency
-        values = np.asarray(image if plain == image.mode else image.convert(plain))
+    with opened_pages(path, name, several=is_volume, what="a mask", formats=MASK_FORMATS) as pages:
+        are_coloured = {page.mode in ("RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV") for page in pages}
+        is_coloured = True in are_coloured
+        if len(are_coloured) > 1:
+            raise ValueError("some of its pages are in colour, but not all")
+        slices = []
+        for page in pages:
+            plain = {"LA": "L", "PA": "P"}.get(page.mode, "RGB" if is_coloured else page.mode)  # without transparency
+            slices.append(np.asarray(page if plain == page.mode else page.convert(plain)))
+        values = np.stack(slices) if is_volume else slices[0]
     if is_coloured and (values == values[..., :1]).all():  # numbers that were saved in colour
         is_coloured, values = False, values[..., 0]
     if is_coloured:
         red, green, blue = np.moveaxis(values.astype(np.uint32), -1, 0)
         values = COLOUR + (red << 16) + (green << 8) + blue
-    if values.ndim != 2 or values.dtype.kind not in "iub":
+    if values.ndim != 2 + is_volume or values.dtype.kind not in "iub":
         raise InputError(
             f"{name} has {values.dtype} values of the shape {shown(values.shape)}; save masks as 8-bit PNG"
         )

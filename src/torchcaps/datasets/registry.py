@@ -19,6 +19,7 @@ from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError
 from torchcaps.files import user_path
 from torchcaps.parts import Registry
+from torchcaps.ranges import Pages
 from torchcaps.tasks import TaskName
 
 
@@ -43,6 +44,8 @@ class DataRequest:
     """The only part to use, ``"test"``, or ``"all"``: nothing is trained on the images. None: all parts."""
     patch: int | tuple[int, ...] | None = None
     """Side of the patches of images with masks that training takes, pixels; None: whole images."""
+    pages: Pages | None = None
+    """Meaning of the pages of image files; None: files of several pages are refused."""
 
 
 Load = Callable[[DataRequest], Splits]
@@ -66,6 +69,7 @@ class DatasetInfo:
         takes_path: True if it is loaded as ``name:PATH``.
         can_skip_damaged: True if damaged image files can be left out.
         takes_scale: True if the user may give the range of its pixels.
+        takes_pages: True if its files may have pages.
         validation_size: Default number of validation images; None: a tenth of the training images.
         preparation: Preprocessing that turned drawings into its images, applied to photos as well; None for other
             images.
@@ -86,6 +90,7 @@ class DatasetInfo:
     takes_path: bool = False
     can_skip_damaged: bool = False
     takes_scale: bool = False
+    takes_pages: bool = False
     validation_size: int | None = None
     preparation: Preparation | None = None
     find: Callable[[Path | None], Path | None] | None = field(default=None, repr=False)

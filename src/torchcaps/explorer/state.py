@@ -33,7 +33,7 @@ from torchcaps.models import CapsNet, Network
 from torchcaps.models.files import SHIPPED
 from torchcaps.ops.labels import top_classes
 from torchcaps.parts import options
-from torchcaps.ranges import AtLeastOneIteration
+from torchcaps.ranges import AtLeastOneIteration, Pages
 from torchcaps.tasks import task_of
 from torchcaps.training import Run
 
@@ -81,6 +81,7 @@ class Explorer:
             are not prepared.
         calibration: Thresholds beyond which an answer is unsure.
         scale: Numbers of an image file that become 0 and 1; None: by its number of bits.
+        pages: Meaning of the pages of an image file; None: it has one.
 
     Attributes:
         no_pose: Sentence that says why capsules cannot be decoded; None if they can.
@@ -103,6 +104,7 @@ class Explorer:
     preparation: Preparation | None = None
     calibration: Calibration = field(default_factory=Calibration)
     scale: tuple[float, float] | None = None
+    pages: Pages | None = None
 
     def __post_init__(self) -> None:
         check("Explorer: model", self.model, Network)
@@ -247,6 +249,7 @@ class Explorer:
             InputError: As for :func:`torchcaps.datasets.read_image`.
         """
         options: Any = {"preparation": self.preparation if prepare else None, "fit": self.fit, "scale": self.scale}
+        options["pages"] = self.pages
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "image"
             path.write_bytes(data)
@@ -328,7 +331,8 @@ def open_explorer(
     if run.config is not None:
         what = f"{run.config.preset}, trained on {describe_data(run.config.data)}"
     explorer = Explorer(run.model, run.class_names, name=real(run.path).name, what=what)
-    explorer.fit, explorer.preparation, explorer.scale = spec.fit, spec.preparation, spec.scale
+    explorer.fit, explorer.preparation = spec.fit, spec.preparation
+    explorer.scale, explorer.pages = spec.scale, spec.pages
     explorer.calibration = spec.calibration or Calibration()
     if run.config is None and run.path in SHIPPED.values():
         explorer.what = "the network that comes with torchcaps, trained on MNIST handwritten digits"

@@ -16,7 +16,7 @@ from torchcaps.models.presets import get_preset
 from torchcaps.nn.layers import current_tree
 from torchcaps.parts import Choice, Settings, Tree, flat
 from torchcaps.plugins import is_loaded, plugin_options
-from torchcaps.ranges import Pixels, PositiveFactor, Processes, Seed
+from torchcaps.ranges import Pages, Pixels, PositiveFactor, Processes, Seed
 from torchcaps.training.recipe import Recipe
 
 NESTED_FIELDS = ("preset", "model", "recipe")
@@ -71,6 +71,9 @@ class TrainConfig(Settings):
     scale: tuple[float, float] | None = None
     """Pixel values that become 0 and 1. Set LOW,HIGH for your own files with more than 8 bits, such as 0,4095 for 12
     bits. The default is the range of the files' data type."""
+    pages: Pages | None = None
+    """Meaning of the pages of TIFF files and the frames of animations. channels: further channels of an image. depth:
+    the slices of a volume with a mask. By default, files of several pages are refused."""
     fitted: tuple[AutoField, ...] = ()
     """Fields still to be derived from the training images; emptied when the run starts."""
     init_from: str | None = None

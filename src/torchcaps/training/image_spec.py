@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from torchcaps.analysis.calibration import Calibration
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError, shown
-from torchcaps.ranges import COUNT, is_scale, spatial_shape
+from torchcaps.ranges import COUNT, Pages, is_scale, spatial_shape
 from torchcaps.tasks import TASKS, TaskName
 
 MAX_IMAGE_VALUES = 2**22
@@ -46,6 +46,9 @@ class ImageSpec:
     has_names: bool = True
     """False if ``class_names`` are only numbers, because the training data had no names."""
 
+    pages: Pages | None = None
+    """Meaning of the pages of image files; None: a file has one page."""
+
     def __post_init__(self) -> None:
         names = self.class_names if isinstance(self.class_names, tuple) else ()
         known = isinstance(self.task, str) and self.task in TASKS
@@ -59,6 +62,7 @@ class ImageSpec:
             "calibration": isinstance(self.calibration, Calibration | None),
             "task": known,
             "has_names": isinstance(self.has_names, bool),
+            "pages": self.pages in (None, "channels", "depth"),
             "scale": self.scale is None or is_scale(self.scale),
         }
         for name, fitting in fits.items():

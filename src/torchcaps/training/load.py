@@ -67,7 +67,9 @@ class Run:
 
     def reading_options(self, data: str) -> dict[str, Any]:
         """Return options of ``load_dataset``, so that other images are read as the run's own ones were."""
-        return {"scale": self.images.scale} if find_dataset(data)[0].takes_scale else {}
+        info = find_dataset(data)[0]
+        taken = {"scale": info.takes_scale, "pages": info.takes_pages}
+        return {name: getattr(self.images, name) for name, is_taken in taken.items() if is_taken}
 
     def dataset(
         self, data: str | Dataset | None = None, data_dir: str | None = None, *, by_number: bool = False

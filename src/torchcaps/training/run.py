@@ -217,6 +217,7 @@ class Start(NamedTuple):
             preparation=preparation_of(self.config),
             task=self.network.task,
             scale=self.config.scale,
+            pages=self.config.pages,
         )
 
 

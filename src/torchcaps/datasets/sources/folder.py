@@ -31,6 +31,7 @@ from torchcaps.datasets.scaling import Pixels, Scale, alike, as_bytes, as_floats
 from torchcaps.datasets.sources.segmentation_folder import MASK_NAMES, has_masks, load_segmentation_folder
 from torchcaps.errors import InputError
 from torchcaps.files import user_path
+from torchcaps.ranges import Pages
 from torchcaps.tasks import find_task
 
 MASK_ENDINGS = [mark + name for name in sorted(MASK_NAMES | {"seg"}, key=len, reverse=True) for mark in "_-"]
@@ -49,6 +50,7 @@ Files = dict[str, dict[str, list[Path]]]
     takes_path=True,
     can_skip_damaged=True,
     takes_scale=True,
+    takes_pages=True,
 )
 def load_folder(request: DataRequest) -> Splits:
     """Read a folder of class sub-folders, or of train/, test/ and val/ (or validation/) with class sub-folders each.
@@ -94,7 +96,7 @@ def load_folder(request: DataRequest) -> Splits:
             raise InputError(f"{root}: none of the {part} images can be read")
         shuffled = [labelled[i] for i in generator(FIXED_SEED).permutation(len(labelled))]
         chosen, labels = [file for file, _ in shuffled], torch.tensor([label for _, label in shuffled])
-        sets[part] = to_image_set(chosen, images, labels)
+        sets[part] = to_image_set(chosen, images, labels, request.pages)
     return Splits(sets.get("train"), sets.get("test"), class_names, sets.get("validation"), skipped=tuple(damaged))
 
 
@@ -105,10 +107,11 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
 
     Args:
         path: Folder of the images.
-        in_shape: Shape to convert the images to, (C, H, W); C is 1 or 3.
+        in_shape: Shape to convert the images to, (C, H, W); C is 1 or 3, or the channels of all ``pages``.
         part: Part to read; without test/ and val/, ``"train"`` has all images.
         scale: Numbers (low, high) that become 0 and 1, for files with more than 8 bits. Images are then float32 of
             0..1. None: uint8, files with 16 bits rounded to 256 steps.
+        pages: As for `load_dataset`.
 
     Raises:
         InputError: There is no class, the part is missing, every image of a class has a mask beside it, or (on access)
@@ -122,8 +125,9 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
         in_shape: Sequence[int],
         part: Literal["train", "validation", "test"] = "train",
         scale: Scale | None = None,
+        pages: Pages | None = None,
     ) -> None:
-        root, self.in_shape, self.scale = user_path(path), tuple(in_shape), scale
+        root, self.in_shape, self.scale, self.pages = user_path(path), tuple(in_shape), scale, pages
         check_scale("auto" if scale is None else scale)
         files = _files(root)
         if part not in files:
@@ -136,7 +140,7 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[UInt8[Tensor, "C H W"] | Float32[Tensor, "C H W"], int]:
         file, label = self.files[index]
-        image = read_image(file, self.in_shape, fit="stretch", scale=self.scale)
+        image = read_image(file, self.in_shape, fit="stretch", scale=self.scale, pages=self.pages)
         return torch.from_numpy(as_bytes(image) if self.scale is None else as_floats(image)), label
 
 
@@ -200,11 +204,20 @@ def _refuse_masks(name: str, files: Sequence[Path]) -> None:
         )
 
 
-def to_image_set(files: Sequence[Path], images: Mapping[Path, Pixels], labels: Tensor) -> ImageSet:
+def to_image_set(
+    files: Sequence[Path], images: Mapping[Path, Pixels], labels: Tensor, pages: Pages | None = None
+) -> ImageSet:
     """Return the images of ``files`` as a set: grey if all of ``images`` are grey, otherwise in colour."""
     channels = max(map(len, images.values()))
-    pixels = np.stack([with_channels(images[file], channels) for file in files])
+    pixels = np.stack([with_channels(images[file], channels, pages, str(file)) for file in files])
     return ImageSet(torch.from_numpy(pixels), labels)
+
+
+def _read_planes(file: Path, request: DataRequest) -> Pixels:
+    """Read the image of a file, whose pages may be channels."""
+    if request.pages == "depth":
+        raise InputError(f"{file} has no mask, and only volumes with masks have a depth; set --pages channels")
+    return read_pixels(file, scale=request.scale, pages=request.pages)
 
 
 def read_files(listed: Sequence[Path], request: DataRequest, where: str) -> tuple[dict[Path, Pixels], list[str]]:
@@ -216,7 +229,7 @@ def read_files(listed: Sequence[Path], request: DataRequest, where: str) -> tupl
     images, damaged, size = dict[Path, Pixels](), list[str](), request.image_size
     for file in listed:
         try:
-            image = read_pixels(file, scale=request.scale)
+            image = _read_planes(file, request)
         except InputError as error:
             damaged.append(str(error))
             continue

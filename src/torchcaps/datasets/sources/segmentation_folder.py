@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from torchcaps.datasets.registry import DataRequest
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.scaling import Pixels, alike, note_dark
 from torchcaps.errors import InputError
+from torchcaps.ranges import Pages
 
 IMAGES, MASKS, CLASSES = "images", "masks", "classes.txt"
 RIGHT = [IMAGES, MASKS]
@@ -114,7 +116,7 @@ def load_segmentation_folder(
         InputError: A part has no masks, an image has no mask, a mask has no image or another size, it holds no numbers
             of classes, or images differ in size and neither ``patch`` nor ``image_size`` is given.
     """
-    kind = kind or IMAGE_FILES
+    kind = kind or FileKind(image_files_in, partial(_read_image_files, request.pages), ".png", "an image file")
     for folder in parts.values():
         if not has_masks(folder, kind.files_in):
             raise InputError(f"{folder} must have images/ and masks/, with {kind.words} of the same name in each")
@@ -137,7 +139,8 @@ def load_segmentation_folder(
     channels = max(map(len, images.values()))
     sets = {}
     for part, labelled in found.items():
-        pixels = [torch.from_numpy(with_channels(images[pair], channels)) for pair in labelled]
+        planes = (with_channels(images[pair], channels, request.pages, str(pair.image)) for pair in labelled)
+        pixels = list(map(torch.from_numpy, planes))
         labels = [torch.from_numpy(numbered[str(pair.mask)]) for pair in labelled]
         spacing = [each.spacing for each in labelled.values() if each.spacing is not None]
         sets[part] = to_set(pixels, labels, request, str(root), spacing or None)
@@ -234,11 +237,9 @@ def _is_similar(mask: str, image: str) -> bool:
     return mask == image or mask.startswith((f"{image}_", f"{image}-")) or mask.endswith((f"_{image}", f"-{image}"))
 
 
-def _read_image_files(pair: Pair, scale: tuple[float, float] | None) -> Labelled:
-    return Labelled(read_pixels(pair.image, scale=scale), read_mask(pair.mask, str(pair.mask)))
-
-
-IMAGE_FILES = FileKind(image_files_in, _read_image_files, ".png", "an image file")
+def _read_image_files(pages: Pages | None, pair: Pair, scale: tuple[float, float] | None) -> Labelled:
+    image = read_pixels(pair.image, scale=scale, pages=pages)
+    return Labelled(image, read_mask(pair.mask, str(pair.mask), is_volume=pages == "depth"))
 
 
 def to_set(

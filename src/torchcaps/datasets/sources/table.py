@@ -35,6 +35,7 @@ MAX_NAMED = 20
     takes_path=True,
     can_skip_damaged=True,
     takes_scale=True,
+    takes_pages=True,
 )
 def load_table(request: DataRequest) -> Splits:
     """Read the images in a table, and their labels.
@@ -76,7 +77,7 @@ def load_table(request: DataRequest) -> Splits:
         if not rows:
             raise InputError(f"{path}: no image for {part} can be read")
         order = [rows[n] for n in generator(FIXED_SEED).permutation(len(rows))]
-        sets[part] = to_image_set([found[row] for row in order], images, targets[order])
+        sets[part] = to_image_set([found[row] for row in order], images, targets[order], request.pages)
     skipped = (*(f"{path}, line {table.lines[row]}: {found[row]} is hidden" for row in sorted(hidden)), *damaged)
     return Splits(sets.get("train"), sets.get("test"), names, sets.get("validation"), skipped=skipped, task=task.name)
 
