@@ -73,13 +73,8 @@ def cases() -> Iterator[tuple[str, Make]]:
     yield "head", lambda: CapsuleHead(6, 3)
     yield "norms", lambda: nn.Sequential(ChannelNorm(5), InstanceNorm(5, learned=True))
     yield "readout", lambda: Readout(10, 16)
-    for preset in ("sabour2017", "sabour2017-code", "vb2020", "segcaps", "unet-twin", "efficient-capsnet", "first"):
-        if preset in torchcaps.list_presets():
-            shape = (1, 32, 32) if preset in ("segcaps", "unet-twin") else (1, 28, 28)
-            yield (
-                f"network {preset}",
-                lambda preset=preset, shape=shape: create_model(preset, shape, 4, **small(preset)),
-            )
+    for preset in torchcaps.list_presets():
+        yield f"network {preset}", lambda preset=preset: create_model(preset, **small(preset))
 
 
 CASES = dict(cases())
@@ -118,7 +113,7 @@ def test_deferred_initialisation_draws_as_the_constructor_does(case: str) -> Non
         if values.equal(again[name]):
             assert drawn.equal(numbers), name
             continue
-        if len(numbers) < 3:
+        if len(numbers) < 16:  # too few to compare
             continue
         scale, few = numbers.std(), 6 / len(numbers) ** 0.5
         assert abs(drawn.mean() - numbers.mean()) <= few * scale, name
