@@ -15,7 +15,7 @@ from torchcaps import InputError
 from torchcaps.nn import BuiltVotes, DenseCapsules, LayerSize, Votes
 from torchcaps.nn.votes.columns import ColumnVotes
 from torchcaps.nn.votes.competition import MapCompetition
-from torchcaps.nn.votes.positions import PlacedVotes, at_all_positions
+from torchcaps.nn.votes.positions import MapVotes, PlacedVotes
 from torchcaps.ops.precision import full_dtype
 from torchcaps.parts import PARTS, build
 
@@ -66,7 +66,7 @@ def make_votes(kind: str, dtype: torch.dtype = torch.float64, I: int = 63, J: in
         transform, _ = bound("dense", types, J, dtype)
         by_position = poses.unflatten(1, (types, 4)).transpose(1, 2).flatten(0, 1)
         wanted = torch.einsum("ijdk,bipk->bipjd", transform.matrices.double(), poses.double().unflatten(1, (types, 4)))
-        return at_all_positions(transform.votes(*transform(by_position)), poses, 4), wanted.flatten(1, 2)
+        return MapVotes(transform.votes(*transform(by_position)), poses, 4), wanted.flatten(1, 2)
     if kind == "placed":
         (votes, wanted), places = make_votes("shared", dtype, I, J), torch.randn(I, 5, dtype=dtype)
         return PlacedVotes(votes, places), wanted + places.double()[:, None]

@@ -15,7 +15,7 @@ from torchcaps.errors import InputError
 from torchcaps.nn.capsules import Activations, Capsules, LayerSize
 from torchcaps.nn.layers.base import CapsuleLayer, RoutingSpec, TransformSpec
 from torchcaps.nn.votes import Votes
-from torchcaps.nn.votes.positions import PlacedVotes, at_all_positions
+from torchcaps.nn.votes.positions import MapVotes, PlacedVotes
 from torchcaps.parts import Device, Dtype, register
 from torchcaps.ranges import Size, Width
 
@@ -117,7 +117,7 @@ class DenseCapsules(CapsuleLayer):
             return self._transformed(poses)
         positions = math.prod(self.grid[1:])
         by_position = poses.unflatten(1, (-1, positions)).transpose(1, 2)  # (B, L, T, K)
-        return at_all_positions(self._transformed(by_position.flatten(0, 1)), poses, positions)
+        return MapVotes(self._transformed(by_position.flatten(0, 1)), poses, positions)
 
     def _places(self, device: torch.device) -> Float[Tensor, "I D"] | None:
         """Return the coordinates, row and column, to add to the votes of each capsule; None without coordinates."""

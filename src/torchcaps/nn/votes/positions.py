@@ -7,29 +7,51 @@ from torch import Tensor
 
 from torchcaps.kernels.mixtures import VoteFactors
 from torchcaps.nn.votes.base import Votes
-from torchcaps.nn.votes.built import BuiltVotes
-from torchcaps.nn.votes.dense import DenseVotes, MatrixVotes, SharedVotes
 
 
-def at_all_positions(votes: Votes, poses: Float[Tensor, "B I K"], positions: int) -> Votes:
-    """Return the votes of the capsules of a map with weights that all positions share.
+class MapVotes(Votes):
+    """Votes of the capsules of a map with weights shared by all positions.
 
     Args:
         votes: Votes of the T capsules at each position (B·L, T, J, D).
         poses: Capsules of the whole map (B, T·L, K), type by type.
         positions: Number of positions (L).
     """
-    factors = votes.factors()
-    weight = None if factors is None else factors.weight
-    if factors is None or weight is None or factors.bias is not None:
-        on_map: Votes = BuiltVotes(by_type(votes.build(), positions), poses)
-    elif factors.kind == "shared":
-        on_map = SharedVotes(poses, weight)
-    else:  # the weights of a type, repeated for its positions
-        kind = DenseVotes if factors.kind == "dense" else MatrixVotes
-        on_map = kind(poses, weight.repeat_interleave(positions, 0))
-    on_map.dtype = votes.dtype
-    return on_map
+
+    def __init__(self, votes: Votes, poses: Float[Tensor, "B I K"], positions: int) -> None:
+        super().__init__(poses, votes.size._replace(in_capsules=poses.shape[1]), votes.dtype)
+        self.votes, self.positions = votes, positions
+
+    def _of_images(self, images: slice) -> Votes:
+        rows = slice(images.start * self.positions, images.stop * self.positions)
+        return MapVotes(self.votes[rows], self.poses[images], self.positions)
+
+    def _hidden(self, mask: Bool[Tensor, "B I"]) -> Votes:
+        by_position = mask.unflatten(1, (-1, self.positions)).transpose(1, 2).flatten(0, 1)  # (B·L, T)
+        return MapVotes(self.votes.masked(by_position), self.poses.where(mask.unsqueeze(2), 0), self.positions)
+
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
+        each = None
+        if coupling is not None:
+            each = coupling.unflatten(1, (-1, self.positions)).transpose(1, 2).flatten(0, 1)  # (B·L, T, J)
+        return self.votes.weighted_sum(each).unflatten(0, (-1, self.positions)).sum(1)
+
+    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
+        return by_type(self.votes.agreement(parents.repeat_interleave(self.positions, 0)), self.positions)
+
+    def build(self) -> Float[Tensor, "B I J D"]:
+        return by_type(self.votes.build(), self.positions)
+
+    def factors(self) -> VoteFactors | None:
+        each = self.votes.factors()
+        if each is None:
+            return None
+        poses, weight, bias = by_type(each.poses, self.positions), each.weight, each.bias
+        if weight is not None and each.kind != "shared":  # the weights of a type, repeated for its positions
+            weight = weight.repeat_interleave(self.positions, 0)
+        if bias is not None:
+            bias = bias.repeat_interleave(self.positions, 0)
+        return VoteFactors(each.kind, poses, weight, bias)
 
 
 class PlacedVotes(Votes):
