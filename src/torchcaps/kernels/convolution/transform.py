@@ -17,6 +17,7 @@ from torch import Tensor
 from torchcaps.kernels.convolution.columns import multiply
 from torchcaps.kernels.convolution.points import Matrices, Plan
 from torchcaps.kernels.memory import new_empty
+from torchcaps.kernels.threads import spread_over_threads
 
 
 class Planes:
@@ -105,8 +106,7 @@ def forward(
     def products() -> Iterator[Tensor]:
         for left, right, spans in zip(X, W, plan.spans, strict=True):
             planes = new_empty((len(left), left.shape[1], O))
-            for x, kernel, out, span in zip(left, right, planes, spans, strict=True):
-                multiply(x[:, span], kernel[span], out)
+            spread_over_threads(_multiply_maps, zip(left, right, planes, spans, strict=True))
             yield planes
 
     for place, column in _from_planes(plan.maps, products()):
@@ -125,8 +125,7 @@ def kernel_gradient(plan: Plan, X: Iterable[Tensor], G: Iterable[Tensor]) -> Flo
     def products() -> Iterator[Tensor]:
         for right, left, spans in zip(X, G, plan.spans, strict=True):
             planes = new_empty((len(left), O, plan.summed))
-            for x, g, out, span in zip(right, left, planes, spans, strict=True):
-                multiply(g, x[:, span].contiguous(), _only(out, span, 1))
+            spread_over_threads(_multiply_kernels, zip(right, left, planes, spans, strict=True))
             yield planes
 
     for place, column in _from_planes(plan.kernel, products()):
@@ -150,8 +149,7 @@ def features_gradient(plan: Plan, W: Iterable[Tensor], G: Iterable[Tensor], imag
     def products() -> Iterator[Tensor]:
         for left, right, spans in zip(W, G, plan.spans, strict=True):
             planes = new_empty((len(left), plan.summed, right.shape[2]))
-            for kernel, g, out, span in zip(left, right, planes, spans, strict=True):
-                multiply(kernel[span], g, _only(out, span, 0))
+            spread_over_threads(_multiply_features, zip(left, right, planes, spans, strict=True))
             yield planes
 
     for place, column in _from_planes(plan.features, products()):
@@ -164,6 +162,21 @@ def features_gradient(plan: Plan, W: Iterable[Tensor], G: Iterable[Tensor], imag
                     tile = part[:, :, i, j].transpose(1, 2)
                     rows.copy_(tile) if alone else rows.add_(tile)
     return gradient[:height, :width]
+
+
+# ---- the product of a plane, over the part of the summed axis that is not zero
+
+
+def _multiply_maps(x: Tensor, kernel: Tensor, out: Tensor, span: slice) -> None:
+    multiply(x[:, span], kernel[span], out)
+
+
+def _multiply_kernels(x: Tensor, g: Tensor, out: Tensor, span: slice) -> None:
+    multiply(g, x[:, span].contiguous(), _only(out, span, 1))
+
+
+def _multiply_features(kernel: Tensor, g: Tensor, out: Tensor, span: slice) -> None:
+    multiply(kernel[span], g, _only(out, span, 0))
 
 
 # ---- back from planes
