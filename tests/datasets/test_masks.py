@@ -204,7 +204,8 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "large values": (
         lambda folder: save(folder / "masks/3.png", np.array([0, 128, 255] * 160, np.uint8).reshape(24, 20)),
         "masks/3.png has the values 0, 128, 255, but a mask holds the number of a class in each pixel (255: ignored); "
-        "number the classes 0, 1, 2 and so on, or name them in classes.txt with these greys",
+        "number the classes 0, 1, 2 and so on, or name them in classes.txt with these numbers, on lines such as "
+        "vein =255",
     ),
     "one in colour": (
         lambda folder: save(folder / "masks/3.png", np.full((24, 20, 3), (255, 0, 0), np.uint8)),

@@ -69,6 +69,70 @@ def test_a_folder_of_volumes_is_a_data_set(tmp_path: Path) -> None:
     assert load_dataset(f"nifti:{tmp_path}", patch=4).in_shape == (1, 4, 4, 4)
 
 
+MOVED = np.array([[1, 0, 0, 0], [0, 1, 0, 5], [0, 0, 1, 0], [0, 0, 0, 1.0]]) @ AFFINE
+PLACES: dict[str, tuple[Any, str]] = {
+    "moved by 5 mm": (MOVED, "lies up to 5 mm away from"),
+    "other sizes of voxels": (AFFINE @ np.diag([1, 1, 1.2, 1]), "mm away from"),
+    "rounded": (AFFINE + 1e-4, ""),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_masks_lie_where_their_images_lie(tmp_path: Path, name: str) -> None:
+    write_set(tmp_path)
+    affine, words = PLACES[name]
+    save(tmp_path / "masks/3.nii", np.asanyarray(nib.load(tmp_path / "masks/3.nii").dataobj), affine)
+    if words:
+        assert_raises(InputError, load_dataset, f"nifti:{tmp_path}", say=words)
+    else:
+        assert load_dataset(f"nifti:{tmp_path}").num_classes == 3
+
+
+@pytest.mark.parametrize("part", ["images", "masks", "both"])
+def test_files_without_a_place_are_matched_by_their_voxels(tmp_path: Path, part: str) -> None:
+    """Also if the other file has turned axes."""
+    write_set(tmp_path)
+    expected = load_dataset(f"nifti:{tmp_path}")
+    for folder in ("images", "masks") if part == "both" else (part,):
+        for file in (tmp_path / folder).iterdir():
+            image = nib.load(file)
+            values, header = np.asanyarray(image.dataobj), image.header
+            file.unlink()
+            header["qform_code"] = header["sform_code"] = 0
+            nib.save(nib.Nifti1Image(values, None, header), file)
+    with pytest.warns(UserWarning, match="do not say where they lie"):
+        data = load_dataset(f"nifti:{tmp_path}")
+    for image, mask in zip(data.train.images, data.train.labels, strict=True):
+        assert image[0][mask == 2].float().mean() > 150 > image[0][mask == 0].float().mean()
+    if part != "both":
+        assert all(map(np.array_equal, data.train.labels, expected.train.labels))
+
+
+def test_mirrored_masks_are_put_right(tmp_path: Path) -> None:
+    write_set(tmp_path)
+    expected = load_dataset(f"nifti:{tmp_path}")
+    for file in (tmp_path / "masks").iterdir():
+        values = np.asanyarray(nib.load(file).dataobj)
+        turned = AFFINE @ np.array([[-1, 0, 0, len(values) - 1], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
+        save(file, values[::-1].copy(), turned)
+    data = load_dataset(f"nifti:{tmp_path}")
+    assert all(map(np.array_equal, data.train.labels, expected.train.labels))
+
+
+def test_codes_and_units_are_kept_in_predicted_masks(tmp_path: Path) -> None:
+    image = nib.Nifti1Image(np.arange(4 * 5 * 6, dtype=np.int16).reshape(4, 5, 6), AFFINE)
+    image.set_qform(AFFINE, code=1)
+    image.set_sform(AFFINE, code=4)
+    image.header.set_xyzt_units("mm", "sec")
+    nib.save(image, tmp_path / "scan.nii.gz")
+    volume = read_volume(tmp_path / "scan.nii.gz")
+    volume.write((volume.values % 3).astype(np.uint8), tmp_path / "mask.nii.gz")
+    header = nib.load(tmp_path / "mask.nii.gz").header
+    assert (int(header["qform_code"]), int(header["sform_code"])) == (1, 4)
+    assert header.get_xyzt_units() == ("mm", "sec")
+    assert header.get_data_dtype() == np.uint8
+
+
 def test_volumes_that_cannot_be_used_are_left_out(tmp_path: Path) -> None:
     write_set(tmp_path)
     (tmp_path / "images/1.nii.gz").write_bytes(b"no")
@@ -113,7 +177,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "no mask": (lambda folder: (folder / "masks/3.nii").unlink(), "has no mask; put "),
     "fractions": (
         lambda folder: save(folder / "masks/3.nii", np.full((24, 6, 20), 0.5, np.float32)),
-        "holds fractions or negative numbers; a mask holds the number of a class in each voxel",
+        "holds fractions or no numbers; a mask holds the number of a class in each pixel",
     ),
     "NaN": (
         lambda folder: save(folder / "images/3.nii.gz", np.full((24, 6, 20), np.nan, np.float32)),

@@ -42,14 +42,36 @@ class Volume:
     source: Any
 
     def write(self, mask: UInt8[np.ndarray, "D H W"], path: Path) -> None:
-        """Write a mask in the file's own order of axes, with its affine map."""
+        """Write a mask in the file's own order of axes, with its affine map, codes and units."""
         nib = import_nibabel()
         to_body = nib.orientations.io_orientation(self.source.affine)
         back = nib.orientations.ornt_transform(nib.orientations.axcodes2ornt("RAS"), to_body)
         own = nib.orientations.apply_orientation(mask.T, back).astype(np.uint8)
         with atomic_path(path) as temporary:
-            data = nib.Nifti1Image(own, self.source.affine).to_bytes()
+            header = self.source.header.copy()  # with its units and the codes of its positions
+            header.extensions.clear()
+            header.set_data_dtype(np.uint8)
+            header.set_slope_inter(1, 0)
+            header["cal_min"] = header["cal_max"] = 0
+            data = type(self.source)(own, self.source.affine, header).to_bytes()
             temporary.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+
+    @property
+    def has_place(self) -> bool:
+        """True if the file says where its voxels lie: its qform or sform code is not 0."""
+        return bool(self.source.header["qform_code"] or self.source.header["sform_code"])
+
+    def distance(self, other: Volume) -> float:
+        """Return the largest distance of a corner of the volume from the same corner of another volume."""
+        corners = np.array(np.meshgrid(*([0, side - 1] for side in self.values.shape[::-1]), [1])).reshape(4, -1)
+        return float(np.linalg.norm((self.affine - other.affine)[:3] @ corners, axis=0).max())
+
+    @property
+    def affine(self) -> Float[np.ndarray, "4 4"]:
+        """Affine map from voxels in the directions of the body to positions."""
+        nib = import_nibabel()
+        affine: np.ndarray = nib.as_closest_canonical(self.source).affine
+        return affine
 
 
 def is_volume(path: Path) -> bool:
@@ -71,8 +93,12 @@ def import_nibabel() -> Any:
     return nibabel
 
 
-def read_volume(path: Path) -> Volume:
+def read_volume(path: Path, place: Float[np.ndarray, "4 4"] | None = None) -> Volume:
     """Read a NIfTI file of one volume, gzipped or not. The sizes in its header are checked before more is read.
+
+    Args:
+        path: The file.
+        place: Affine map to use instead of the file's own.
 
     Raises:
         InputError: nibabel or the file is missing, the file is damaged, it goes on after its last voxel, or it holds
@@ -82,10 +108,12 @@ def read_volume(path: Path) -> Volume:
     require_file(path, "NIfTI file")
     with one_sentence(f"{path} cannot be read as a NIfTI file"), _quiet(nib.imageglobals.logger):
         image = _read_image(path, nib)
+        if place is not None:
+            image = type(image)(image.dataobj, place, image.header)
         body = nib.as_closest_canonical(image)
         values = np.asanyarray(body.dataobj).reshape(body.shape[:3]).T
         spacing = tuple(float(each) for each in body.header.get_zooms()[:3])[::-1]
-        source = nib.Nifti1Image(np.broadcast_to(np.uint8(0), image.shape), image.affine, image.header)
+        source = type(image)(np.broadcast_to(np.uint8(0), image.shape), image.affine, image.header)
     if values.dtype.kind not in "iuf" or not np.isfinite(values).all():
         raise InputError(f"{path} has voxels that are no finite numbers")
     return Volume(values, spacing, source)

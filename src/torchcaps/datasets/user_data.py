@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from torchcaps.datasets.dataset import Dataset
 from torchcaps.datasets.image_set import Images, ImageSet, end_sequences, images_of
 from torchcaps.datasets.item_reader import ItemReader, Keys, SampledBatches, are_items, find_keys, sampled_batches
+from torchcaps.datasets.masks import as_mask, channel_axis, number_array, number_values
+from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.pixels import as_numbers, prepare_images, scale_pixels
-from torchcaps.datasets.scaling import Scale, check_scale
+from torchcaps.datasets.rng import seeded
+from torchcaps.datasets.scaling import Scale, alike, check_scale
 from torchcaps.errors import InputError, WrongType
+from torchcaps.ranges import IGNORED
 from torchcaps.tasks import TASKS, Task
 from torchcaps.tasks.base import as_array
 from torchcaps.words import counted
 
+MAX_PROBED = 8
+"""Items whose masks are read before the first batch, to see whether their values are numbers of classes."""
 FORMS = (
     "a torchcaps Dataset or ImageSet; images and labels, as two tensors, arrays or lists; a torch Dataset with a "
     "length, of pairs (image, label) or dicts; or a DataLoader of one"
@@ -48,6 +55,8 @@ class Form:
     scale: Scale = "auto"
     cropped: bool = False
     class_names: tuple[str, ...] | None = None
+    table: Mapping[int, int] | None = None
+    """Class of each value of the training masks; None: decided by the masks."""
     where: str = ""
     """Prefix of errors, such as "validation: "."""
 
@@ -74,6 +83,14 @@ class Form:
             return self.task.convert_targets(values, numbers.shape[1], where)
         highest = int(numbers.max()) if len(numbers) and numbers.isfinite().all() else 0
         return self.task.convert_targets(values, max(highest + 1, self.task.min_outputs), where)
+
+    def masks(self, values: Sequence[Any], sizes: Sequence[Sequence[int]]) -> tuple[list[Any], Mapping[int, int]]:
+        """Return the class of each pixel of masks of these sizes, and the class of each value, decided once for all."""
+        where = f"{self.where}labels"
+        arrays = [as_numbers(each, where).cpu().numpy() for each in values]
+        masks = {str(n): as_mask(each, sizes[n], where) for n, each in enumerate(arrays)}
+        masks, table = (masks, self.table) if self.table is not None else number_values(masks)
+        return [number_array(mask, table) for mask in masks.values()], table
 
     def labels_of_batch(self, values: Any) -> Tensor:
         """Convert the labels of a batch. Texts need class names, because a batch may lack some classes."""
@@ -106,6 +123,8 @@ class Opened(NamedTuple):
     """Class names, if the labels are texts."""
     message: str | None = None
     """Message that names the guessed entries of image and label; None if nothing was guessed."""
+    table: Mapping[int, int] | None = None
+    """Class of each value of masks in memory; None for other labels."""
 
     @property
     def messages(self) -> list[str]:
@@ -138,7 +157,8 @@ def open_data(data: Any, form: Form, keys: Keys | None = None, where: str = "dat
     if data.collate_fn is torch.utils.data.default_collate:
         opened = _open(data.dataset, form, keys, where)
     else:
-        opened = Opened(ItemReader(data.dataset, form.images, form.labels_of_batch, keys, data.collate_fn))
+        items = ItemReader(data.dataset, form.images, form.labels_of_batch, keys, data.collate_fn)
+        opened = Opened(_checked_items(items, form))
     names = ("worker_init_fn", "timeout", "multiprocessing_context", "prefetch_factor")
     return opened._replace(
         sampler=sampler,
@@ -171,15 +191,31 @@ def _open(data: Any, form: Form, keys: Keys | None, where: str) -> Opened:
             )
         names = form.class_names
         labels = pair[1]
-        if names is None and form.task is not None and _are_texts(labels):
+        if names is None and form.task is not None and not form.task.has_masks and _are_texts(labels):
             names = form.task.names(labels)
-        return Opened(_in_memory(pair[0], labels, form, lengths), class_names=names, message=message)
+        in_memory, table = _in_memory(pair[0], labels, form, lengths)
+        return Opened(in_memory, class_names=names, message=message, table=table)
     has_items = all(callable(getattr(type(data), name, None)) for name in ("__getitem__", "__len__"))
     if not has_items or isinstance(data, IterableDataset | str | bytes | Tensor | np.ndarray):
         got = "None" if data is None else f"a value of type {type(data).__name__}"
         raise WrongType(f"{where} must be {FORMS}; got {got}")
-    items = ItemReader(data, form.images, form.labels_of_batch, keys)
+    items = _checked_items(ItemReader(data, form.images, form.labels_of_batch, keys), form)
     return Opened(items, message=None if keys else _message(items.keys))
+
+
+def _checked_items(items: ItemReader, form: Form) -> ItemReader:
+    """Return the reader; raise InputError if masks of 0 and 255 would be read batch by batch, with 255 ignored."""
+    if form.task is None or not form.task.has_masks:
+        return items
+    with seeded(0):
+        numbers = {int(len(items) * share / MAX_PROBED) for share in range(MAX_PROBED)}
+        values = {value for n in sorted(numbers) for value in items.read([n])[1].unique().tolist()}
+    if IGNORED in values and values <= {0, IGNORED}:
+        raise InputError(
+            f"{form.where}labels of items hold only 0 and {IGNORED}, but {IGNORED} is ignored; give 0 and 1, such as "
+            f"labels // {IGNORED}"
+        )
+    return items
 
 
 def _message(keys: Keys | None) -> str | None:
@@ -189,12 +225,20 @@ def _message(keys: Keys | None) -> str | None:
     return f"Data: images are {keys[0]!r} and labels {keys[1]!r}"
 
 
-def _in_memory(images: Any, labels: Any, form: Form, lengths: Any = None) -> Any:
+def _in_memory(images: Any, labels: Any, form: Form, lengths: Any = None) -> tuple[Any, Mapping[int, int] | None]:
     """Return images and labels as an `ImageSet`, which can be augmented, or as a ``TensorDataset``.
 
+    Images of several sizes with masks become a `PatchSet`. The second result is the class of each value of masks.
     ``lengths`` are those of sequences, for a network of sequences.
     """
-    pixels, targets = form.images(images), form.labels(labels)
+    table = None
+    has_masks = form.task is not None and form.task.has_masks
+    if has_masks and isinstance(images, list | tuple) and len({_size_of(each) for each in images}) > 1:
+        return _in_patches(images, labels, form)
+    pixels = form.images(images)
+    if has_masks and _are_masks_of(labels, size := (len(pixels), *pixels.shape[2:])):
+        (labels,), table = form.masks([labels], [size])
+    targets = form.labels(labels)
     if lengths is not None and form.in_shape is not None and form.in_shape[1:-1] == (1,):
         pixels = end_sequences(pixels, as_numbers(lengths, f"{form.where}lengths"), f"{form.where}lengths")
     if len(pixels) != len(targets):
@@ -204,8 +248,34 @@ def _in_memory(images: Any, labels: Any, form: Form, lengths: Any = None) -> Any
         )
     tasks = TASKS.values() if form.task is None else (form.task,)
     if pixels.dtype == torch.uint8 and pixels.ndim == 4 and any(task.has_form(targets) for task in tasks):
-        return ImageSet(pixels, targets)
-    return TensorDataset(pixels, targets)
+        return ImageSet(pixels, targets), table
+    return TensorDataset(pixels, targets), table
+
+
+def _size_of(image: Any) -> tuple[int, ...]:
+    return tuple(image.size[::-1] if isinstance(image, Image.Image) else np.shape(image))
+
+
+def _are_masks_of(labels: Any, size: tuple[int, ...]) -> bool:
+    """Return True if labels have the size of the images, or an axis of channels beside it."""
+    shape = tuple(np.shape(labels)) if not isinstance(labels, list) else (len(labels), *np.shape(labels[0]))
+    return shape == size or channel_axis(shape, size) is not None
+
+
+def _in_patches(images: Sequence[Any], labels: Any, form: Form) -> tuple[PatchSet, Mapping[int, int]]:
+    """Return images of several sizes and their masks as patches of the size that the network takes."""
+    if form.in_shape is None or len(images) != len(labels):
+        raise InputError(
+            f"{form.where}images have several sizes, so there must be a network of torchcaps, which takes patches of "
+            f"them, and a mask for each image, got {counted(len(images), 'image')} and {counted(len(labels), 'mask')}"
+        )
+    pixels = [
+        prepare_images([image], form.in_shape, form.scale, f"{form.where}images", any_size=True)[0].numpy()
+        for image in images
+    ]
+    masks, table = form.masks(labels, [image.shape[1:] for image in pixels])
+    targets = tuple(form.labels(mask[None])[0] for mask in masks)
+    return PatchSet(tuple(map(torch.from_numpy, alike(pixels))), targets, patch=form.in_shape[1:]), table
 
 
 def _with_labels(images: Images, form: Form) -> Images:

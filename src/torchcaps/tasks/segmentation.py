@@ -69,7 +69,8 @@ class Segmentation(Task):
         if counted.size and not 0 <= counted.min() <= counted.max() <= highest:
             raise InputError(
                 f"{where} must be in 0..{highest}, or {IGNORED} for ignored pixels, got {counted.min():g}.."
-                f"{counted.max():g}"
+                f"{counted.max():g}; number the classes 0, 1, 2 and so on, such as by numpy.unique(labels, "
+                "return_inverse=True)[1].reshape(labels.shape)"
             )
         return torch.from_numpy(np.ascontiguousarray(masks, np.uint8))
 

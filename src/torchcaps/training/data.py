@@ -138,7 +138,7 @@ def fit_data(
         sizes: dict[str, Any] = {"num_outputs": network.num_classes, "in_shape": network.in_shape}
         form = dataclasses.replace(form, cropped=recipe.crop is not None, **sizes)
     opened = open_data(dataset, form, keys)
-    form = dataclasses.replace(form, class_names=opened.class_names)
+    form = dataclasses.replace(form, class_names=opened.class_names, table=opened.table)
     check = None if validation is None else open_data(validation, form, keys, "validation")
     needs_labels = recipe.class_weights == "balanced" or (form.task is not None and bool(form.task.buffers(1)))
     how: dict[str, Any] = {"drop_last": fabric.world_size > 1, "workers": workers, "needs_labels": needs_labels}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
+import warnings
 
 from torchcaps.datasets.dataset import Splits
-from torchcaps.datasets.nifti import import_nibabel, read_volume, volumes_in
+from torchcaps.datasets.masks import as_mask
+from torchcaps.datasets.nifti import Volume, import_nibabel, read_volume, volumes_in
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.scaling import as_bytes, as_pixels
 from torchcaps.datasets.sources.folder import parts_of
 from torchcaps.datasets.sources.segmentation_folder import FileKind, Labelled, Pair, load_segmentation_folder
 from torchcaps.errors import InputError
+
+MAX_OFF = 0.1
+"""Largest distance between the voxels of a volume and of its mask, in sides of a voxel: a difference by rounding."""
 
 
 @register_dataset(
@@ -41,12 +45,32 @@ def load_nifti(request: DataRequest) -> Splits:
     return load_segmentation_folder(root, parts_of(root), request, kind)
 
 
-def _read(pair: Pair, scale: tuple[float, float] | None) -> Labelled:
+def _in_one_place(pair: Pair) -> tuple[Volume, Volume]:
+    """Return a volume and its mask, whose voxels lie at the same positions.
+
+    Raises:
+        InputError: They lie at different positions.
+    """
     image, mask = read_volume(pair.image), read_volume(pair.mask)
-    if (mask.values != np.floor(mask.values)).any() or mask.values.min() < 0:
-        raise InputError(
-            f"{pair.mask} holds fractions or negative numbers; a mask holds the number of a class in each voxel"
-        )
-    numbers = mask.values.astype(np.min_scalar_type(int(mask.values.max())))
+    if image.has_place and mask.has_place:
+        if image.values.shape == mask.values.shape and (off := image.distance(mask)) > MAX_OFF * min(image.spacing):
+            raise InputError(
+                f"{pair.mask} lies up to {off:.3g} mm away from {pair.image}, by the positions in both files; resample "
+                "the mask to the grid of its image, or copy the header of the image"
+            )
+        return image, mask
+    warnings.warn(
+        "Some volumes or masks do not say where they lie (their qform and sform codes are 0); their voxels are matched "
+        "in the order of the files.",
+        stacklevel=2,
+    )
+    if image.has_place:
+        return image, read_volume(pair.mask, image.source.affine)
+    return (read_volume(pair.image, mask.source.affine) if mask.has_place else image), mask
+
+
+def _read(pair: Pair, scale: tuple[float, float] | None) -> Labelled:
+    image, mask = _in_one_place(pair)
+    numbers = as_mask(mask.values, mask.values.shape, str(pair.mask))
     pixels = as_bytes(as_pixels(image.values, scale, str(pair.image), "volume"))
     return Labelled(pixels[None], numbers, image.spacing)

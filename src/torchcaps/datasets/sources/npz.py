@@ -14,7 +14,8 @@ from torch import Tensor
 
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, pad_sequences
-from torchcaps.datasets.pixels import channels_first, scale_pixels
+from torchcaps.datasets.masks import COLOUR, MAX_COLOURS, as_mask, channel_axis, number_array, number_values
+from torchcaps.datasets.pixels import MAX_CHANNELS, channels_first, scale_pixels
 from torchcaps.datasets.reading import check_archive
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.scaling import Scale, alike, as_bytes, note_dark
@@ -136,20 +137,53 @@ def _splits(sets: Mapping[str, ImageSet], names: tuple[str, ...], task: Task, *,
 def _with_masks(path: Path, pairs: Names, arrays: Mapping[str, Any], request: DataRequest) -> Splits:
     """Return images (N, *S), (N, *S, C) or (N, C, *S) with masks (N, *S); S is (H, W), or (D, H, W) for volumes."""
     scale: Scale = "auto" if request.scale is None else request.scale
+    axes = {part: _channel_axis(path, arrays, x, y) for part, (x, y) in pairs.items()}
+    if request.task is None or find_task(request.task).has_masks:
+        masks = {
+            y: as_mask(arrays[y], _without(arrays[x].shape, axes[part]), f"{path}: {y}")
+            for part, (x, y) in pairs.items()
+        }
+        masks, table = number_values(masks)
+        arrays = {**arrays, **{y: number_array(mask, table) for y, mask in masks.items()}}
+        colours = [f"#{value - COLOUR:06x}" for value in sorted(table) if value >= COLOUR]
+        arrays = ({"class_names": np.array(colours)} if colours else {}) | arrays
     names, has_names, task = _class_names(path, pairs, arrays, request)
     sets = {}
     for part, (x, y) in pairs.items():
-        masks, images = task.convert_targets(arrays[y], len(names), f"{path}: {y}"), arrays[x]
-        pixels = _scaled(images, scale, f"{path}: {x}", is_volume=masks.ndim == 4)
-        forms = {pixels.shape: 0, pixels.shape[:-1]: -1, (*pixels.shape[:1], *pixels.shape[2:]): 1}
-        if (axis := forms.get(masks.shape)) is None:
-            raise InputError(
-                f"{path}: {y} has the shape {tuple(masks.shape)}, but {x} {tuple(pixels.shape)}; a mask has the size "
-                "of its image"
-            )
-        pixels = pixels.unsqueeze(1) if axis == 0 else pixels.movedim(axis, 1)
-        sets[part] = to_set(list(pixels.contiguous()), list(masks), request, f"{path}: {x}")
+        labels = task.convert_targets(arrays[y], len(names), f"{path}: {y}")
+        pixels = _scaled(arrays[x], scale, f"{path}: {x}", is_volume=labels.ndim == 4)
+        axis = axes[part]
+        pixels = pixels.unsqueeze(1) if axis is None else pixels.movedim(axis, 1)
+        sets[part] = to_set(list(pixels.contiguous()), list(labels), request, f"{path}: {x}")
     return _splits(sets, names, task, has_names=has_names)
+
+
+def _channel_axis(path: Path, arrays: Mapping[str, Any], x: str, y: str) -> int | None:
+    """Return the axis of the channels of images with masks: the last one, 1, or None for images without channels.
+
+    The array ``channels`` decides, if there is one. Otherwise the images have as many axes as their masks allow, but a
+    volume is never one voxel wide.
+    """
+    shape, of_masks = arrays[x].shape, arrays[y].shape
+    order = str(arrays.get("channels", ""))
+    options = {"first": [1], "last": [len(shape) - 1]}.get(order, [len(shape) - 1, 1, None])
+    fitting = [
+        axis
+        for axis in options
+        if (axis is None or order or shape[axis] <= MAX_CHANNELS)
+        and len(size := _without(shape, axis)) in (3, 4)
+        and (size == of_masks or channel_axis(of_masks, size) is not None)
+    ]
+    if not fitting:
+        raise InputError(f"{path}: {y} has the shape {of_masks}, but {x} {shape}; a mask has the size of its image")
+    has_colours = shape[1] in (3, 4) and arrays[y].max() > MAX_COLOURS  # rather than a volume of three planes
+    is_flat = 1 in (shape[1], shape[-1]) or shape[-1] in (3, 4) or has_colours
+    plain = [axis for axis in fitting if _without(shape, axis) == of_masks]  # masks without channels
+    return plain[0] if plain and not (plain == [None] and is_flat) else fitting[0]
+
+
+def _without(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
+    return shape if axis is None else (*shape[:axis], *shape[axis + 1 :])
 
 
 def _images(

@@ -7,15 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from jaxtyping import Float32, UInt, UInt8
+from jaxtyping import Float32, UInt8
 
 from torchcaps.datasets.damaged import refuse_damaged
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, resize_images, resize_masks
 from torchcaps.datasets.images import image_files_in, read_pixels, stem_of, subfolders, with_channels
-from torchcaps.datasets.masks import number_masks, read_classes, read_mask
+from torchcaps.datasets.masks import Mask, number_masks, read_classes, read_mask
 from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.registry import DataRequest
 from torchcaps.datasets.rng import FIXED_SEED, generator
@@ -38,7 +37,7 @@ class Labelled(NamedTuple):
     """An image and the values of its mask."""
 
     image: Pixels
-    mask: UInt[np.ndarray, "*S"]
+    mask: Mask
     spacing: tuple[float, ...] | None = None
     """Distances of neighbouring pixels along the axes; None: 1."""
 
@@ -182,9 +181,9 @@ def _read_parts(
 def _read_pair(pair: Pair, kind: FileKind, scale: tuple[float, float] | None) -> Labelled:
     """Read an image and its mask, which must have one size."""
     labelled = kind.read(pair, scale)
-    if labelled.image.shape[1:] != labelled.mask.shape:
-        sizes = ["×".join(map(str, size)) for size in (labelled.mask.shape, labelled.image.shape[1:])]
-        axes = " (height × width)" * (labelled.mask.ndim == 2)
+    if labelled.image.shape[1:] != labelled.mask.positions.shape:
+        sizes = ["×".join(map(str, size)) for size in (labelled.mask.positions.shape, labelled.image.shape[1:])]
+        axes = " (height × width)" * (labelled.mask.positions.ndim == 2)
         raise InputError(
             f"{pair.mask} is {sizes[0]}, but {pair.image} {sizes[1]}{axes}; a mask has the size of its image"
         )
