@@ -226,11 +226,6 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: (folder / "masks/3.png").rename(folder / "masks/3_mask.png"),
         "images/3.png has no mask; rename DIR/masks/3_mask.png to 3.png",
     ),
-    "a folder in other letters": (
-        lambda folder: (folder / "masks").rename(folder / "Masks"),
-        "DIR has images/ and Masks/, as images and their masks are often called; for masks, rename Masks/ to masks/, "
-        "and for two classes, give them other names",
-    ),
     "absent class": (
         lambda folder: (folder / "classes.txt").write_text("ground\nleaf\nvein\nhole\n"),
         "no training mask has the class 3 (hole); add images with it",
@@ -331,27 +326,31 @@ def renamed(folder: Path, images: str, masks: str) -> None:
         (folder / old).rename(folder / new)
 
 
-@pytest.mark.parametrize("task", ["pixels", "classes", None])
 @pytest.mark.parametrize("part", ["", "train"])
 @pytest.mark.parametrize(
     ("images", "masks"),
     [
         *(("images", masks) for masks in sorted(MASK_NAMES - {"masks"})),
         *((images, "masks") for images in sorted(IMAGE_NAMES - {"images"})),
-        ("Images", "Labels"),
+        ("Images", "Masks"),
         ("JPEGImages", "SegmentationClass"),
+        ("imagesTr", "labelsTr"),
+        ("raw", "seg"),
+        ("scans", "annot"),
     ],
 )
-def test_other_names_of_folders_are_not_taken_for_classes(
-    tmp_path: Path, images: str, masks: str, part: str, task: Any
-) -> None:
+def test_usual_names_of_folders_are_read_as_they_are(tmp_path: Path, images: str, masks: str, part: str) -> None:
     renamed(write_folder(tmp_path / part, 8), images, masks)
-    rename = [f"{old}/ to {new}/" for old, new in ((images, "images"), (masks, "masks")) if old != new]
-    with pytest.raises(InputError) as caught:
-        load_dataset(f"folder:{tmp_path}", task=task)
-    assert f"for masks, rename {' and '.join(rename)}, and for two classes, give them other names" in str(caught.value)
+    data = load_dataset(f"folder:{tmp_path}")
+    assert data.task.name == "pixels"
+    own_images, own_masks = discs(8)
+    known = {image.tobytes(): mask for image, mask in zip(own_images, own_masks, strict=True)}
+    for image, mask in pairs(data.train):
+        assert np.array_equal(mask, known[image.numpy().tobytes()])
     save_class(tmp_path / part / "overlays")  # a third folder changes nothing, as the names of the files agree
-    assert_raises(InputError, load_dataset, f"folder:{tmp_path}", task=task, say=f"rename {rename[0]}")
+    assert load_dataset(f"folder:{tmp_path}", task="pixels").task.name == "pixels"
+    words = "has a mask for each image; set --task pixels"
+    assert_raises(InputError, load_dataset, f"folder:{tmp_path}", task="classes", say=words)
 
 
 def save_class(folder: Path) -> None:

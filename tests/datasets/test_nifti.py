@@ -148,10 +148,11 @@ def test_volumes_that_cannot_be_used_are_left_out(tmp_path: Path) -> None:
     assert sum(map(len, (data.train, data.validation, data.test))) == 4
 
 
-def test_another_name_of_the_masks_is_refused(tmp_path: Path) -> None:
+def test_usual_names_are_read_as_they_are(tmp_path: Path) -> None:
     write_set(tmp_path)
-    (tmp_path / "masks").rename(tmp_path / "labels")
-    assert_raises(InputError, load_dataset, f"nifti:{tmp_path}", say="for masks, rename labels/ to masks/")
+    (tmp_path / "images").rename(tmp_path / "imagesTr")
+    (tmp_path / "masks").rename(tmp_path / "labelsTr")
+    assert load_dataset(f"nifti:{tmp_path}").num_classes == 3
 
 
 def test_numbers_become_bytes() -> None:

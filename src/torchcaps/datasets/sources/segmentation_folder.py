@@ -24,10 +24,11 @@ from torchcaps.ranges import Pages
 
 IMAGES, MASKS, CLASSES = "images", "masks", "classes.txt"
 RIGHT = [IMAGES, MASKS]
-IMAGE_NAMES = {IMAGES, "image", "img", "imgs", "photos", "jpegimages"}
+IMAGE_NAMES = {IMAGES, "image", "img", "imgs", "photos", "jpegimages", "imagestr", "raw", "scans"}
 """Names, in small letters, that a folder of images often has in data sets with masks."""
 MASK_NAMES = {MASKS, "mask", "labels", "label", "annotations", "annotation", "segmentations", "segmentation"}
 MASK_NAMES |= {"segmentationclass", "segmentation_masks", "groundtruth", "ground_truth", "gt", "targets"}
+MASK_NAMES |= {"labelstr", "seg", "segs", "annot", "annots"}
 """Names, in small letters, that a folder of masks often has."""
 MAX_NAMED = 3
 """Files that an error names."""
@@ -63,16 +64,22 @@ class FileKind(NamedTuple):
 
 
 def has_masks(folder: Path, files_in: Callable[[Path], list[Path]] = image_files_in) -> bool:
-    """Return True if a folder has images/ and masks/.
+    """Return True if a folder has images and masks; see :func:`mask_folders`."""
+    return mask_folders(folder, files_in) is not None
+
+
+def mask_folders(folder: Path, files_in: Callable[[Path], list[Path]] = image_files_in) -> tuple[Path, Path] | None:
+    """Return the folders of images and of masks, by their usual names, such as images/ and masks/, or raw/ and seg/.
+
+    None: there are no such folders, or they are among the folders of other classes and the names of their files differ.
 
     Raises:
-        InputError: The folder has them under other usual names, such as Images/ and labels/, which would be taken for
-            classes.
+        InputError: The folders hold train/ and other parts, which stand above them.
     """
     names = {each.name: each for each in subfolders(folder)}
     alike = [[name for name in names if name.lower() in known] for known in (IMAGE_NAMES, MASK_NAMES)]
     if not all(alike):
-        return False
+        return None
     # the right name first, then the right name in other letters
     found = [
         min(each, key=lambda name: (name != right, name.lower() != right))
@@ -85,15 +92,9 @@ def has_masks(folder: Path, files_in: Callable[[Path], list[Path]] = image_files
             f"{folder / found[0]} has no images but {inner[0]}/; put {inner[0]}/ above images/ and masks/, so that "
             f"there are {folder / inner[0] / IMAGES} and {folder / inner[0] / MASKS}"
         )
-    if found == RIGHT:
-        return True
-    if not masks or (len(names) > 2 and not images <= masks):  # no masks, or classes
-        return False
-    renamed = [f"{name}/ to {new}/" for name, new in zip(found, RIGHT, strict=True) if name != new]
-    raise InputError(
-        f"{folder} has {found[0]}/ and {found[1]}/, as images and their masks are often called; for masks, rename "
-        f"{' and '.join(renamed)}, and for two classes, give them other names"
-    )
+    if found != RIGHT and (not masks or (len(names) > 2 and not images <= masks)):  # no masks, or classes
+        return None
+    return names[found[0]], names[found[1]]
 
 
 def load_segmentation_folder(
@@ -196,9 +197,10 @@ def _pairs_of(folder: Path, kind: FileKind) -> tuple[list[Pair], list[str]]:
     Raises:
         InputError: There is no image.
     """
-    images, masks = (_by_stem(kind.files_in(folder / name)) for name in (IMAGES, MASKS))
+    of_images, of_masks = mask_folders(folder, kind.files_in) or (folder / IMAGES, folder / MASKS)
+    images, masks = (_by_stem(kind.files_in(each)) for each in (of_images, of_masks))
     if not images:
-        raise InputError(f"{folder / IMAGES} has no images")
+        raise InputError(f"{of_images} has no images")
     faults = [
         f"{files[0]} and {files[1]} have one name; keep one of them"
         for found in (images, masks)
@@ -207,16 +209,14 @@ def _pairs_of(folder: Path, kind: FileKind) -> tuple[list[Pair], list[str]]:
     ]
     alone = sorted(masks.keys() - images.keys())
     for stem in sorted(images.keys() - masks.keys()):
-        wanted = folder / MASKS / f"{stem}{kind.suffix}"
+        wanted = of_masks / f"{stem}{kind.suffix}"
         similar = next((each for each in alone if _is_similar(each, stem)), None)
         advice = f"put {wanted} there, or move the image away"
         if similar is not None:
             alone.remove(similar)
             advice = f"rename {masks[similar][0]} to {wanted.name}"
         faults.append(f"{images[stem][0]} has no mask; {advice}")
-    faults += [
-        f"{masks[stem][0]} has no image in {folder / IMAGES}; put it there, or move the mask away" for stem in alone
-    ]
+    faults += [f"{masks[stem][0]} has no image in {of_images}; put it there, or move the mask away" for stem in alone]
     stems = sorted(stem for stem in images.keys() & masks.keys() if len(images[stem]) == len(masks[stem]) == 1)
     order = generator(FIXED_SEED).permutation(len(stems))
     return [Pair(images[stems[i]][0], masks[stems[i]][0]) for i in order], faults
