@@ -21,7 +21,7 @@ from torchcaps.datasets import BatchLoader, Dataset, ImageSet, Splits, load_data
 from torchcaps.errors import InputError
 from torchcaps.models import Losses, ModelOutput, Network
 from torchcaps.tasks import TASKS, find_task, guess_task, task_of_targets
-from torchcaps.tasks.base import Metric, Task, as_array, found
+from torchcaps.tasks.base import Metric, Task, as_array, form_words
 from torchcaps.training import Progress, Recipe, fit
 
 SIDE = 6
@@ -53,7 +53,7 @@ class Points(Task):
     ) -> Tensor:
         array = as_array(targets, where)
         if not self.could_be(array):
-            raise InputError(f"{where} must be {self.needs}, got {found(array)}")
+            raise InputError(f"{where} must be {self.needs}, got {form_words(array)}")
         return torch.from_numpy(array.astype(np.float32))
 
     def could_be(self, array: np.ndarray) -> bool:

@@ -109,11 +109,11 @@ class Evaluation(Scored, TaskEvaluation):
 
         With one object in an image, it counts images.
         """
-        true, given = (torch.from_numpy(each) for each in (self.labels, self.predictions))
+        true, predicted = (torch.from_numpy(each) for each in (self.labels, self.predictions))
         if self.objects > 1:
-            true = true.gather(1, match_labels(given, true))
+            true = true.gather(1, match_labels(predicted, true))
         classes = len(self.class_names)
-        return (true * classes + given).flatten().bincount(minlength=classes**2).view(classes, classes).numpy()
+        return (true * classes + predicted).flatten().bincount(minlength=classes**2).view(classes, classes).numpy()
 
     @property
     def num_correct(self) -> int:
@@ -170,14 +170,14 @@ class Evaluation(Scored, TaskEvaluation):
         def share(part: int, whole: int) -> float | None:
             return float(part / whole) if whole else None
 
-        correct, images, given = self.confusion.diagonal(), self.confusion.sum(1), self.confusion.sum(0)
+        correct, images, predicted = self.confusion.diagonal(), self.confusion.sum(1), self.confusion.sum(0)
         return [
             {
                 "name": name,
                 "images": int(images[j]),
-                "precision": share(correct[j], given[j]),
+                "precision": share(correct[j], predicted[j]),
                 "recall": share(correct[j], images[j]),
-                "f1": share(2 * correct[j], images[j] + given[j]) if images[j] else None,
+                "f1": share(2 * correct[j], images[j] + predicted[j]) if images[j] else None,
             }
             for j, name in enumerate(self.class_names)
         ]
@@ -202,8 +202,8 @@ class Evaluation(Scored, TaskEvaluation):
         if self.calibration_error is not None:
             rows.append(["ECE", f"{percent(self.calibration_error)}  (expected calibration error of the scores)"])
         if self.objects > 1:
-            found, objects = int(self.confusion.trace()), int(self.confusion.sum())
-            words = f"{found:,} of {objects:,} found, {self.objects} per image"
+            right_objects, objects = int(self.confusion.trace()), int(self.confusion.sum())
+            words = f"{right_objects:,} of {objects:,} found, {self.objects} per image"
             rows.insert(3, ["Objects", f"{percent(self.object_accuracy)}  ({words})"])
         title, confusion = "", self._confusion
         if len(scores) > MAX_CLASSES:
@@ -256,10 +256,16 @@ class Evaluation(Scored, TaskEvaluation):
                 bar.set_label("% of the true class", fontsize=SMALL)
             bar.ax.tick_params(labelsize=SMALL)
             bar.outline.set_visible(False)
-            for true, given in np.argwhere(cells & (confusion > 0)) if few else ():
-                colour = "white" if share[true, given] > 0.6 * highest else "black"
+            for true, predicted in np.argwhere(cells & (confusion > 0)) if few else ():
+                colour = "white" if share[true, predicted] > 0.6 * highest else "black"
                 axes.text(
-                    given, true, str(confusion[true, given]), ha="center", va="center", fontsize=SMALL, color=colour
+                    predicted,
+                    true,
+                    str(confusion[true, predicted]),
+                    ha="center",
+                    va="center",
+                    fontsize=SMALL,
+                    color=colour,
                 )
         if cell >= _MIN_NAMED_CELL:
             names = [shorten(name, 1.1, SMALL) for name in map(visible, self.class_names)]

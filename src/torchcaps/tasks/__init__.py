@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import InputError, unknown_name
-from torchcaps.tasks.base import Metric, Task, TaskName, as_array, found
+from torchcaps.tasks.base import Metric, Task, TaskName, as_array, form_words
 from torchcaps.tasks.classes import Classes, Objects
 from torchcaps.tasks.labels import PRESENT, Labels
 from torchcaps.tasks.regression import Regression
@@ -91,7 +91,7 @@ def guess_task(targets: Any, where: str = "labels") -> Task:
     for task in TASKS.values():
         if task.could_be(array):
             return task
-    raise InputError(f"{where} must be {_forms()}; got {found(array)}")
+    raise InputError(f"{where} must be {_forms()}; got {form_words(array)}")
 
 
 def _forms() -> str:

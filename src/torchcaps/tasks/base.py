@@ -449,7 +449,7 @@ def as_array(values: Any, where: str) -> np.ndarray:
     return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
 
 
-def found(array: np.ndarray) -> str:
+def form_words(array: np.ndarray) -> str:
     """Describe dtype and shape of targets, for the end of an error."""
     return f"{array.dtype} in the shape {shown(array.shape)}"
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchcaps.errors import InputError
-from torchcaps.tasks.base import Metric, Task, TaskName, advice, as_array, found
+from torchcaps.tasks.base import Metric, Task, TaskName, advice, as_array, form_words
 from torchcaps.words import counted
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Classes(Task):
         import numpy as np
         import torch
 
-        given = array = as_array(targets, where)
+        original = array = as_array(targets, where)
         is_text = array.dtype.kind in "US"
         if is_text:
             array = _numbered(array, where, class_names)
@@ -80,7 +80,7 @@ class Classes(Task):
         if array.dtype.kind == "f" and array.size:
             is_whole = bool(np.isfinite(array).all() and (array == np.floor(array)).all())
         if not is_whole or not self._has_objects(array):
-            raise InputError(f"{where} must be {self.needs}, got {found(given)}{advice(given, self)}")
+            raise InputError(f"{where} must be {self.needs}, got {form_words(original)}{advice(original, self)}")
         if array.size:
             _check_range(array, num_outputs, where)
         return torch.from_numpy(array.astype(np.int64))
@@ -143,9 +143,9 @@ class Classes(Task):
         check("labels", targets, Int[Tensor, "..."])
         objects = self.objects
         if targets.shape != ((num_images,) if objects == 1 else (num_images, objects)):
-            wanted = f"({num_images},), one" if objects == 1 else f"({num_images}, {objects}), {objects}"
+            shape = f"({num_images},), one" if objects == 1 else f"({num_images}, {objects}), {objects}"
             seen = f"because the network finds {objects} in it, got {tuple(targets.shape)}"
-            raise InputError(f"labels must have shape {wanted} for each image, {seen}")
+            raise InputError(f"labels must have shape {shape} for each image, {seen}")
         check_classes("labels", targets, num_outputs)
 
     def strata(self, targets: Tensor) -> Int64[Tensor, "N"]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchcaps.errors import InputError
-from torchcaps.tasks.base import Task, advice, as_array, found
+from torchcaps.tasks.base import Task, advice, as_array, form_words
 from torchcaps.words import counted
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ColumnTask(Task):
         array = as_array(targets, where)
         rows = array[:, None] if array.ndim == 1 else array
         if array.dtype.kind not in "iufb" or rows.ndim != 2 or 0 in rows.shape or not self._fits(rows):
-            raise InputError(f"{where} must be {self.needs}, got {found(array)}{advice(array, self)}")
+            raise InputError(f"{where} must be {self.needs}, got {form_words(array)}{advice(array, self)}")
         if num_outputs not in (None, rows.shape[1]):
             raise InputError(
                 f"{where} must have {counted(num_outputs, 'column')}, one for each output, got {rows.shape[1]}"
@@ -77,4 +77,4 @@ class ColumnTask(Task):
                 f"{where} must have {counted(num_outputs, 'column')}, one for each output, got {targets.shape[-1]}"
             )
         if not self.has_form(targets):
-            raise InputError(f"{where} must be {self.needs}, got {found(targets.cpu().numpy())}")
+            raise InputError(f"{where} must be {self.needs}, got {form_words(targets.cpu().numpy())}")

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchcaps.errors import InputError, reason_of
 from torchcaps.ranges import IGNORED
-from torchcaps.tasks.base import Metric, TargetAxes, Task, TaskName, advice, as_array, found, probabilities, scores_of
+from torchcaps.tasks.base import (
+    Metric,
+    TargetAxes,
+    Task,
+    TaskName,
+    advice,
+    as_array,
+    form_words,
+    probabilities,
+    scores_of,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,7 +73,7 @@ class Segmentation(Task):
         masks = array[:, 0] if array.ndim == 4 and array.shape[1] == 1 else array
         is_whole = array.dtype.kind in "iub" or (array.dtype.kind == "f" and bool((masks == np.floor(masks)).all()))
         if not is_whole or masks.ndim not in (3, 4) or 0 in masks.shape:
-            raise InputError(f"{where} must be {self.needs}, got {found(array)}{advice(array, self)}")
+            raise InputError(f"{where} must be {self.needs}, got {form_words(array)}{advice(array, self)}")
         counted = masks[masks != IGNORED]
         highest = IGNORED - 1 if num_outputs is None else num_outputs - 1
         if counted.size and not 0 <= counted.min() <= counted.max() <= highest:
@@ -166,8 +176,8 @@ class Segmentation(Task):
             outputs[:] = [output]
             return torch.cat([each.float() for each in (output.scores, output.logits) if each is not None], 1)
 
-        found = sliding_windows(look, images.float(), window)
-        parts = found.split(outputs[0].scores.shape[1], 1)
+        outputs_of_windows = sliding_windows(look, images.float(), window)
+        parts = outputs_of_windows.split(outputs[0].scores.shape[1], 1)
         logits = parts[1] if len(parts) > 1 else None
         return type(outputs[0])(scores=parts[0], logits=logits)
 
