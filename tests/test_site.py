@@ -116,6 +116,29 @@ def test_students_do_not_find_the_answers(site: Path) -> None:
     assert '"location":"lesson-answers' not in index
 
 
+#: Widths of what a reader of a phone would have to scroll to the side: the page itself, tables and formulas.
+TOO_WIDE = """() => {
+    const wide = [...document.querySelectorAll("article .md-typeset__scrollwrap, article .formula")];
+    const over = [document.documentElement, ...wide].map((part) => part.scrollWidth - part.clientWidth);
+    return over.filter((pixels) => pixels > 1);
+}"""
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_a_phone_scrolls_no_page_to_the_side(site: Path, browser: "Browser") -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    paths = [path for path in sorted(site.glob("*.html")) if "http-equiv" not in path.read_text(encoding="utf-8")]
+    wide = {}
+    for path in paths:
+        page.goto(path.as_uri())
+        if pixels := page.evaluate(TOO_WIDE):
+            wide[path.name] = pixels
+    page.close()
+    assert len(paths) > 25
+    assert wide == {}
+
+
 def shared_strings(pages: dict[str, str]) -> dict[tuple[str, str], int]:
     """Count the strings of seven words that two texts share, for each pair."""
     words = {name: re.findall(r"[^\W_]+", text.lower()) for name, text in pages.items()}
