@@ -129,12 +129,19 @@ def print_table(shown: Table) -> None:
 
 
 def _unbroken(table: Table, width: int) -> dict[int, int]:
-    """Return the widths of columns whose words stay whole: columns of single words, or only the names in the first."""
+    """Return the widths of columns whose words stay whole in a terminal that is too narrow for the table.
+
+    These are the columns of single words if all words fit, else the first, with the names, if it takes half at most.
+    """
     cells = itertools.zip_longest(table.columns, *table.rows, fillvalue="")
-    columns = [[str(_text(cell)).split() for cell in column] for column in cells]
-    longest = [max((len(word) for words in column for word in words), default=0) for column in columns]
-    if sum(longest) + 2 * len(columns) <= width:
-        return {index: longest[index] for index, column in enumerate(columns) if max(map(len, column[1:])) <= 1}
+    columns = [[str(_text(cell)) for cell in column] for column in cells]
+    natural = [max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
+    longest = [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
+    gaps = 2 * len(columns)
+    if sum(natural) + gaps <= width:
+        return {}
+    if sum(longest) + gaps <= width:
+        return {n: longest[n] for n, column in enumerate(columns) if not any(" " in cell for cell in column[1:])}
     return {0: longest[0]} if longest[0] <= width // 2 else {}
 
 
