@@ -136,7 +136,10 @@ def _unbroken(table: Table, width: int) -> dict[int, int]:
     cells = itertools.zip_longest(table.columns, *table.rows, fillvalue="")
     columns = [[str(_text(cell)) for cell in column] for column in cells]
     natural = [max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
-    longest = [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
+    longest = [  # headings stay whole, too
+        max(len(word) for word in (*column[0].split("\n"), *itertools.chain.from_iterable(map(str.split, column[1:]))))
+        for column in columns
+    ]
     gaps = 2 * len(columns)
     if sum(natural) + gaps <= width:
         return {}
