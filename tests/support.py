@@ -156,6 +156,11 @@ def holds(check: Callable[..., None], *args: object) -> bool:
     return True
 
 
+COMPILES_KERNELS = pytest.mark.skipif(
+    torch.__version__ < (2, 13), reason="torch 2.11 compiles its own operations in place of the kernels"
+)
+
+
 @contextmanager
 def registered_for_now() -> Iterator[None]:
     """What is registered meanwhile, parts, presets, data sets and plugins, is known no more afterwards."""

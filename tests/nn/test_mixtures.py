@@ -10,7 +10,15 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from routing_cases import random
-from support import assert_close, assert_finite, assert_raises, assert_same, plain_formulas, with_gradients
+from support import (
+    COMPILES_KERNELS,
+    assert_close,
+    assert_finite,
+    assert_raises,
+    assert_same,
+    plain_formulas,
+    with_gradients,
+)
 from torchcaps.kernels.mixtures import fitting
 from torchcaps.kernels.mixtures.makers import Maker
 from torchcaps.nn import BuiltVotes, Capsules, ConvCapsules, DenseCapsules, LayerSize
@@ -247,6 +255,7 @@ def test_torch_compile_sees_one_operation(name: str, what: str) -> None:
     assert_same(got, {key: each for key, each in wanted.items() if key != "d activations"}, 1e-9)
 
 
+@COMPILES_KERNELS
 def test_a_compiled_backward_pass_uses_the_fits_of_its_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     fitted: list[slice] = []
     fit_block = fitting._fit_block

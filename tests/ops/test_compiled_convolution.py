@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from support import assert_same
+from support import COMPILES_KERNELS, assert_same
 from torchcaps.kernels.convolution import choice, passes, transform
 from torchcaps.nn import Convolution
 from torchcaps.ops.convolution import convolve
@@ -85,6 +85,7 @@ def test_an_empty_batch() -> None:
         assert maps.shape == (batch, 4, 6, 6)
 
 
+@COMPILES_KERNELS
 def test_planes_wait_for_their_backward_pass_and_for_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     kernel_planes = transform.kernel_planes
@@ -123,6 +124,7 @@ def test_planes_wait_for_their_backward_pass_and_for_nothing_else(monkeypatch: p
     assert all(each() is None for each in planes), "the result was dropped"
 
 
+@COMPILES_KERNELS
 def test_planes_are_kept_between_compiled_calls_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "choose", lambda *_: "transform")
     monkeypatch.setattr(choice, "MAX_COST_RATIO", float("inf"))
@@ -137,6 +139,7 @@ def test_planes_are_kept_between_compiled_calls_without_gradients(monkeypatch: p
         assert list(passes._kept.values()) == [kept]
 
 
+@COMPILES_KERNELS
 def test_other_dtypes_autocast_and_pointwise_kernels_are_pytorch_s(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(passes, "choose", lambda *given: asked.append(given) or "plain")

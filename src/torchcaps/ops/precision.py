@@ -80,10 +80,12 @@ def tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
         held = tuple(vars(value).values())
     else:
         return
-    if id(value) not in seen:
+    if not torch.compiler.is_compiling():  # torch 2.11 cannot compile id()
+        if id(value) in seen:
+            return
         seen.add(id(value))
-        for each in held:
-            yield from tensors_in(each, seen)
+    for each in held:
+        yield from tensors_in(each, seen)
 
 
 def check_one_dtype(what: str, *tensors: Tensor | None) -> None:
