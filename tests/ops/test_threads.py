@@ -9,8 +9,13 @@ import torch
 
 from support import assert_same
 from torchcaps.kernels.convolution import transform
-from torchcaps.kernels.threads import spread_over_threads
+from torchcaps.kernels.threads import idle_threads_sleep, spread_over_threads
 from torchcaps.ops.convolution import convolve
+
+
+@pytest.fixture(autouse=True)
+def _sleeping_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -34,6 +39,18 @@ def test_every_call_is_made_once_by_threads_of_one_thread(number: int, inference
     assert results.equal(torch.arange(40.0))
     assert {threads for _, threads in seen} == {1}
     assert torch.get_num_threads() == number, "the caller keeps its threads"
+
+
+@pytest.mark.parametrize(
+    ("turns", "policy", "sleep"),
+    [("1000", "", True), ("", "passive", True), ("", "PASSIVE", True), ("", "", False), ("300000", "", False)],
+)
+def test_only_where_idle_threads_of_openmp_sleep(
+    turns: str, policy: str, sleep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", turns)
+    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    assert idle_threads_sleep() == sleep
 
 
 def test_an_error_in_a_thread_reaches_the_caller(number: int) -> None:

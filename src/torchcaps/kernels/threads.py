@@ -2,7 +2,8 @@
 
 PyTorch opens a parallel region of OpenMP for each operation, and each region waits for its last thread. Threads that
 take one of hundreds of small products after the other wait for each other once. This is faster, and if another program
-displaces a thread, the others take its share.
+displaces a thread, the others take its share. It needs idle threads of OpenMP that sleep. By default they wait actively
+and keep the cores busy, so that a step takes 1.15 times as long instead of 0.9.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 import torch
 
+MAX_TURNS = 10_000
+"""Turns of an OpenMP thread's waiting loop, up to which it counts as sleeping."""
 _WORKERS: dict[int, ThreadPoolExecutor] = {}
 """Threads that wait for work, by their number."""
 _LOCK = threading.RLock()
@@ -36,11 +39,17 @@ def spread_over_threads(work: Callable[..., object], calls: Iterable[tuple[Any, 
                     return
                 work(*arguments)
 
-    if number == 1:
+    if number == 1 or not idle_threads_sleep():
         take()
         return
     for done in [_workers(number).submit(take) for _ in range(number)]:
         done.result()
+
+
+def idle_threads_sleep() -> bool:
+    """Return True if the environment lets threads of OpenMP sleep that wait for work."""
+    turns = os.environ.get("GOMP_SPINCOUNT", "")
+    return (turns.isdecimal() and int(turns) <= MAX_TURNS) or os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
 
 
 def _workers(number: int) -> ThreadPoolExecutor:
