@@ -110,7 +110,7 @@ def test_a_dry_run_of_the_gpus_benchmark(
     for precision in ("fp32", "bf16"):
         assert {(f"training step, {precision}", name) for name in ("torchcaps", "compiled", "naive")} <= found
     assert ("routing, forward + backward, full", "naive") in found
-    assert lines[-1]["what"] == "epoch of 66 images, bf16"
+    assert lines[-1]["what"] == "epoch of 66 images, bf16, compiled"
     assert all(line.get("milliseconds", line.get("seconds")) > 0 and line["gpu"] == "none: a dry run" for line in lines)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main([]) == 2
