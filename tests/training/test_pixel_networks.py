@@ -65,9 +65,9 @@ def test_images_of_any_size_are_validated_with_each_published_network(preset: st
     data = PatchSet(*values, patch=(16, 16))
     network = create_model(preset, (1, 16, 16), 3)
     recipe = Recipe(epochs=1, batch_size=4, learning_rate=1e-3)
-    (row,) = fit(network, data, recipe, validation=data.whole(), progress=Progress())
+    (row,) = fit(network, data, recipe, validation=data.for_evaluation(), progress=Progress())
     assert math.isfinite(row["validation_loss"])
-    assert evaluate(network, data.whole()).loss == pytest.approx(row["validation_loss"], rel=1e-4)
+    assert evaluate(network, data.for_evaluation()).loss == pytest.approx(row["validation_loss"], rel=1e-4)
 
 
 def test_memory_is_checked_before_training(monkeypatch: pytest.MonkeyPatch) -> None:

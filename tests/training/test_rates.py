@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from torchcaps.tasks import find_task
 from torchcaps.training import Recipe
 from torchcaps.training.data import fit_data
 from torchcaps.training.devices import launch
@@ -19,7 +20,14 @@ def range_test(noise: float = 0.1, **fields: Any) -> LearningRates:
     labels = torch.arange(48) % 3
     points = torch.eye(3)[labels] + noise * torch.randn(48, 3)
     network, recipe, fabric = nn.Linear(3, 3), Recipe(batch_size=8).replace(fields), launch("cpu")
-    options: dict[str, Any] = {"loss": None, "scale": "none", "keys": None, "seed": 0, "workers": 0}
+    options: dict[str, Any] = {
+        "task": find_task("classes"),
+        "loss": None,
+        "scale": "none",
+        "keys": None,
+        "seed": 0,
+        "workers": 0,
+    }
     _, data = fit_data(network, (points, labels), None, recipe, fabric, **options)
     return find_learning_rate(fabric, network, data, recipe, seed=0)
 

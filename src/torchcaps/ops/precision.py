@@ -99,7 +99,12 @@ def check_one_dtype(what: str, *tensors: Tensor | None) -> None:
 
 
 def _uses_autocast(kind: str) -> bool:
-    return is_in_autocast() and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    if not is_in_autocast():
+        return False
+    is_available = kind in ("cpu", "cuda") or torch.amp.is_autocast_available(
+        kind
+    )  # torch 2.11 cannot compile the latter
+    return is_available and torch.is_autocast_enabled(kind)
 
 
 # ---- gradients
