@@ -59,8 +59,9 @@ class Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command."""
         if cmd_name in COMMANDS:
-            found: click.Command = getattr(importlib.import_module(f"torchcaps.cli.{COMMANDS[cmd_name][0]}"), cmd_name)
-            return found
+            module = importlib.import_module(f"torchcaps.cli.{COMMANDS[cmd_name][0]}")
+            command: click.Command = getattr(module, cmd_name)
+            return command
         if ctx.resilient_parsing or cmd_name.startswith("-"):
             return None
         raise unknown_name("command", cmd_name, COMMANDS)

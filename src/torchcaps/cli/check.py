@@ -90,9 +90,9 @@ def make(named: str) -> nn.Module:
         raise unknown_name(
             f"class or function in {source}", name, (n for n, each in vars(code).items() if callable(each))
         )
-    found = getattr(code, name)
+    member = getattr(code, name)
     try:
-        made = found if isinstance(found, nn.Module) else found()
+        made = member if isinstance(member, nn.Module) else member()
     except (Exception, SystemExit) as error:
         raised = f"raises {type(error).__name__}: {reason_of(error)}"
         advice = "name a function without arguments that returns the module"
@@ -132,8 +132,8 @@ class Diagnosis(Result):
     @property
     def worst(self) -> str | None:
         """Severity of the worst finding; None without findings."""
-        found = {each.severity for each in self.findings}
-        return next((severity for severity in STYLES if severity in found), None)
+        severities = {each.severity for each in self.findings}
+        return next((severity for severity in STYLES if severity in severities), None)
 
     @property
     def summary(self) -> str:

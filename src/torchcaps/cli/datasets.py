@@ -87,9 +87,9 @@ def datasets(
             "To count the images of one: torchcaps datasets DATA",
         )
     info, path = find_dataset(data)
-    here, found = info.is_downloaded(data_dir), path if info.takes_path else info.locate(data_dir)
+    here, location = info.is_downloaded(data_dir), path if info.takes_path else info.locate(data_dir)
     if not here and data_dir is None and sample is None:  # with --data-dir, an error names the missing files
-        return show(Described(info, found), json=json)
+        return show(Described(info, location), json=json)
     dataset = load_dataset(
         data,
         data_dir=data_dir,
@@ -101,12 +101,12 @@ def datasets(
         task=task,
         patch=patch,
     )
-    found = path if info.takes_path else info.locate(data_dir)  # a download may have added it
+    location = path if info.takes_path else info.locate(data_dir)  # a download may have added it
     file = figure or Path(f"{path.name if path else info.name}-sample.png")
     drawn = None if sample is None else dataset.parts[split].preview(sample)
     part = "training" if split == "train" else split
     title = first_of(len(drawn or ()), f"{part} images of {dataset.name}")
-    return show(Described(info, found, dataset, drawn, title), json=json, figure=None if drawn is None else file)
+    return show(Described(info, location, dataset, drawn, title), json=json, figure=None if drawn is None else file)
 
 
 def listing(infos: Sequence[DatasetInfo]) -> Table:
@@ -130,14 +130,14 @@ class Described(Result):
 
     Args:
         info: Its entry in the list of data sets.
-        found: Path of its files; None if it needs none, or if they are missing.
+        location: Path of its files; None if it needs none, or if they are missing.
         dataset: Its images, if they were read.
         sample: Images to draw.
         title: Description of ``sample``.
     """
 
     info: DatasetInfo
-    found: Path | None
+    location: Path | None
     dataset: Dataset | None = None
     sample: ImageSet | None = None
     title: str = ""
@@ -153,11 +153,11 @@ class Described(Result):
         """Return all facts and counts as plain values."""
         info, dataset = self.info, self.dataset
         names = ("title", "source", "licence", "in_shape", "num_train", "num_test", "class_names")
-        found = {"name": info.spec} | {name: getattr(info, name) for name in names}
-        found |= {"found": None if self.found is None else str(self.found)}
-        found |= {"here": dataset is not None or info.is_downloaded()}
+        entry = {"name": info.spec} | {name: getattr(info, name) for name in names}
+        entry |= {"found": None if self.location is None else str(self.location)}
+        entry |= {"here": dataset is not None or info.is_downloaded()}
         if dataset is None:
-            return found
+            return entry
         loaded = {"in_shape": dataset.in_shape, "objects": dataset.num_objects, "class_names": dataset.class_names}
         loaded |= {"task": dataset.task.name}
         counts = {
@@ -165,13 +165,13 @@ class Described(Result):
             for part, images in dataset.parts.items()
         }
         sample = {"sample": self.labels} if self.sample else {}
-        return found | {"loaded": {**loaded, "skipped": dataset.skipped, **counts}} | sample
+        return entry | {"loaded": {**loaded, "skipped": dataset.skipped, **counts}} | sample
 
     def tables(self) -> Iterator[Table]:
         """Yield tables of its facts, of the images in each class, and of the sample's labels."""
         info, dataset = self.info, self.dataset
-        here = str(self.found or "none (made from other data)")
-        if self.found is None and not info.is_downloaded():
+        here = str(self.location or "none (made from other data)")
+        if self.location is None and not info.is_downloaded():
             here = f"not on this machine; torchcaps train --data {info.name} downloads it"
         about = [("Source", info.source), ("Terms", info.licence), ("Files", here)]
         if (shape := info.in_shape if dataset is None else dataset.in_shape) is not None:

@@ -88,9 +88,9 @@ def reconstruct(
     part = open_images(opened, source)
     images = part.images.preview(count)
     title = f"{name_of(run)}: the {first_of(len(images), part.words)}"
-    found = decode(opened.model, images.images, images.labels)
-    found = replace(found, class_names=part.class_names, title=title)
-    show(found, json=json, figure=figure_path(figure, run, "reconstructions"))
+    result = decode(opened.model, images.images, images.labels)
+    result = replace(result, class_names=part.class_names, title=title)
+    show(result, json=json, figure=figure_path(figure, run, "reconstructions"))
 
 
 @command(
@@ -147,8 +147,8 @@ def perturb(
     ]
     whose = {"longest": f"the {SUPERLATIVES[results[0].score_name]}", "label": "the label's"}[follow]
     words = [picture.words for picture in pictures]
-    found = Perturbations(results, names, words, "" if capsule is not None else whose, name_of(run))
-    show(found, json=json, figure=figure_path(figure, run, "perturbation"))
+    result = Perturbations(results, names, words, "" if capsule is not None else whose, name_of(run))
+    show(result, json=json, figure=figure_path(figure, run, "perturbation"))
 
 
 def label_of(picture: Picture) -> int:
@@ -229,8 +229,8 @@ def curves(run: Sequence[Path], *, figure: Drawn = None, json: Json = False) -> 
         raise InputError(
             f"runs of different tasks have no common error to draw: {words}; draw the runs of each task by themselves"
         )
-    found = Curves(metrics, dict(zip(metrics, images, strict=True)), *tasks)
-    show(found, json=json, figure=figure_path(figure, drawn[0] if len(drawn) == 1 else None, "curves"))
+    result = Curves(metrics, dict(zip(metrics, images, strict=True)), *tasks)
+    show(result, json=json, figure=figure_path(figure, drawn[0] if len(drawn) == 1 else None, "curves"))
 
 
 def task_of_config(config: Any) -> Task:

@@ -51,12 +51,12 @@ def evaluate(
     opened = open_run(run, source.which, accelerator)
     part = open_images(opened, source)
     options: Any = {"batch_size": batch_size, "class_names": part.class_names, "precision": precision}
-    found = measure(opened.model, part.images, **options)
+    result = measure(opened.model, part.images, **options)
     weights = {"best": "best epoch", "last": "last checkpoint"}[source.which]
     if opened.config is None:
         weights = "comes with torchcaps" if run is None else "a saved network"
     about = {"run": name_of(run), "which": source.which, "data": part.name, "split": source.split}
-    show(found.titled(f"{name_of(run)} ({weights}) on the {part.words}"), json=json, figure=figure, about=about)
+    show(result.titled(f"{name_of(run)} ({weights}) on the {part.words}"), json=json, figure=figure, about=about)
 
 
 @command(
@@ -210,10 +210,10 @@ def detect(
     others = {name: other_images(opened, name, source.data_dir).preview(limit) for name in against}
     test, progress = dataset.test.preview(limit), partial(say, err=True)
     attacks: Any = {"epsilons": epsilons, "steps": steps, "seed": seed}
-    found = measure_detection(opened.model, test, detector, others=others, progress=progress, **attacks)
+    result = measure_detection(opened.model, test, detector, others=others, progress=progress, **attacks)
     about = {"run": str(opened.path), "which": which, "data": dataset.name, "steps": steps, "seed": seed}
-    found = replace(found, title=f"{name_of(run)}: test images of {dataset.name}, ")
-    show(found, json=json, about=about)
+    result = replace(result, title=f"{name_of(run)}: test images of {dataset.name}, ")
+    show(result, json=json, about=about)
 
 
 def other_images(run: Run, data: str, data_dir: str | None) -> ImageSet:

@@ -110,12 +110,12 @@ class Command(click.Command):
 
 def in_options(words: str, ctx: click.Context) -> str:
     """Replace the argument's name at the beginning of an error by the option that the user typed."""
-    found = re.match(r"(?:\w+: )?(\w+)(?= must )", words)
-    name = None if found is None else ARGUMENTS.get(found[1], found[1])
+    argument = re.match(r"(?:\w+: )?(\w+)(?= must )", words)
+    name = None if argument is None else ARGUMENTS.get(argument[1], argument[1])
     for each in ctx.command.get_params(ctx):
-        given = ctx.get_parameter_source(each.name or "") is click.core.ParameterSource.COMMANDLINE
-        if found is not None and given and each.name == name and isinstance(each, click.Option):
-            return each.opts[0] + words[found.end() :]
+        is_typed = ctx.get_parameter_source(each.name or "") is click.core.ParameterSource.COMMANDLINE
+        if argument is not None and is_typed and each.name == name and isinstance(each, click.Option):
+            return each.opts[0] + words[argument.end() :]
     return words
 
 
@@ -141,8 +141,8 @@ def first_clause(words: str) -> str:
 
 def load_plugins(words: Sequence[str]) -> None:
     """Load the plugins that the words of a command line name by ``--plugin``."""
-    given = itertools.takewhile(lambda word: word != "--", words)
-    for word, following in itertools.pairwise([*given, ""]):
+    options = itertools.takewhile(lambda word: word != "--", words)
+    for word, following in itertools.pairwise([*options, ""]):
         if word == "--plugin" and following:
             load_plugin(following)
         elif word.startswith("--plugin="):

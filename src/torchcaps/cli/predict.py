@@ -132,13 +132,13 @@ def image_files(words: Sequence[Path]) -> list[Path]:
     from torchcaps.datasets.images import image_files_in
     from torchcaps.datasets.nifti import volumes_in
 
-    found: list[Path] = []
+    files: list[Path] = []
     for word in words:
         inside = image_files_in(word, deep=True) or volumes_in(word) if word.is_dir() else [word]
         if not inside:
             raise InputError(f"{word} is no run folder: it holds no {CONFIG}, and no images")
-        found += inside
-    return found
+        files += inside
+    return files
 
 
 def open_classifier(run: Path | None, which: Which) -> Classifier:

@@ -55,17 +55,17 @@ def presets(
     """
     if preset is None:
         refuse_options(("figure",), "is for one preset, as in torchcaps presets sabour2017")
-    found = [Described(get_preset(each)) for each in (list_presets() if preset is None else [preset])]
+    networks = [Described(get_preset(each)) for each in (list_presets() if preset is None else [preset])]
     if diff:
         refuse_options(("json", "figure"), "does not go with --diff, which prints tables")
-        for table in differences(found):
+        for table in differences(networks):
             print_table(table)
     elif preset is not None:
-        show(found[0], json=json, figure=figure)
+        show(networks[0], json=json, figure=figure)
     elif json:
-        print_json([each.to_dict() for each in found])
+        print_json([each.to_dict() for each in networks])
     else:
-        print_table(listing(found))
+        print_table(listing(networks))
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def refuse_options(names: Collection[str], why: str) -> None:
     """Refuse options of the running command that would do nothing; ``why`` follows the option's name."""
     context = click.get_current_context()
     for parameter in context.command.get_params(context):
-        given = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
-        if parameter.name in names and given:
+        is_typed = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+        if parameter.name in names and is_typed:
             off = context.params.get(parameter.name) is False and parameter.secondary_opts
             raise click.UsageError(f"{(parameter.secondary_opts if off else parameter.opts)[0]} {why}; leave it out")

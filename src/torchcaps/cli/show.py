@@ -66,13 +66,13 @@ def show(
         about: Further entries of the JSON object; a list of them if the result is a list.
     """
     if json:
-        found = result.to_dict()
-        if isinstance(found, list):
-            abouts = [about] * len(found) if isinstance(about, Mapping) else about
-            print_json([dict(each) | part for each, part in zip(abouts, found, strict=True)])
+        values = result.to_dict()
+        if isinstance(values, list):
+            abouts = [about] * len(values) if isinstance(about, Mapping) else about
+            print_json([dict(each) | part for each, part in zip(abouts, values, strict=True)])
         else:
             assert isinstance(about, Mapping)
-            print_json(dict(about) | found)
+            print_json(dict(about) | values)
     else:
         for each in result.tables():
             print_table(each)
@@ -89,8 +89,8 @@ def print_json(value: Any) -> None:
     All control characters are escaped, also the ones that JSON allows.
     """
     text = json_.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-    text = CONTROL.sub(lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", text)
-    click.echo(PLAIN_LIST.sub(lambda found: f"[{LINE_BREAK.sub(' ', found[1])}]", text))
+    text = CONTROL.sub(lambda match: match[0] if match[0] == "\n" else f"\\u{ord(match[0]):04x}", text)
+    click.echo(PLAIN_LIST.sub(lambda match: f"[{LINE_BREAK.sub(' ', match[1])}]", text))
 
 
 def print_table(shown: Table) -> None:

@@ -54,17 +54,17 @@ class RunCommand(Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options of the command, of the run and of the recipe, one a line."""
-        for heading, found in ({"Options": super().get_params(ctx)} | ctx.meta[__name__]).items():
-            write_options(formatter, heading, ctx, found)
+        for heading, listed in ({"Options": super().get_params(ctx)} | ctx.meta[__name__]).items():
+            write_options(formatter, heading, ctx, listed)
 
 
 def known_options() -> dict[str, Option]:
     """Return the options of a run, of its recipe and of all registered parts, by their names."""
-    found = {name: each for owner in all_parts() for name, each in options(owner).items()}
-    found |= {**options(Recipe), **options(TrainConfig)}
+    known = {name: each for owner in all_parts() for name, each in options(owner).items()}
+    known |= {**options(Recipe), **options(TrainConfig)}
     return {  # an option that holds several parts cannot be given on the command line
         name: each
-        for name, each in found.items()
+        for name, each in known.items()
         if name not in NOT_ON_COMMAND_LINE and not (each.choice and each.choice.many)
     }
 
@@ -117,14 +117,14 @@ def option_of(kind: str) -> str | None:
 
 def field_help(kind: type[Settings]) -> dict[str, str]:
     """Return the docstring under each field of a dataclass, on one line (PEP 258, "attribute docstrings")."""
-    found = {name: each.help for name, each in options(kind).items()}
+    texts = {name: each.help for name, each in options(kind).items()}
     (defined,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(defined, ast.ClassDef)
     for field, text in itertools.pairwise(defined.body):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
             assert isinstance(text.value, ast.Constant)
-            found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
-    return found
+            texts[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+    return texts
 
 
 @command(
@@ -153,8 +153,8 @@ def train(
     minute. `torchcaps presets PRESET` lists all options of a preset.
     """
     context = click.get_current_context()
-    given = click.core.ParameterSource.COMMANDLINE  # an option may be given the value None
-    overrides = {name: value for name, value in fields.items() if context.get_parameter_source(name) is given}
+    typed_source = click.core.ParameterSource.COMMANDLINE  # an option may be given the value None
+    overrides = {name: value for name, value in fields.items() if context.get_parameter_source(name) is typed_source}
     if resume is not None:
         refuse_options(("out", "config", "find_learning_rate"), "is for a new run, and --resume continues one")
     if find_learning_rate:

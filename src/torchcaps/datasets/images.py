@@ -44,13 +44,13 @@ def image_files_in(folder: Path, *, deep: bool = False) -> list[Path]:
 
     Links to folders are not followed.
     """
-    found, folders = list[Path](), [folder]
+    images, folders = list[Path](), [folder]
     while folders:
         inside = folders.pop()
-        files = (file for file in inside.iterdir() if file.suffix.lower() in SUFFIXES and not is_hidden(file))
-        found += [file for file in files if file.is_file()]
+        candidates = (file for file in inside.iterdir() if file.suffix.lower() in SUFFIXES and not is_hidden(file))
+        images += [file for file in candidates if file.is_file()]
         folders += [child for child in subfolders(inside) if not child.is_symlink()] if deep else []
-    return sorted(found)
+    return sorted(images)
 
 
 @dataclass(frozen=True, eq=False)

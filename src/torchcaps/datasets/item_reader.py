@@ -109,9 +109,9 @@ def find_keys(item: Any, keys: Keys | None, where: str) -> Keys:
     """
     if isinstance(item, Mapping):
         if keys is None:
-            found = [[key for key in item if str(key).lower() in usual] for usual in (IMAGE_KEYS, LABEL_KEYS)]
-            if all(len(each) == 1 for each in found):
-                return found[0][0], found[1][0]
+            matches = [[key for key in item if str(key).lower() in usual] for usual in (IMAGE_KEYS, LABEL_KEYS)]
+            if all(len(each) == 1 for each in matches):
+                return matches[0][0], matches[1][0]
         elif all(key in item for key in keys):
             return keys
         raise InputError(

@@ -206,9 +206,9 @@ def fit_shape(
     if len(shape) == 2 and shape[1] == math.prod(in_shape):
         advice = f"; reshape the rows, such as images.reshape(-1, {', '.join(map(str, in_shape))})"
     names = {1: "length", 2: "height, width", 3: "depth, height, width"}[axes]
-    wanted = f"{channels}, {names}" if any_size else ", ".join(map(str, in_shape))
+    expected = f"{channels}, {names}" if any_size else ", ".join(map(str, in_shape))
     raise InputError(
-        f"{where} must have the shape (N, {wanted}), as the network was built for (channels, {names}), or channels "
+        f"{where} must have the shape (N, {expected}), as the network was built for (channels, {names}), or channels "
         f"last, got {shown(shape)}{advice}"
     )
 

@@ -190,7 +190,7 @@ class _Ink(NamedTuple):
 
 def _find_ink(planes: Float32[np.ndarray, "C h w"], light_ink: bool) -> _Ink | None:
     """Return the ink of the drawing; None if no pixel differs from the background by more than the noise."""
-    found = [_ink_of(planes, is_dark) for is_dark in ([False] if light_ink else [True, False])]
+    candidates = [_ink_of(planes, is_dark) for is_dark in ([False] if light_ink else [True, False])]
     # holes of a drawing are narrow like ink, but have the common colour of the photo; the strip of paper between a
     # drawing and a dark desk has the colour of its surroundings
     common = _common(planes)
@@ -205,7 +205,7 @@ def _find_ink(planes: Float32[np.ndarray, "C h w"], light_ink: bool) -> _Ink | N
             for ground in (common, surroundings)
         )
 
-    return max((ink for ink in found if ink is not None), key=unlike, default=None)
+    return max((ink for ink in candidates if ink is not None), key=unlike, default=None)
 
 
 def _common(planes: Float32[np.ndarray, "C h w"]) -> Float32[np.ndarray, "C h w"]:

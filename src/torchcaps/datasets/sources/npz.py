@@ -119,8 +119,8 @@ def load_npz(request: DataRequest) -> Splits:
         return _with_masks(path, labelled, arrays, request)
     pixels = {part: _images(path, arrays, x, f"{path}: {x}", scale) for part, (x, _) in labelled.items()}
     for part, (x, y) in labelled.items():
-        if (given := len(np.atleast_1d(arrays[y]))) != (count := len(pixels[part])):
-            raise InputError(f"{path}: {y} must be given for {each_of(count, 'image')} of {x}, got {given}")
+        if (num_labels := len(np.atleast_1d(arrays[y]))) != (count := len(pixels[part])):
+            raise InputError(f"{path}: {y} must be given for {each_of(count, 'image')} of {x}, got {num_labels}")
     class_names, has_names, task = _class_names(path, labelled, arrays, request)
     sets = {}
     for part, (_, y) in labelled.items():

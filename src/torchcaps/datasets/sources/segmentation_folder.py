@@ -81,20 +81,20 @@ def mask_folders(folder: Path, files_in: Callable[[Path], list[Path]] = image_fi
     if not all(alike):
         return None
     # the right name first, then the right name in other letters
-    found = [
+    chosen = [
         min(each, key=lambda name: (name != right, name.lower() != right))
         for each, right in zip(alike, RIGHT, strict=True)
     ]
-    images, masks = ({stem_of(file) for file in files_in(names[name])} for name in found)
-    inner = sorted(set.intersection(*({each.name for each in subfolders(names[name])} for name in found)))
+    images, masks = ({stem_of(file) for file in files_in(names[name])} for name in chosen)
+    inner = sorted(set.intersection(*({each.name for each in subfolders(names[name])} for name in chosen)))
     if inner and not images and not masks:
         raise InputError(
-            f"{folder / found[0]} has no images but {inner[0]}/; put {inner[0]}/ above images/ and masks/, so that "
+            f"{folder / chosen[0]} has no images but {inner[0]}/; put {inner[0]}/ above images/ and masks/, so that "
             f"there are {folder / inner[0] / IMAGES} and {folder / inner[0] / MASKS}"
         )
-    if found != RIGHT and (not masks or (len(names) > 2 and not images <= masks)):  # no masks, or classes
+    if chosen != RIGHT and (not masks or (len(names) > 2 and not images <= masks)):  # no masks, or classes
         return None
-    return names[found[0]], names[found[1]]
+    return names[chosen[0]], names[chosen[1]]
 
 
 def load_segmentation_folder(
@@ -121,24 +121,24 @@ def load_segmentation_folder(
         if not has_masks(folder, kind.files_in):
             raise InputError(f"{folder} must have images/ and masks/, with {kind.words} of the same name in each")
     names, colours = read_classes(root / CLASSES)
-    found, damaged = _read_parts(parts, kind, request)
-    _check_parts(root, found, damaged)
-    masks = {str(pair.mask): each.mask for labelled in found.values() for pair, each in labelled.items()}
+    labelled_parts, damaged = _read_parts(parts, kind, request)
+    _check_parts(root, labelled_parts, damaged)
+    masks = {str(pair.mask): each.mask for labelled in labelled_parts.values() for pair, each in labelled.items()}
     numbered, class_names, unknown = number_masks(masks, names, colours)
     if len(unknown) == len(masks):  # not the masks are wrong, but the list
         raise InputError(unknown[0])
     refuse_damaged(unknown, len(masks), skip=request.skip_damaged)
-    found = {
+    labelled_parts = {
         part: {pair: each for pair, each in labelled.items() if str(pair.mask) in numbered}
-        for part, labelled in found.items()
+        for part, labelled in labelled_parts.items()
     }
-    _check_parts(root, found, unknown)
-    pairs = [pair for labelled in found.values() for pair in labelled.items()]
+    _check_parts(root, labelled_parts, unknown)
+    pairs = [pair for labelled in labelled_parts.values() for pair in labelled.items()]
     note_dark([each.image for _, each in pairs], f"all images of {root}", request.scale)
     images = dict(zip((pair for pair, _ in pairs), alike([each.image for _, each in pairs]), strict=True))
     channels = max(map(len, images.values()))
     sets = {}
-    for part, labelled in found.items():
+    for part, labelled in labelled_parts.items():
         planes = (with_channels(images[pair], channels, request.pages, str(pair.image)) for pair in labelled)
         pixels = list(map(torch.from_numpy, planes))
         labels = [torch.from_numpy(numbered[str(pair.mask)]) for pair in labelled]
@@ -149,9 +149,9 @@ def load_segmentation_folder(
     return Splits(*parts_left, skipped=(*damaged, *unknown), task="pixels", has_names=has_names)
 
 
-def _check_parts(root: Path, found: Mapping[str, Mapping[Pair, Labelled]], faults: Sequence[str]) -> None:
+def _check_parts(root: Path, labelled_parts: Mapping[str, Mapping[Pair, Labelled]], faults: Sequence[str]) -> None:
     """Raise InputError if no image of a part is left; ``faults`` says why."""
-    for part, labelled in found.items():
+    for part, labelled in labelled_parts.items():
         if not labelled:
             why = f": {faults[0]}" if faults else ""
             raise InputError(f"{root}: none of the {part} images and masks can be used{why}")
@@ -165,18 +165,18 @@ def _read_parts(
     Returns:
         The pairs that can be used, and a sentence for each that cannot (only with ``skip``).
     """
-    found: dict[str, dict[Pair, Labelled]] = {}
+    labelled_parts: dict[str, dict[Pair, Labelled]] = {}
     damaged, total = list[str](), 0
     for part, folder in parts.items():
         pairs, faults = _pairs_of(folder, kind)
-        damaged, total, found[part] = damaged + faults, total + len(pairs) + len(faults), {}
+        damaged, total, labelled_parts[part] = damaged + faults, total + len(pairs) + len(faults), {}
         for pair in pairs:
             try:
-                found[part][pair] = _read_pair(pair, kind, request.scale)
+                labelled_parts[part][pair] = _read_pair(pair, kind, request.scale)
             except InputError as error:
                 damaged.append(str(error))
     refuse_damaged(damaged, total, skip=request.skip_damaged)
-    return found, damaged
+    return labelled_parts, damaged
 
 
 def _read_pair(pair: Pair, kind: FileKind, scale: tuple[float, float] | None) -> Labelled:
@@ -203,18 +203,18 @@ def _pairs_of(folder: Path, kind: FileKind) -> tuple[list[Pair], list[str]]:
         raise InputError(f"{of_images} has no images")
     faults = [
         f"{files[0]} and {files[1]} have one name; keep one of them"
-        for found in (images, masks)
-        for files in found.values()
+        for by_stem in (images, masks)
+        for files in by_stem.values()
         if len(files) > 1
     ]
     alone = sorted(masks.keys() - images.keys())
     for stem in sorted(images.keys() - masks.keys()):
-        wanted = of_masks / f"{stem}{kind.suffix}"
+        expected = of_masks / f"{stem}{kind.suffix}"
         similar = next((each for each in alone if _is_similar(each, stem)), None)
-        advice = f"put {wanted} there, or move the image away"
+        advice = f"put {expected} there, or move the image away"
         if similar is not None:
             alone.remove(similar)
-            advice = f"rename {masks[similar][0]} to {wanted.name}"
+            advice = f"rename {masks[similar][0]} to {expected.name}"
         faults.append(f"{images[stem][0]} has no mask; {advice}")
     faults += [f"{masks[stem][0]} has no image in {of_images}; put it there, or move the mask away" for stem in alone]
     stems = sorted(stem for stem in images.keys() & masks.keys() if len(images[stem]) == len(masks[stem]) == 1)
@@ -224,10 +224,10 @@ def _pairs_of(folder: Path, kind: FileKind) -> tuple[list[Pair], list[str]]:
 
 def _by_stem(files: Sequence[Path]) -> dict[str, list[Path]]:
     """Return the files of each name without suffix."""
-    found: dict[str, list[Path]] = {}
+    by_stem: dict[str, list[Path]] = {}
     for file in files:
-        found.setdefault(stem_of(file), []).append(file)
-    return found
+        by_stem.setdefault(stem_of(file), []).append(file)
+    return by_stem
 
 
 def _is_similar(mask: str, image: str) -> bool:

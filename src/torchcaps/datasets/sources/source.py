@@ -52,7 +52,7 @@ class Source:
     def find(self, data_dir: Path | None) -> Path | None:
         """Return the folder with all files, or None; ``data_dir`` as for `data_folders`."""
         searched = (self._search(root, direct=data_dir is not None) for root in data_folders(data_dir))
-        return next((folder for folder, found in searched if len(found) == len(self.sha256)), None)
+        return next((folder for folder, paths in searched if len(paths) == len(self.sha256)), None)
 
     def paths(self, request: DataRequest) -> dict[str, Path]:
         """Return the path of each file, packed or unpacked, by its name; download missing files to the cache.
@@ -66,20 +66,20 @@ class Source:
             if not in_cache and not root.is_dir():
                 origin = "data_dir" if named else DATA_VARIABLE
                 raise InputError(f"{origin} is {root}, but this is no folder; it must hold the files of {self.name}")
-            folder, found = self._search(root, direct=named)
-            missing = [name for name in self.sha256 if name not in found]
-            if missing and not in_cache and (found or named):
-                wanted = " and no ".join(map(self._unpacked, missing))
+            folder, paths = self._search(root, direct=named)
+            missing = [name for name in self.sha256 if name not in paths]
+            if missing and not in_cache and (paths or named):
+                names = " and no ".join(map(self._unpacked, missing))
                 packed = ", ".join(name for name in missing if self._unpacked(name) != name)
                 raise InputError(
-                    f"{folder} has no {wanted}{f' (or {packed})' if packed else ''}; put all files of {self.name} "
+                    f"{folder} has no {names}{f' (or {packed})' if packed else ''}; put all files of {self.name} "
                     f"there or in {own}, or leave the folder out to have them downloaded"
                 )
             if not missing and not in_cache:
-                return found
+                return paths
         # earlier downloads must still have their hash
-        again = [name for name in self.sha256 if missing or found[name] == own / name]
-        return {name: self.fetch(name, own) if name in again else found[name] for name in self.sha256}
+        again = [name for name in self.sha256 if missing or paths[name] == own / name]
+        return {name: self.fetch(name, own) if name in again else paths[name] for name in self.sha256}
 
     def _search(self, root: Path, *, direct: bool = False) -> tuple[Path, dict[str, Path]]:
         """Find the first folder under ``root`` with any of the files, and those files.
@@ -88,9 +88,9 @@ class Source:
         """
         folders = [root / self.name, *(root / folder for folder in self.folders)]
         for folder in [*folders, root] if direct or not self.shares_names else folders:
-            found = {name: path for name in self.sha256 if (path := self._file(folder, name)) is not None}
-            if found:
-                return folder, found
+            paths = {name: path for name in self.sha256 if (path := self._file(folder, name)) is not None}
+            if paths:
+                return folder, paths
         return root, {}
 
     def _unpacked(self, name: str) -> str:

@@ -66,19 +66,19 @@ def load_table(request: DataRequest) -> Splits:
     if not others:
         raise InputError(f"{path} has no column of labels, only {image}")
     chosen = named if len(named) == 1 else others
-    found, hidden = _find_files(path, columns[image], table.lines, files)
+    row_files, hidden = _find_files(path, columns[image], table.lines, files)
     task, names, targets = _targets(table, chosen, request)
-    kept = [row for row in range(len(found)) if row not in hidden]
-    images, damaged = read_files([found[row] for row in kept], request, str(path))
-    parts = ["train"] * len(found) if split is None else _parts(path, columns[split], table.lines)
+    kept = [row for row in range(len(row_files)) if row not in hidden]
+    images, damaged = read_files([row_files[row] for row in kept], request, str(path))
+    parts = ["train"] * len(row_files) if split is None else _parts(path, columns[split], table.lines)
     sets = {}
     for part in sorted(set(parts), key=("train", "validation", "test").index):
-        rows = [row for row in kept if parts[row] == part and found[row] in images]
+        rows = [row for row in kept if parts[row] == part and row_files[row] in images]
         if not rows:
             raise InputError(f"{path}: no image for {part} can be read")
         order = [rows[n] for n in generator(FIXED_SEED).permutation(len(rows))]
-        sets[part] = to_image_set([found[row] for row in order], images, targets[order], request.pages)
-    skipped = (*(f"{path}, line {table.lines[row]}: {found[row]} is hidden" for row in sorted(hidden)), *damaged)
+        sets[part] = to_image_set([row_files[row] for row in order], images, targets[order], request.pages)
+    skipped = (*(f"{path}, line {table.lines[row]}: {row_files[row]} is hidden" for row in sorted(hidden)), *damaged)
     return Splits(sets.get("train"), sets.get("test"), names, sets.get("validation"), skipped=skipped, task=task.name)
 
 
@@ -124,7 +124,7 @@ class _Files:
 
 def _find_files(path: Path, cells: Sequence[str], lines: Sequence[int], files: _Files) -> tuple[list[Path], set[int]]:
     """Return the image file of each row, and the rows with hidden files."""
-    found, hidden, first = list[Path](), set[int](), dict[Path, int]()
+    row_files, hidden, first = list[Path](), set[int](), dict[Path, int]()
     for row, (cell, line) in enumerate(zip(cells, lines, strict=True)):
         if not cell:
             raise InputError(f"{path}, line {line} names no image file")
@@ -139,8 +139,8 @@ def _find_files(path: Path, cells: Sequence[str], lines: Sequence[int], files: _
         first[file] = line
         if any(is_hidden(Path(part)) for part in PureWindowsPath(cell).parts if part not in (".", "..")):
             hidden.add(row)
-        found.append(file)
-    return found, hidden
+        row_files.append(file)
+    return row_files, hidden
 
 
 def _parts(path: Path, cells: Sequence[str], lines: Sequence[int]) -> list[str]:
