@@ -41,10 +41,10 @@ class GroupAnswers(PhotoAnswers):
         return f"a line for {each_of(len(self.files), 'group')} of {counted(sum(map(len, self.members)), 'image')}"
 
     def to_dict(self) -> list[dict[str, Any]]:
-        found = []
+        answers = []
         for answer, members in zip(super().to_dict(), self.members, strict=True):
-            found.append({"group": answer.pop("image"), "images": [str(each) for each in members]} | answer)
-        return found
+            answers.append({"group": answer.pop("image"), "images": [str(each) for each in members]} | answer)
+        return answers
 
     def to_csv(self) -> str:
         """Return a line for each group: its name, the number of its files, then the columns for single files."""
@@ -57,11 +57,11 @@ class GroupAnswers(PhotoAnswers):
         return text.getvalue()
 
     def tables(self) -> list[Table]:
-        found = []
+        tables = []
         for table, members in zip(super().tables(), self.members, strict=True):
             words = "mean of " * (len(members) > 1) + counted(len(members), "image")
-            found.append(table._replace(title=f"{table.title}  ({words})"))
-        return found
+            tables.append(table._replace(title=f"{table.title}  ({words})"))
+        return tables
 
 
 def group_files(files: Sequence[Path], pattern: str) -> dict[str, list[int]]:

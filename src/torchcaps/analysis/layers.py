@@ -127,7 +127,7 @@ def _layers_of_pixels(model: PixelCapsules, images: Tensor) -> list[Layer]:
     return layers
 
 
-def _called(module: nn.Module, given: Tensor) -> list[Layer]:
+def _called(module: nn.Module, inputs: Tensor) -> list[Layer]:
     """List the layers of a module: each begins with weights, or where the number of axes changes."""
     layers: list[Layer] = []
 
@@ -144,7 +144,7 @@ def _called(module: nn.Module, given: Tensor) -> list[Layer]:
 
     hooks = [each.register_forward_hook(note) for each in module.modules() if not any(each.children())]
     try:
-        out = infer_shapes(module, given)[0]
+        out = infer_shapes(module, inputs)[0]
     finally:
         for hook in hooks:
             hook.remove()

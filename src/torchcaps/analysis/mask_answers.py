@@ -72,8 +72,8 @@ def exported_mask(
     """
     _check_image(image, in_shape)
     pixels = torch.from_numpy(as_floats(image))[None]
-    found = sliding_windows(lambda part: torch.from_numpy(scores(part.numpy())), pixels, in_shape[1:])
-    return pixel_classes(found)[0].numpy()
+    pixel_scores = sliding_windows(lambda part: torch.from_numpy(scores(part.numpy())), pixels, in_shape[1:])
+    return pixel_classes(pixel_scores)[0].numpy()
 
 
 def _check_image(image: Pixels, in_shape: Sequence[int]) -> None:

@@ -80,13 +80,13 @@ class PhotoAnswers(Result):
         return scores if len(scores) <= MAX_CLASSES else sorted(scores, key=lambda each: -each[1])[:MAX_SHOWN]
 
     def to_dict(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        answers: list[dict[str, Any]] = []
         for n, (file, scores) in enumerate(zip(self.files, self.prediction.scores.tolist(), strict=True)):
             answer = task_of(self).answer_to_dict(self.given(n))
             answer[task_of(self).score_key] = dict(zip(self.class_names, scores, strict=True))
             about = {"prepared": self.prepared[n].changes, "unsure": self.caveats(n)}
-            found.append({"image": str(file)} | answer | about)
-        return found
+            answers.append({"image": str(file)} | answer | about)
+        return answers
 
     def to_csv(self) -> str:
         """Return a line for each file: path, classes or labels, reasons to be unsure, and all scores or numbers."""
@@ -101,20 +101,20 @@ class PhotoAnswers(Result):
         return text.getvalue()
 
     def tables(self) -> list[Table]:
-        found = []
+        tables = []
         for n, file in enumerate(self.files):
-            given, changes, caveats = self.given(n), self.prepared[n].changes, self.caveats(n)
+            labels, changes, caveats = self.given(n), self.prepared[n].changes, self.caveats(n)
             note: list[str | Styled] = [f"  prepared: {'; '.join(changes)}"] if changes else []
             note += [Styled(f"  unsure: {'; '.join(caveats)}", "yellow")] if caveats else []
             most = self.highest(n)
             wide = max(len(visible(name)) for name, _ in most)
             for name, score in most:
-                style = "green" if name in given else ""
+                style = "green" if name in labels else ""
                 note.append(Styled(f"  {visible(name):>{wide}}  {task_of(self).score_text(score)}", style))
             if len(most) < len(self.class_names):
                 note.append(f"  … and {counted(len(self.class_names) - len(most), 'lower one')} (--json shows all)")
-            found.append(Table(title=f"{file}  {' + '.join(given)}", note=note))
-        return found
+            tables.append(Table(title=f"{file}  {' + '.join(labels)}", note=note))
+        return tables
 
     def figures(self) -> dict[str, Figure]:
         """Draw each photo with a frame around its ink, the network's input, the reconstruction and the scores."""

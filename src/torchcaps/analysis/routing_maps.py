@@ -79,17 +79,17 @@ class RoutingReport(Result):
             rows.append([str(t + 1), self.names[highest], f"{scores[highest]:.3f}", *settled])
         most = f"{SUPERLATIVES[trace.score_name]} {'type' if trace.outputs == 'type' else 'capsule'}"
         columns = ("iteration", most, trace.score_name, "entropy of coupling", "mean agreement")
-        found = [Table(rows, columns, self.image), *map(self._input, self.inputs)]
+        tables = [Table(rows, columns, self.image), *map(self._input, self.inputs)]
         note = "Entropy: 1 is uniform coupling, 0 is all coupling to one output. Agreement: mean absolute value, which "
         notes: list[str | Styled] = [note + "dynamic routing adds to its logits."]
         if self.statistics is not None:
             means = zip(self.statistics.entropy.mean(1), self.statistics.mean_agreement.mean(1), strict=True)
             rows = [[str(t), f"{entropy:.3f}", f"{agreement:.4f}"] for t, (entropy, agreement) in enumerate(means, 1)]
-            found.append(Table(rows, ("iteration", "entropy of coupling", "mean agreement"), self.many))
+            tables.append(Table(rows, ("iteration", "entropy of coupling", "mean agreement"), self.many))
             if dead := self.statistics.dead:
                 share = f"{100 * dead:.1f} % of the output capsules never have a length or activation above 0.001."
                 notes.insert(0, share)
-        return [*found, Table(note=notes)]
+        return [*tables, Table(note=notes)]
 
     def figures(self) -> dict[str, Figure]:
         figures = {"": self._coupling()}

@@ -269,14 +269,14 @@ class TaskCollector(Collector):
     def add(self, output: ModelOutput, targets: Tensor, images: Tensor) -> None:
         answers, classes = pixel_classes(output.scores), range(len(self.class_names))
         self._confusions.append(confusions(answers, targets, len(classes)).cpu())
-        for image, given, true in zip(images, answers.cpu().numpy(), targets.cpu().numpy(), strict=True):
+        for image, predicted, true in zip(images, answers.cpu().numpy(), targets.cpu().numpy(), strict=True):
             if len(self._examples) < MAX_DRAWN:
-                planes = (middle_slice(each) for each in (image.float().cpu().numpy(), true[None], given[None]))
+                planes = (middle_slice(each) for each in (image.float().cpu().numpy(), true[None], predicted[None]))
                 image_plane, mask, answer = planes
                 self._examples.append(Example(image_plane, mask[0], answer[0]))
             if len(self._distances) < MAX_DISTANCES:
                 counted, spacing = true != IGNORED, self._spacing and self._spacing[len(self._distances)]
-                self._distances.append([hausdorff95((given == j) & counted, true == j, spacing) for j in classes])
+                self._distances.append([hausdorff95((predicted == j) & counted, true == j, spacing) for j in classes])
 
     def result(self, loss: float) -> PixelEvaluation:
         counts, distances = torch.cat(self._confusions).numpy(), np.array(self._distances)

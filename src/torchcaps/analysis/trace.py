@@ -250,8 +250,8 @@ def _record(
         return [numbers[name].float() for name in names]
 
     fitting = int(get_working_memory() * MIB / (4 * before.poses.shape[1] * after.poses.shape[1] * chosen.out_dim))
-    found = over_batches(look, network, images, None, max(1, min(MAX_BATCH, fitting)))
-    arrays = {name: rows.numpy() for name, rows in zip(names, found, strict=True)}
+    results = over_batches(look, network, images, None, max(1, min(MAX_BATCH, fitting)))
+    arrays = {name: rows.numpy() for name, rows in zip(names, results, strict=True)}
     by_iteration = {name: rows if name == "images" else rows.swapaxes(0, 1) for name, rows in arrays.items()}
     outputs: Outputs = "capsule" if after.grid is None else "type"
     return by_iteration | {
@@ -280,8 +280,8 @@ def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: Grid) -> RoutingRou
     windows = MapCompetition(layer.window_capsules(grid, each.coupling.device), math.prod(grid) + 1)
     links = windows.links.clamp_min(1)[1:, None]
 
-    def total(given: Float[Tensor, "BL I J"]) -> Float[Tensor, "B N J"]:
-        return torch.stack([windows.sum(type_)[:, 1:] for type_ in given.unbind(2)], 2)
+    def total(values: Float[Tensor, "BL I J"]) -> Float[Tensor, "B N J"]:
+        return torch.stack([windows.sum(type_)[:, 1:] for type_ in values.unbind(2)], 2)
 
     logits, coupling, weighted_sum, capsules, agreement, activations = each
     positions = len(windows.children)
@@ -300,8 +300,8 @@ def _by_image_of_types(each: RoutingRound, layer: TypesLayer, grid: Grid) -> Rou
     """
     sizes = layer.out_grid(grid)[1:]
 
-    def total(given: Float[Tensor, "BL T J"]) -> Float[Tensor, "B N J"]:
-        maps = given.unflatten(0, (-1, *sizes)).movedim((-1, -2), (1, 2))  # (B, J, T, *S')
+    def total(values: Float[Tensor, "BL T J"]) -> Float[Tensor, "B N J"]:
+        maps = values.unflatten(0, (-1, *sizes)).movedim((-1, -2), (1, 2))  # (B, J, T, *S')
         # the gradient of a sum over a window is a sum over the outputs that see a capsule
         with torch.inference_mode(False), torch.enable_grad():  # before torch 2.11, torch.func is zero in inference
             zeros = maps.new_zeros(math.prod(maps.shape[:2]), *grid).requires_grad_()
@@ -312,7 +312,7 @@ def _by_image_of_types(each: RoutingRound, layer: TypesLayer, grid: Grid) -> Rou
     links, positions = total(torch.ones_like(coupling)).clamp_min(1), math.prod(sizes)
     sums, poses = (by_type(tensor, positions) for tensor in (weighted_sum, capsules))
     active = None if activations is None else by_type(activations, positions)
-    means = [total(given) / links for given in (logits, coupling, agreement)]
+    means = [total(values) / links for values in (logits, coupling, agreement)]
     return RoutingRound(means[0], means[1], sums, poses, means[2], active)
 
 

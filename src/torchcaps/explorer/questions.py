@@ -59,9 +59,9 @@ class Questions:
         """Return the answer to a question, as JSON."""
 
         def value(name: str, hint: Any, default: Any = None) -> Any:
-            found = question.get(name, default) if isinstance(question, dict) else default
-            check(name, found, hint)
-            return found
+            answer = question.get(name, default) if isinstance(question, dict) else default
+            check(name, answer, hint)
+            return answer
 
         try:
             answer = self._answer(name, value)

@@ -215,9 +215,9 @@ class Explorer:
             InputError: No decoder, no such class, not one capsule for each class, or too large components.
         """
         network = require_decoder(self.model, "a reconstruction", "explore")
-        most, wanted = network.num_classes, (len(classes), network.capsule_dim)
+        most, shape = network.num_classes, (len(classes), network.capsule_dim)
         has_classes = 0 < len(classes) <= most and all(0 <= j < most for j in classes)
-        if not has_classes or poses.shape != wanted or not (np.abs(poses) <= MAX_COMPONENT).all():
+        if not has_classes or poses.shape != shape or not (np.abs(poses) <= MAX_COMPONENT).all():
             raise InputError(
                 f"decode needs 1 to {most} classes of 0 to {most - 1}, and for each a capsule of {network.capsule_dim} "
                 f"components within ±{MAX_COMPONENT}"

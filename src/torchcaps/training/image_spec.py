@@ -78,14 +78,14 @@ class ImageSpec:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Invert :meth:`to_dict`. Missing entries take their defaults; unknown entries are ignored."""
-        given: dict[str, Any] = {"in_shape": None, "class_names": None}
-        given |= {name: values[name] for name in cls.__dataclass_fields__ if name in values}
-        for name, held in given.items():
+        entries: dict[str, Any] = {"in_shape": None, "class_names": None}
+        entries |= {name: values[name] for name in cls.__dataclass_fields__ if name in values}
+        for name, held in entries.items():
             kind: Any = {"preparation": Preparation, "calibration": Calibration}.get(name)
             if isinstance(held, list):
-                given[name] = tuple(held)
+                entries[name] = tuple(held)
             elif kind is not None and isinstance(held, Mapping):
                 fields = kind.__dataclass_fields__
                 if held.keys() >= {field for field in fields if fields[field].default is not None}:
-                    given[name] = kind(**{field: held[field] for field in fields if field in held})
-        return cls(**given)
+                    entries[name] = kind(**{field: held[field] for field in fields if field in held})
+        return cls(**entries)
