@@ -47,11 +47,11 @@ class Operation(Generic[TensorsT, OptionsT, ResultsT]):
             absent.
         options: Named tuple of numbers, texts and tuples of them.
         results: Named tuple of the results.
-        forward: Kernel ``(tensors, options, wanted, keep) -> Forward``. ``wanted`` marks the tensors that need a
-            gradient. With ``keep``, objects may be kept for the backward pass.
-        backward: Kernel ``(tensors, options, results, kept, grads, wanted) -> gradients``, one for each tensor.
+        forward: Kernel ``(tensors, options, needs_grad, keep) -> Forward``. ``needs_grad`` marks the tensors that need
+            a gradient. With ``keep``, objects may be kept for the backward pass.
+        backward: Kernel ``(tensors, options, results, kept, grads, needs_grad) -> gradients``, one for each tensor.
             ``results`` has None for a result not in ``read``; ``kept`` is None if nothing is kept. Gradients that are
-            not in ``wanted`` are ignored.
+            not in ``needs_grad`` are ignored.
         plain: The plain formula ``(tensors, options) -> results``. Second derivatives are those of this function.
         fake: Function ``(tensors, options) -> results`` that returns tensors without numbers, with the shapes and
             strides of the results.
@@ -84,11 +84,11 @@ class Operation(Generic[TensorsT, OptionsT, ResultsT]):
         """Compute the results; see :meth:`runs_kernel` for ``backend``."""
         if not self.runs_kernel(tensors, options, backend):
             return self.plain(tensors, options)
-        wanted = [torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in tensors]
+        needs_grad = [torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in tensors]
         if is_recording_operations():
-            return self.results(*self._compiled(*tensors, wanted, *options)[:-1])
-        if not any(wanted):
-            return self.results(*self.forward(tensors, options, wanted, False).results)
+            return self.results(*self._compiled(*tensors, needs_grad, *options)[:-1])
+        if not any(needs_grad):
+            return self.results(*self.forward(tensors, options, needs_grad, False).results)
         return self.results(*_Eager.apply(self, options, *tensors))
 
     def runs_kernel(self, tensors: TensorsT, options: OptionsT, backend: Backend = "auto") -> bool:
@@ -110,15 +110,17 @@ class Operation(Generic[TensorsT, OptionsT, ResultsT]):
         return is_working_memory_set() and self.plain_bytes(tensors, options) > get_working_memory(device) * MIB
 
     def _plain_gradients(
-        self, tensors: Sequence[Any], options: OptionsT, grads: Sequence[Tensor | None], wanted: Sequence[bool]
+        self, tensors: Sequence[Any], options: OptionsT, grads: Sequence[Tensor | None], needs_grad: Sequence[bool]
     ) -> list[Tensor | None]:
         """Return gradients that can be differentiated again."""
         # Aliases limit the gradients to this call, because one tensor may be computed from another.
-        leaves: list[Any] = [each.view_as(each) if want else each for each, want in zip(tensors, wanted, strict=True)]
+        leaves: list[Any] = [
+            each.view_as(each) if want else each for each, want in zip(tensors, needs_grad, strict=True)
+        ]
         results = self.plain(self.tensors(*leaves), options)
-        inputs = [each for each, want in zip(leaves, wanted, strict=True) if want]
+        inputs = [each for each, want in zip(leaves, needs_grad, strict=True) if want]
         gradients = iter(differentiate(results, grads, inputs, create_graph=True))
-        return [next(gradients) if want else None for want in wanted]
+        return [next(gradients) if want else None for want in needs_grad]
 
     # ---- one operation of compiled graphs
 
@@ -129,8 +131,8 @@ class Operation(Generic[TensorsT, OptionsT, ResultsT]):
         grads = [f"Tensor? grad_{key}" for key in self.results._fields]  # type: ignore[attr-defined]  # a named tuple
         read = [f"Tensor? result_{key}" for key in self.results._fields]  # type: ignore[attr-defined]
         self._num_tensors, self._num_results = len(tensors), len(results)
-        forward = [*tensors, "bool[] wanted", *options]
-        backward = [*grads, *tensors, *read, "Tensor token", "bool[] wanted", *options]
+        forward = [*tensors, "bool[] needs_grad", *options]
+        backward = [*grads, *tensors, *read, "Tensor token", "bool[] needs_grad", *options]
         self._compiled = _registered(self.name, forward, len(results) + 1, self._compiled_forward, self._forward_fake)
         self._compiled_backward = _registered(
             f"{self.name}_backward", backward, len(tensors), self._run_backward, self._backward_fake
@@ -140,8 +142,8 @@ class Operation(Generic[TensorsT, OptionsT, ResultsT]):
 
     def _compiled_forward(self, *args: Any) -> tuple[Tensor, ...]:
         """Return the results with the promised strides, and a tensor that carries the kept objects."""
-        tensors, wanted, options = self._split(args)
-        results, kept = self.forward(tensors, options, wanted, any(wanted))
+        tensors, needs_grad, options = self._split(args)
+        results, kept = self.forward(tensors, options, needs_grad, any(needs_grad))
         on_meta: Any = (None if each is None else _on_meta(each) for each in tensors)
         promised = self.fake(self.tensors(*on_meta), options)
         token = results[0].new_zeros(1)
@@ -154,23 +156,23 @@ class Operation(Generic[TensorsT, OptionsT, ResultsT]):
         return *results, results[0].new_empty(1)
 
     def _run_backward(self, *args: Any) -> tuple[Tensor, ...]:
-        """Return the gradients with the strides of their tensors; an empty tensor for a gradient not in ``wanted``."""
+        """Return the gradients with the strides of their tensors; an empty tensor for one not in ``needs_grad``."""
         r, grads = self._num_results, args[: self._num_results]
         tensors, rest = self.tensors(*args[r : r + self._num_tensors]), args[r + self._num_tensors :]
-        results, token, wanted, options = rest[:r], rest[r], rest[r + 1], self.options(*rest[r + 2 :])
+        results, token, needs_grad, options = rest[:r], rest[r], rest[r + 1], self.options(*rest[r + 2 :])
         kept = getattr(token, "kept", None)
-        gradients = self.backward(tensors, options, results, kept, grads, wanted)
+        gradients = self.backward(tensors, options, results, kept, grads, needs_grad)
         return tuple(
             _with_strides(gradient, torch.empty_like(_on_meta(tensor))) if want else token.new_empty(0)
-            for gradient, tensor, want in zip(gradients, tensors, wanted, strict=True)
+            for gradient, tensor, want in zip(gradients, tensors, needs_grad, strict=True)
         )
 
     def _backward_fake(self, *args: Any) -> tuple[Tensor, ...]:
         r, n = self._num_results, self._num_tensors
-        tensors, token, wanted = args[r : r + n], args[2 * r + n], args[2 * r + n + 1]
+        tensors, token, needs_grad = args[r : r + n], args[2 * r + n], args[2 * r + n + 1]
         return tuple(
             torch.empty_like(tensor) if want else token.new_empty(0)
-            for tensor, want in zip(tensors, wanted, strict=True)
+            for tensor, want in zip(tensors, needs_grad, strict=True)
         )
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -181,9 +183,9 @@ class Operation(Generic[TensorsT, OptionsT, ResultsT]):
         ctx.save_for_backward(*tensors, *self._read(options, output[:-1]), output[-1])
 
     def _gradients(self, ctx: Any, *grads: Tensor | None) -> Any:
-        wanted = list(ctx.needs_input_grad[: self._num_tensors])
-        gradients = self._compiled_backward(*grads[:-1], *ctx.saved_tensors, wanted, *ctx.options)
-        return *(g if want else None for g, want in zip(gradients, wanted, strict=True)), *[None] * (
+        needs_grad = list(ctx.needs_input_grad[: self._num_tensors])
+        gradients = self._compiled_backward(*grads[:-1], *ctx.saved_tensors, needs_grad, *ctx.options)
+        return *(g if want else None for g, want in zip(gradients, needs_grad, strict=True)), *[None] * (
             1 + len(ctx.options)
         )
 
@@ -206,9 +208,11 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, operation: Operation[Any, Any, Any], options: Any, *tensors: Any) -> Any:
-        wanted = ctx.needs_input_grad[2:]
+        needs_grad = ctx.needs_input_grad[2:]
         # hooks replace saved tensors to save memory, as activation checkpointing does; kept objects would undo that
-        results, kept = operation.forward(operation.tensors(*tensors), options, wanted, not has_saved_tensor_hooks())
+        results, kept = operation.forward(
+            operation.tensors(*tensors), options, needs_grad, not has_saved_tensor_hooks()
+        )
         ctx.operation, ctx.options, ctx.kept = operation, options, kept
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *operation._read(options, results))
@@ -216,13 +220,13 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        operation, options, wanted = ctx.operation, ctx.options, ctx.needs_input_grad[2:]
+        operation, options, needs_grad = ctx.operation, ctx.options, ctx.needs_input_grad[2:]
         saved = ctx.saved_tensors  # read once, because each reading may compute them again
-        tensors, results = saved[: len(wanted)], saved[len(wanted) :]
+        tensors, results = saved[: len(needs_grad)], saved[len(needs_grad) :]
         if torch.is_grad_enabled():  # the gradients are differentiated again
-            return None, None, *operation._plain_gradients(tensors, options, grads, wanted)
-        gradients = operation.backward(operation.tensors(*tensors), options, results, ctx.kept, grads, wanted)
-        return None, None, *(g if want else None for g, want in zip(gradients, wanted, strict=True))
+            return None, None, *operation._plain_gradients(tensors, options, grads, needs_grad)
+        gradients = operation.backward(operation.tensors(*tensors), options, results, ctx.kept, grads, needs_grad)
+        return None, None, *(g if want else None for g, want in zip(gradients, needs_grad, strict=True))
 
 
 def differentiate(

@@ -21,11 +21,11 @@ def top_classes(scores: Float[Tensor, "*B J"], objects: int) -> Int[Tensor, "*B 
 
     It uses argmax, because ``topk`` does not define the order of equal numbers, and ONNX has no stable sort.
     """
-    left, found = scores.detach(), []
+    left, classes = scores.detach(), []
     for _ in range(objects):
-        found.append(left.argmax(-1, keepdim=True))
-        left = left.scatter(-1, found[-1], -torch.inf)
-    return torch.cat(found, -1)
+        classes.append(left.argmax(-1, keepdim=True))
+        left = left.scatter(-1, classes[-1], -torch.inf)
+    return torch.cat(classes, -1)
 
 
 def is_correct(scores: Float[Tensor, "B J"], labels: Shaped[Tensor, "B ..."]) -> Bool[Tensor, "B"]:
@@ -50,16 +50,16 @@ def is_correct(scores: Float[Tensor, "B J"], labels: Shaped[Tensor, "B ..."]) ->
     return (top_classes(scores, labels.shape[1]).sort(-1).values == labels.sort(-1).values).all(-1)
 
 
-def match_labels(given: Int[Tensor, "B P"], labels: Int[Tensor, "B P"]) -> Int[Tensor, "B P"]:
-    """Return the permutation that reorders each row of labels so that it lines up with ``given``.
+def match_labels(reference: Int[Tensor, "B P"], labels: Int[Tensor, "B P"]) -> Int[Tensor, "B P"]:
+    """Return the permutation that reorders each row of labels so that it lines up with ``reference``.
 
-    In ``labels.gather(1, match_labels(given, labels))`` a class that both rows contain has the same column as in
-    ``given``. The remaining classes keep their order. The classes of a row are all different.
+    In ``labels.gather(1, match_labels(reference, labels))`` a class that both rows contain has the same column as in
+    ``reference``. The remaining classes keep their order. The classes of a row are all different.
     """
-    same = given.unsqueeze(2) == labels.unsqueeze(1)  # (B, P given, P labels)
+    same = reference.unsqueeze(2) == labels.unsqueeze(1)  # (B, P reference, P labels)
     # sort both rows: first the common classes by their number, then the rest in their original order
-    last = torch.iinfo(torch.int32).max + torch.arange(given.shape[1], device=given.device)
-    first = torch.where(same.any(2), given, last).argsort(1)
+    last = torch.iinfo(torch.int32).max + torch.arange(reference.shape[1], device=reference.device)
+    first = torch.where(same.any(2), reference, last).argsort(1)
     second = torch.where(same.any(1), labels, last).argsort(1)
     return second.gather(1, first.argsort(1))
 

@@ -49,13 +49,13 @@ def computed_in_full_precision(function: FunctionT) -> FunctionT:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = list(tensors_in((args, kwargs))) if is_in_autocast() else []
-        if not given or not _uses_autocast(kind := given[0].device.type):
+        arguments = list(tensors_in((args, kwargs))) if is_in_autocast() else []
+        if not arguments or not _uses_autocast(kind := arguments[0].device.type):
             return function(*args, **kwargs)
         with torch.autocast(kind, enabled=False):
             results = function(*args, **kwargs)
         if torch.is_grad_enabled() and not is_graph_capture():
-            _differentiate_without_autocast(kind, tensors_in(results), given)
+            _differentiate_without_autocast(kind, tensors_in(results), arguments)
         return results
 
     return cast(FunctionT, call)
@@ -90,10 +90,10 @@ def tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
 
 def check_one_dtype(what: str, *tensors: Tensor | None) -> None:
     """Raise WrongType unless tensors are of one dtype, or autocast brings them to one."""
-    given = [tensor for tensor in tensors if tensor is not None]
-    dtypes = dict.fromkeys(tensor.dtype for tensor in given)
+    present = [tensor for tensor in tensors if tensor is not None]
+    dtypes = dict.fromkeys(tensor.dtype for tensor in present)
     if len(dtypes) > 1:
-        cast = _uses_autocast(given[0].device.type)
+        cast = _uses_autocast(present[0].device.type)
         if not cast or torch.float64 in dtypes:  # autocast does not convert float64
             raise WrongType(f"{what} must be of one dtype, got {' and '.join(map(str, dtypes))}")
 
@@ -127,10 +127,10 @@ class _WithoutAutocast:
         torch.set_autocast_enabled(self.kind, self.threads.states.pop())
 
 
-def _differentiate_without_autocast(kind: str, results: Iterable[Tensor], given: Iterable[Tensor]) -> None:
-    """Turn autocast off for each step of the backward pass from ``results`` back to ``given``."""
+def _differentiate_without_autocast(kind: str, results: Iterable[Tensor], arguments: Iterable[Tensor]) -> None:
+    """Turn autocast off for each step of the backward pass from ``results`` back to ``arguments``."""
     hooks = _WithoutAutocast(kind)
-    seen = {tensor.grad_fn for tensor in given}  # earlier steps belong to the caller
+    seen = {tensor.grad_fn for tensor in arguments}  # earlier steps belong to the caller
     pending = [tensor.grad_fn for tensor in results]
     while pending:
         step = pending.pop()

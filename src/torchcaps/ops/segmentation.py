@@ -146,8 +146,8 @@ def confusions(
 
 def dice_of(confusion: Int64[Tensor, "B J J"]) -> Float[Tensor, "B J"]:
     """Return the Dice score 2·TP / (2·TP + FP + FN) of each class of each image; NaN if neither mask has the class."""
-    found = confusion.diagonal(dim1=1, dim2=2).float()
-    return 2 * found / (confusion.sum(1) + confusion.sum(2))
+    hits = confusion.diagonal(dim1=1, dim2=2).float()
+    return 2 * hits / (confusion.sum(1) + confusion.sum(2))
 
 
 def mean_dice(confusion: Int64[Tensor, "B J J"]) -> Float[Tensor, "B"]:

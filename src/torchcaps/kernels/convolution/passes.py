@@ -96,10 +96,10 @@ def fake(tensors: Tensors, options: Options) -> Results:
     return Results(torch.empty_permuted(sizes, order, dtype=features.dtype, device=features.device))
 
 
-def forward(tensors: Tensors, options: Options, wanted: Sequence[bool], keep: bool) -> Forward:
+def forward(tensors: Tensors, options: Options, needs_grad: Sequence[bool], keep: bool) -> Forward:
     """Return the maps, and the planes for the backward pass if they fit into the working memory."""
     (features, weight, bias), relu = tensors, options.relu
-    shape, images, learning = shape_of(*tensors[:2], options.stride, options.padding), len(features), any(wanted)
+    shape, images, learning = shape_of(*tensors[:2], options.stride, options.padding), len(features), any(needs_grad)
     way = _way(tensors, options, learning)
     features = _padded(features, options)
     if way == "plain":
@@ -138,24 +138,24 @@ def backward(
     results: Sequence[Tensor | None],
     planes: KeptPlanes | None,
     grads: Sequence[Tensor],
-    wanted: Sequence[bool],
+    needs_grad: Sequence[bool],
 ) -> Grads:
-    """Return the gradients marked in ``wanted``."""
+    """Return the gradients marked in ``needs_grad``."""
     features, weight, bias = tensors
     maps, gradient, way = results[0], grads[0], _way(tensors, options, learning=True)
     padded = _padded(features, options)
     if way == "plain":
-        found = plain_backward(options.stride, through_relu(gradient, maps), padded, weight, bias, list(wanted))
+        gradients = plain_backward(options.stride, through_relu(gradient, maps), padded, weight, bias, list(needs_grad))
     else:
         shape = shape_of(features, weight, options.stride, options.padding)
         if way == "columns":
-            found = _columns_backward(shape, gradient, padded, weight, bias, maps, wanted)
+            gradients = _columns_backward(shape, gradient, padded, weight, bias, maps, needs_grad)
         else:
-            found = _transform_backward(shape, planes, gradient, padded, weight, maps, wanted)
-    (p, q), of_features = options.padding, found[0]
+            gradients = _transform_backward(shape, planes, gradient, padded, weight, maps, needs_grad)
+    (p, q), of_features = options.padding, gradients[0]
     if of_features is None or not (p or q):
-        return found
-    return of_features[:, :, p : p + features.shape[2], q : q + features.shape[3]], *found[1:]
+        return gradients
+    return of_features[:, :, p : p + features.shape[2], q : q + features.shape[3]], *gradients[1:]
 
 
 def _way(tensors: Tensors, options: Options, learning: bool) -> Way:
@@ -186,9 +186,9 @@ def _columns_backward(
     weight: Tensor,
     bias: Tensor | None,
     maps: Tensor | None,
-    wanted: Sequence[bool],
+    needs_grad: Sequence[bool],
 ) -> Grads:
-    wants_features, wants_weight, wants_bias = wanted
+    wants_features, wants_weight, wants_bias = needs_grad
     grad_features = grad_weight = grad_bias = None
     if wants_weight or wants_bias:
         places, below = features.permute(2, 3, 0, 1), gradient.permute(2, 3, 0, 1)
@@ -208,9 +208,9 @@ def _transform_backward(
     features: Tensor,
     weight: Tensor,
     maps: Tensor | None,
-    wanted: Sequence[bool],
+    needs_grad: Sequence[bool],
 ) -> Grads:
-    wants_features, wants_weight, wants_bias = wanted
+    wants_features, wants_weight, wants_bias = needs_grad
     gradient, images = through_relu(gradient, maps), len(features)
     plan = best_plan(shape, images)
     places, below = features.permute(2, 3, 0, 1), gradient.permute(2, 3, 0, 1)
@@ -237,12 +237,12 @@ def _transform_backward(
 
 
 def plain_backward(
-    stride: Sequence[int], gradient: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, wanted: list[bool]
+    stride: Sequence[int], gradient: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, mask: list[bool]
 ) -> Grads:
     """Return the gradients of a convolution without padding with PyTorch's operation."""
     sizes = None if bias is None else list(bias.shape)
     return torch.ops.aten.convolution_backward(
-        gradient, features, weight, sizes, stride, (0, 0), (1, 1), False, (0, 0), 1, wanted
+        gradient, features, weight, sizes, stride, (0, 0), (1, 1), False, (0, 0), 1, mask
     )
 
 

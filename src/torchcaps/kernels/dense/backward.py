@@ -28,9 +28,9 @@ def backward(
     results: Sequence[Any],
     _kept: None,
     grads_of_results: Sequence[Tensor | None],
-    wanted: Sequence[bool],
+    needs_grad: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """[backward] Return the gradients of poses, weight and bias; None for a gradient not in ``wanted``."""
+    """[backward] Return the gradients of poses, weight and bias; None for a gradient not in ``needs_grad``."""
     poses, weight, bias = tensors
     _, coupling, sums = results
     grad_capsules, grad_coupling, _ = grads_of_results
@@ -40,9 +40,9 @@ def backward(
         # with several iterations, the last one writes the whole gradient first
         new_weight = torch.empty_like if options.num_iterations > 1 else torch.zeros_like
         grads = Gradients(
-            torch.zeros_like(u) if wanted[0] else None,
-            new_weight(W) if wanted[1] else None,
-            u.new_zeros(W.shape[:2]) if wanted[2] else None,
+            torch.zeros_like(u) if needs_grad[0] else None,
+            new_weight(W) if needs_grad[1] else None,
+            u.new_zeros(W.shape[:2]) if needs_grad[2] else None,
         )
         grad_v = torch.zeros_like(sums[0]) if grad_capsules is None else grad_capsules.to(sums.dtype)
         grad_c = None if grad_coupling is None else grad_coupling.permute(2, 0, 1)

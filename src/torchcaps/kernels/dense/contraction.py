@@ -116,14 +116,14 @@ def _backward(
     _results: Sequence[None],
     _kept: None,
     grads: Sequence[Tensor],
-    wanted: Sequence[bool],
+    needs_grad: Sequence[bool],
 ) -> list[Tensor | None]:
     """Return the gradient of each factor: the contraction without it, with the gradient of the result in its place."""
     factors: list[Tensor | None] = list(tensors)
     factors[options.left_out] = grads[0]
     return [
         _contract(n, *(None if n == m else each for m, each in enumerate(factors))) if want else None
-        for n, want in enumerate(wanted)
+        for n, want in enumerate(needs_grad)
     ]
 
 

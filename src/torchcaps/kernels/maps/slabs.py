@@ -148,7 +148,7 @@ def backward(
     _results: Sequence[None],
     _kept: None,
     grads: Sequence[Float[Tensor, "B J D *S"]],
-    wanted: Sequence[bool],
+    needs_grad: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of the tensors, where they are needed.
 
@@ -158,8 +158,8 @@ def backward(
     """
     (maps, kernel, vote_bias, bias), plan = tensors, Plan(tensors, options)
     n, window = len(plan.out_sizes), plan.window
-    of_maps = torch.zeros_like(maps) if wanted[0] else None
-    of_kernel = torch.zeros_like(kernel) if wanted[1] else None
+    of_maps = torch.zeros_like(maps) if needs_grad[0] else None
+    of_kernel = torch.zeros_like(kernel) if needs_grad[1] else None
     of_vote_bias = None if vote_bias is None else torch.zeros_like(vote_bias)
     of_bias = None if bias is None else torch.zeros_like(bias)
     column = None if bias is None else bias.unsqueeze(2)
@@ -178,7 +178,7 @@ def backward(
         of_factors = torch.ops.aten.convolution_backward(
             plan.of_convolution(slab, votes, whole), seen, kernel, None if vote_bias is None else [len(vote_bias)],
             [window.stride] * n, [0] * n, [1] * n, window.up, [0] * n, plan.groups,
-            [wanted[0], wanted[1], vote_bias is not None],
+            [needs_grad[0], needs_grad[1], vote_bias is not None],
         )  # fmt: skip
         del votes
         if of_maps is not None:
@@ -187,7 +187,7 @@ def backward(
         for total, each in ((of_kernel, of_factors[1]), (of_vote_bias, of_factors[2])):
             if total is not None:
                 total += each
-    return of_maps, of_kernel, of_vote_bias if wanted[2] else None, of_bias if wanted[3] else None
+    return of_maps, of_kernel, of_vote_bias if needs_grad[2] else None, of_bias if needs_grad[3] else None
 
 
 def map_operation(plain: Callable[[Tensors, Options], Results]) -> Operation[Tensors, Options, Results]:

@@ -85,8 +85,8 @@ class Call:
         self._fit, self.tensors, self.options = fit, tensors, options
         self.factors = VoteFactors(options.kind, *tensors[3:6])  # type: ignore[arg-type]  # a kind
 
-    def maker(self, wanted: Sequence[bool] = (False,) * 3) -> Maker:
-        return MAKERS[self.factors.kind](self.factors, tuple(wanted))  # type: ignore[arg-type]  # three
+    def maker(self, needs_grad: Sequence[bool] = (False,) * 3) -> Maker:
+        return MAKERS[self.factors.kind](self.factors, tuple(needs_grad))  # type: ignore[arg-type]  # three
 
     @property
     def row_bytes(self) -> int:
@@ -159,12 +159,12 @@ def _fit_block(call: Call, maker: Maker, rows: slice, *, differentiated: bool) -
         return _Part(rows, maker, block, leaves, call.fit(rows, block, leaves))
 
 
-def forward(fit: Fit, tensors: Tensors, options: Options, wanted: Sequence[bool], keep: bool) -> Forward:
+def forward(fit: Fit, tensors: Tensors, options: Options, needs_grad: Sequence[bool], keep: bool) -> Forward:
     """Fit all rows, block by block. ``keep``: the graphs of numbers smaller than votes, and small votes."""
     call, kept = Call(fit, tensors, options), list[_Part]()
     keeps_votes = keep and call.keeps_votes
     with full_precision(call.factors.poses.device), torch.no_grad(), autograd_in_operation():
-        maker, results = call.maker(wanted[3:6] if keeps_votes else (False,) * 3), []
+        maker, results = call.maker(needs_grad[3:6] if keeps_votes else (False,) * 3), []
         for rows in call.blocks():
             part = _fit_block(call, maker, rows, differentiated=keep)
             results.append([each.detach() for each in part.results])
@@ -180,14 +180,14 @@ def backward(
     _results: Sequence[None],
     kept: list[_Part] | None,
     grads: Sequence[Tensor | None],
-    wanted: Sequence[bool],
+    needs_grad: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
     """Differentiate the kept fits, or fit again; the ledger of each block gives the gradient of its votes."""
     call = Call(fit, tensors, options)
     active, first, second = tensors[:3]
     gradients = torch.empty_like(active), torch.zeros_like(first), torch.zeros_like(second)
     with full_precision(active.device), torch.no_grad(), autograd_in_operation():
-        maker = (kept[0].maker if kept else None) or call.maker(wanted[3:6])
+        maker = (kept[0].maker if kept else None) or call.maker(needs_grad[3:6])
         each_part = (_fit_block(call, maker, rows, differentiated=True) for rows in call.blocks())
         if kept:
             each_part = (kept.pop(0) for _ in list(kept))  # frees the graph of one part before the next

@@ -79,17 +79,17 @@ class Maker(ABC):
 
     Args:
         factors: Tensors from which the votes are computed.
-        wanted: True for each of poses, weight and bias that needs a gradient.
+        needs_grad: True for each of poses, weight and bias that needs a gradient.
     """
 
-    def __init__(self, factors: VoteFactors, wanted: tuple[bool, bool, bool]) -> None:
+    def __init__(self, factors: VoteFactors, needs_grad: tuple[bool, bool, bool]) -> None:
         self.B, self.I, self.J, self.D = factors.size
-        self.factors, self.wants_poses, self.wants_weight = factors, wanted[0], wanted[1]
+        self.factors, self.wants_poses, self.wants_weight = factors, needs_grad[0], needs_grad[1]
         self.buffers = Buffers(factors.poses)
         self.added = None if factors.bias is None else factors.bias.permute(1, 2, 0).contiguous()  # (J, D, I)
         self.for_poses: Tensor | None = None
         self.for_weight: Tensor | None = None
-        self.for_bias = torch.zeros_like(self.added) if wanted[2] and self.added is not None else None
+        self.for_bias = torch.zeros_like(self.added) if needs_grad[2] and self.added is not None else None
 
     def make(self, rows: slice) -> Float[Tensor, "b J D I"]:
         """Return the votes of some rows in a buffer."""
@@ -108,7 +108,7 @@ class Maker(ABC):
             self._add_gradient(rows, gradient)
 
     def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients of poses, weight and bias; None for a gradient not in ``wanted``."""
+        """Return the gradients of poses, weight and bias; None for a gradient not in ``needs_grad``."""
         return self.for_poses, self.for_weight, None if self.for_bias is None else self.for_bias.permute(2, 0, 1)
 
     @abstractmethod
@@ -119,8 +119,8 @@ class Maker(ABC):
 
 
 class _Built(Maker):
-    def __init__(self, factors: VoteFactors, wanted: tuple[bool, bool, bool]) -> None:
-        super().__init__(factors, wanted)
+    def __init__(self, factors: VoteFactors, needs_grad: tuple[bool, bool, bool]) -> None:
+        super().__init__(factors, needs_grad)
         self.votes = factors.poses.permute(0, 2, 3, 1)
         if self.wants_poses:
             self.for_poses = factors.poses.new_empty(self.B, self.J, self.D, self.I).permute(0, 3, 1, 2)
@@ -137,8 +137,8 @@ class _Built(Maker):
 class _Dense(Maker):
     """One matrix product per input capsule, then a transposing copy."""
 
-    def __init__(self, factors: VoteFactors, wanted: tuple[bool, bool, bool]) -> None:
-        super().__init__(factors, wanted)
+    def __init__(self, factors: VoteFactors, needs_grad: tuple[bool, bool, bool]) -> None:
+        super().__init__(factors, needs_grad)
         self.poses = factors.poses.transpose(0, 1).contiguous()  # (I, B, K)
         self.columns = self._columns().flatten(2)  # (I, K, J·D)
         self.back = torch.empty_like(self.poses) if self.wants_poses else None
@@ -182,12 +182,12 @@ class _Matrix(_Dense):
     numbers. The columns of dense votes hold W_ij once for each row of the pose M_i, and zeros.
     """
 
-    def __init__(self, factors: VoteFactors, wanted: tuple[bool, bool, bool]) -> None:
+    def __init__(self, factors: VoteFactors, needs_grad: tuple[bool, bool, bool]) -> None:
         P = self.P = math.isqrt(factors.size[3])
-        if any(wanted):
-            super().__init__(factors, wanted)
+        if any(needs_grad):
+            super().__init__(factors, needs_grad)
         else:
-            Maker.__init__(self, factors, wanted)
+            Maker.__init__(self, factors, needs_grad)
         assert factors.weight is not None
         self.by_column = factors.poses.unflatten(2, (P, P)).permute(0, 3, 2, 1).contiguous()  # (B, r, p, I)
         by_row = factors.weight.permute(1, 2, 3, 0)[:, :, None]  # (J, r, 1, q, I)
@@ -222,8 +222,8 @@ class _Matrix(_Dense):
 class _Shared(Maker):
     """One matrix product per row, which writes the votes in their final order."""
 
-    def __init__(self, factors: VoteFactors, wanted: tuple[bool, bool, bool]) -> None:
-        super().__init__(factors, wanted)
+    def __init__(self, factors: VoteFactors, needs_grad: tuple[bool, bool, bool]) -> None:
+        super().__init__(factors, needs_grad)
         assert factors.weight is not None
         self.poses = factors.poses.transpose(1, 2).contiguous()  # (B, K, I)
         self.weight = factors.weight.flatten(0, 1).contiguous()  # (J·D, K)

@@ -94,26 +94,26 @@ def dynamic_routing(
     code. The initial b is zero in the paper's experiments; section 2 mentions a learned prior. Cosine and one squash
     at the end from Nguyen, Hua, Le 2021, "3D-UCaps" (arXiv:2203.08965), and its code.
     """
-    given = BuiltVotes.of(votes, mask)
+    built = BuiltVotes.of(votes, mask)
 
     def weighted_sum(coupling: Tensor | None) -> Tensor:
-        s = given.weighted_sum(coupling)  # s_j = Σ_i c_ij û_j|i
+        s = built.weighted_sum(coupling)  # s_j = Σ_i c_ij û_j|i
         return s if bias is None else s + bias
 
     def agreement_of(s: Tensor, capsules: Tensor) -> Tensor:
         compared = capsules if squash == "each" else s
         if lengths is None:
-            return given.agreement(compared)  # ⟨û_j|i, v_j⟩
-        return given.agreement(compared / at_least_tiny(compared, 2)) / lengths
+            return built.agreement(compared)  # ⟨û_j|i, v_j⟩
+        return built.agreement(compared / at_least_tiny(compared, 2)) / lengths
 
-    lengths = given.lengths() if agreement == "cosine" and (num_iterations > 1 or rounds is not None) else None
-    logits = given.zeros()  # b_ij
+    lengths = built.lengths() if agreement == "cosine" and (num_iterations > 1 or rounds is not None) else None
+    logits = built.zeros()  # b_ij
     bias = None if bias is None else bias.to(logits.dtype)
-    logits = logits if prior is None else given.present(logits + prior.to(logits.dtype))
+    logits = logits if prior is None else built.present(logits + prior.to(logits.dtype))
     if num_iterations == 0:
         routed = Routed(weighted_sum(None), coupling=torch.ones_like(logits))
     for iteration in range(1, num_iterations + 1):
-        coupling = given.compete(logits, softmax_over, leaky=leaky)  # c_ij = softmax b_ij
+        coupling = built.compete(logits, softmax_over, leaky=leaky)  # c_ij = softmax b_ij
         if stop_gradient:  # only the last weighted sum gets a gradient
             coupling = coupling.detach()
         s = weighted_sum(coupling)
@@ -125,7 +125,7 @@ def dynamic_routing(
         if rounds is not None:
             rounds.append(RoutingRound(logits, coupling, s, capsules, agreements))
         logits = logits + agreements
-    return given.finish(routed, coupling=return_coupling)
+    return built.finish(routed, coupling=return_coupling)
 
 
 @computed_in_full_precision
