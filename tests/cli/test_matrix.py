@@ -218,18 +218,23 @@ def test_the_model_card_has_the_words_of_the_task(trained: Trained, cli: Cli) ->
     assert call(cli, "export folder", trained).code == 0
     card = Path("folder/README.md").read_text()
     words = {
-        "classes": ("in 3 classes;", "| test error | test accuracy |", "type: accuracy", "one of its 3 classes"),
+        "classes": (
+            "with 3 classes;",
+            "| test error | test accuracy |",
+            "type: accuracy",
+            "its 3 classes for any image",
+        ),
         "labels": (
             "with 3 labels;",
             "| test error | test labels right |",
             "type: accuracy",
-            "its 3 labels only",
+            "its 3 labels for any image",
         ),
         "regression": (
             "with 1 number;",
             "| test squared error | epoch |",
             "type: mse",
-            "predicts 1 number for any image",
+            "predicts its 1 number for any image",
         ),
     }
     for each in words[trained.task]:

@@ -144,10 +144,10 @@ def test_the_model_card_has_the_words_of_pixels(run: Path, cli: Cli) -> None:
     assert cli("export", run, "--format", "folder", "--out", "folder").code == 0
     card = Path("folder/README.md").read_text()
     for words in (
-        "in 3 classes of pixels",
+        "with 3 classes of pixels",
         "| test 1 − Dice | test Dice |",
         "type: dice",
-        "gives each pixel one of its 3",
+        "its 3 classes for any image",
     ):
         assert words in card
 

@@ -34,7 +34,6 @@ class Points(Task):
     outputs, output, answer_key = "points", "point", "points"
     needs = "numbers (N, J, 2), the row and column of each point"
     metric = Metric("1 − distance", "distance", "sides of the image", False)
-    statistics_names = ("row", "column")
     evaluation = "points_evaluation"
 
     @property
@@ -69,14 +68,11 @@ class Points(Task):
         if targets.shape[1] != num_outputs:
             raise InputError(f"{where} must have {num_outputs} points")
 
-    def statistics(self, targets: Tensor, num_outputs: int) -> list[Any]:
-        return [tuple(point) for point in targets.mean(0).tolist()]
+    def statistics(self, targets: Tensor, num_outputs: int) -> dict[str, list[Any]]:
+        return dict(zip(("row", "column"), targets.mean(0).T.tolist(), strict=True))
 
     def describe(self, names: Sequence[str], target: Any) -> str:
         return ", ".join(f"{name} {y:.1f} {x:.1f}" for name, (y, x) in zip(names, target.tolist(), strict=True))
-
-    def limits(self, num_outputs: int) -> str:
-        return f"It finds {num_outputs} points."
 
     def activate(self, logits: Tensor, network: Any) -> Tensor:
         return logits.sigmoid()
@@ -89,12 +85,6 @@ class Points(Task):
 
     def decoded_capsules(self, scores: Tensor, targets: Tensor | None) -> Tensor | None:
         return None
-
-    def answer(self, names: Sequence[str], scores: Any, classes: Sequence[int]) -> list[str]:
-        return list(names)
-
-    def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
-        return {"points": answer}
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,9 +60,9 @@ def test_ignored_pixels_are_no_class() -> None:
     assert TASK.names(masks) == ("0", "1", "2")
     assert TASK.names(masks.clamp(max=0)) == ("0", "1")
     assert TASK.describe(("a", "b", "c"), masks[0]) == "a + b + c"
-    rows = TASK.statistics(masks, 3)
-    assert [images for images, _ in rows] == [6, 6, 6]
-    assert sum(share for _, share in rows) == pytest.approx(100)
+    statistics = TASK.statistics(masks, 3)
+    assert statistics["images"] == [6, 6, 6]
+    assert sum(statistics["% of pixels"]) == pytest.approx(100)
     weights = TASK.class_weights(masks)
     assert weights is not None
     counts = [int((masks == j).sum()) for j in range(3)]

@@ -359,7 +359,7 @@ def evaluate(
     with inference(model):
         size = min(batch_size, task.evaluation_batch)
         for batch in BatchLoader(image_set, size, shuffle=False, device=device).batches(0):
-            check_images(batch.images, task.image_shape(model, batch.images))
+            check_images(batch.images, model)
             images, targets = to_pixels(model, batch.images), batch.labels.to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
                 output = task.infer(model, images, model.decoder_targets(targets))

@@ -47,7 +47,7 @@ def inference(model: nn.Module, *, gradients: bool = False) -> Iterator[None]:
 
 def as_pixels(model: Network, images: Shaped[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
     """Convert images, uint8 of 0..255 or floating-point of 0..1, to pixels 0..1 of the network's dtype and device."""
-    check_images(images, task_of(model).image_shape(model, images))
+    check_images(images, model)
     return to_pixels(model, images)
 
 
@@ -59,7 +59,7 @@ def to_pixels(model: Network, images: Shaped[Tensor, "..."]) -> Float[Tensor, ".
     return images.detach().to(weight.device, weight.dtype)
 
 
-def check_images(images: Tensor, in_shape: tuple[int, ...]) -> None:
+def check_images(images: Tensor, model: Network) -> None:
     """Raise TypeError or InputError unless images are pixels of the network's input shape."""
     if not isinstance(images, Tensor) or not (images.dtype == torch.uint8 or images.is_floating_point()):
         got = images.dtype if isinstance(images, Tensor) else type(images).__name__
@@ -67,7 +67,7 @@ def check_images(images: Tensor, in_shape: tuple[int, ...]) -> None:
     if images.is_nested or images.layout != torch.strided or images.is_meta:
         kind = "nested" if images.is_nested else "meta" if images.is_meta else "sparse"
         raise WrongType(f"images must be a dense tensor with numbers, got a {kind} tensor")
-    check_image_shape(images.shape, in_shape)
+    check_image_shape(images.shape, model.in_shape, any_size=model.per_pixel)
 
 
 def check_labels(model: Network, labels: Labels, num_images: int) -> None:
@@ -80,7 +80,7 @@ def in_batches(
 ) -> Iterator[tuple[Float[Tensor, "B C H W"], Labels | None]]:
     """Check all images and labels, then yield batches of pixels (see :func:`as_pixels`) and labels."""
     task = task_of(model)
-    check_images(images, task.image_shape(model, images))
+    check_images(images, model)
     if len(images) == 0:
         raise InputError("there must be at least one image, got none")
     COUNT.check("batch_size", batch_size)

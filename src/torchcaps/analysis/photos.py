@@ -83,7 +83,8 @@ class PhotoAnswers(Result):
         answers: list[dict[str, Any]] = []
         for n, (file, scores) in enumerate(zip(self.files, self.prediction.scores.tolist(), strict=True)):
             answer = task_of(self).answer_to_dict(self.given(n))
-            answer[task_of(self).score_key] = dict(zip(self.class_names, scores, strict=True))
+            key = "values" if self.prediction.score_name == "value" else "lengths"
+            answer[key] = dict(zip(self.class_names, scores, strict=True))
             about = {"prepared": self.prepared[n].changes, "unsure": self.caveats(n)}
             answers.append({"image": str(file)} | answer | about)
         return answers
@@ -110,11 +111,15 @@ class PhotoAnswers(Result):
             wide = max(len(visible(name)) for name, _ in most)
             for name, score in most:
                 style = "green" if name in labels else ""
-                note.append(Styled(f"  {visible(name):>{wide}}  {task_of(self).score_text(score)}", style))
+                note.append(Styled(f"  {visible(name):>{wide}}  {self._shown(score)}", style))
             if len(most) < len(self.class_names):
                 note.append(f"  … and {counted(len(self.class_names) - len(most), 'lower one')} (--json shows all)")
             tables.append(Table(title=f"{file}  {' + '.join(labels)}", note=note))
         return tables
+
+    def _shown(self, score: float) -> str:
+        """Format a score of 0..1 as a number and a bar, and any other number as such."""
+        return f"{score:.4g}" if self.prediction.score_name == "value" else f"{score:.3f}  {bar(score)}"
 
     def figures(self) -> dict[str, Figure]:
         """Draw each photo with a frame around its ink, the network's input, the reconstruction and the scores."""
@@ -147,3 +152,9 @@ def _outlined(photo: Photo) -> Float[np.ndarray, "C H W"]:
     inside[top:bottom, left:right] = False
     pixels[:, inside] = np.array([[0.757], [0.153], [0.176]])  # WRONG
     return pixels
+
+
+def bar(share: float, width: int = 30) -> str:
+    """Return a horizontal bar of ``share`` (0..1) times ``width`` characters, in steps of an eighth."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,13 +179,12 @@ class Described(Result):
         if dataset is None:
             return
         task, parts = dataset.task, dataset.parts
-        names = task.statistics_names
+        statistics = [task.statistics(each.labels, dataset.num_classes) for each in parts.values()]
+        names = list(statistics[0])
         rows: list[Sequence[str | Styled]] = [
-            (name, *itertools.chain.from_iterable(map(cells, numbers)))
+            (name, *cells(numbers))
             for name, *numbers in zip(
-                dataset.class_names,
-                *(task.statistics(images.labels, dataset.num_classes) for images in parts.values()),
-                strict=True,
+                dataset.class_names, *(column for each in statistics for column in each.values()), strict=True
             )
         ]
         images = [cell for each in parts.values() for cell in (f"{len(each):,}", *[""] * (len(names) - 1))]
@@ -221,8 +219,7 @@ def cells(numbers: Sequence[int | float]) -> list[str]:
 
 def statistics_to_dict(images: Images, dataset: Dataset) -> list[Any]:
     """Return the number of images (or objects) of each output, or its statistics."""
-    task = dataset.task
-    rows = task.statistics(images.labels, dataset.num_classes)
-    if len(task.statistics_names) == 1:
-        return [number for (number,) in rows]
-    return [dict(zip(task.statistics_names, row, strict=True)) for row in rows]
+    columns = dataset.task.statistics(images.labels, dataset.num_classes)
+    if len(columns) == 1:
+        return next(iter(columns.values()))
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

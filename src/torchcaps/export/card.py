@@ -139,14 +139,14 @@ def _metadata(network: nn.Module, training: TrainingRecord | None, name: str) ->
     tags = ["torchcaps", "pytorch"]
     if network.has_capsules:
         tags += ["capsule-network", "dynamic-routing", "arxiv:1710.09829"]
-    task = task_of(network)
-    data = ModelCardData(library_name="torchcaps", pipeline_tag=task.hub_name, tags=tags)
+    hub_task = "image-segmentation" if network.per_pixel else "image-classification"
+    data = ModelCardData(library_name="torchcaps", pipeline_tag=hub_task, tags=tags)
     if training is not None:
-        first, metric = training.results[0], task.metric
+        first, metric = training.results[0], task_of(network).metric
         measured = first.best_error if training.which == "best" else first.last_error
         measured = measured if training.stored_error is None else training.stored_error
         result = EvalResult(
-            task_type=task.hub_name,
+            task_type=hub_task,
             dataset_type=training.data or "own-images",
             dataset_name=training.data_title,
             dataset_split="test",

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int64
     from torch import Tensor
 
-    Row = tuple[int | float, ...]
-
 TaskName = Literal["classes", "labels", "regression", "pixels"]
 """Task of a network: the class of an image or the classes of its objects; several labels that an image may have,
 (B, L); numbers, (B, T); or the class of each pixel, (B, H, W)."""
@@ -105,8 +103,6 @@ class Task(ABC):
     needs: ClassVar[str]
     """Form of the targets, to continue an error after "labels must be"."""
     metric: ClassVar[Metric]
-    hub_name: ClassVar[str] = "image-classification"
-    """Name of the task on the Hugging Face hub."""
     analyses: ClassVar[frozenset[str]] = frozenset()
     """Commands, functions and export formats for a network of this task, besides :data:`ALWAYS`."""
     evaluation: ClassVar[str] = "torchcaps.analysis.evaluation"
@@ -228,20 +224,13 @@ class Task(ABC):
         """Return the smallest number of images in a part of a data set."""
         return num_outputs
 
-    def data_options(self, network: Any) -> dict[str, Any]:
-        """Return options of ``load_dataset`` for images that a network takes, which may have other sizes."""
-        return {"image_size": network.in_shape[1:]}
-
     def strata(self, targets: Tensor) -> Int64[Tensor, "N"]:
         """Return the stratum of each image; random splits keep the share of each stratum."""
         return targets.new_zeros(len(targets)).long()
 
-    statistics_names: ClassVar[tuple[str, ...]] = ("images",)
-    """Headings of :meth:`statistics`."""
-
     @abstractmethod
-    def statistics(self, targets: Tensor, num_outputs: int) -> list[Row]:
-        """Return a row for each output, with a number for each heading; shown by ``torchcaps datasets``."""
+    def statistics(self, targets: Tensor, num_outputs: int) -> dict[str, list[Any]]:
+        """Return a number for each output by heading, such as "images"; shown by ``torchcaps datasets``."""
 
     @abstractmethod
     def describe(self, names: Sequence[str], target: Any) -> str:
@@ -250,14 +239,6 @@ class Task(ABC):
     def count(self, num_outputs: int) -> str:
         """Return a number of outputs with its noun: ``3 labels``, ``1 number``."""
         return counted(num_outputs, self.output, self.outputs)
-
-    def count_words(self, num_outputs: int) -> str:
-        """Return the outputs of a network in words, to continue a sentence of its model card."""
-        return f"with {self.count(num_outputs)}"
-
-    @abstractmethod
-    def limits(self, num_outputs: int) -> str:
-        """Return the sentences of a model card about other kinds of images."""
 
     def move(self, targets: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the targets of images that were moved, cropped or resized; ``change`` does the same to masks."""
@@ -281,11 +262,6 @@ class Task(ABC):
             raise InputError(
                 f'{type(network).__name__} gives an answer for each pixel; set task="pixels" (--task pixels)'
             )
-
-    def image_shape(self, network: Any, images: Tensor) -> tuple[int, ...]:
-        """Return the shape (C, H, W) that these images must have for a network."""
-        shape: tuple[int, ...] = network.in_shape
-        return shape
 
     def infer(self, network: Any, images: Tensor, *targets: Any) -> Any:
         """Return the output of a network for evaluation; ``targets`` choose the capsules to decode."""
@@ -319,7 +295,7 @@ class Task(ABC):
         """Return the loss of a module that is no network of torchcaps, a function of its output and the targets.
 
         Args:
-            loss: Loss of the user; None: :meth:`default_loss`.
+            loss: Loss of the user; None: the usual one of the task, for scores that are logits.
             target_axes: Axes of the masks that it takes; None: not said.
 
         Raises:
@@ -327,9 +303,9 @@ class Task(ABC):
         """
         if target_axes is not None:
             raise InputError('target_axes is for a loss of your own for the task pixels; set loss, and task="pixels"')
-        return loss or (lambda output, targets: self.default_loss(scores_of(output), targets))
+        return loss or (lambda output, targets: self._module_loss(scores_of(output), targets))
 
-    def default_loss(self, scores: Tensor, targets: Tensor) -> Float[Tensor, ""]:
+    def _module_loss(self, scores: Tensor, targets: Tensor) -> Float[Tensor, ""]:
         """Return the cross-entropy of a batch, for a module that is no network of torchcaps; its scores are logits."""
         import torch.nn.functional as F
 
@@ -376,8 +352,6 @@ class Task(ABC):
 
     # ---- answers
 
-    score_key: ClassVar[str] = "lengths"
-    """Name of the scores in JSON."""
     answer_key: ClassVar[str]
     """Heading of the answers in CSV."""
 
@@ -385,17 +359,13 @@ class Task(ABC):
         """Return the kind of the scores of a ``ModelOutput``: length, activation, probability or value."""
         return output.score_name
 
-    def score_text(self, score: float) -> str:
-        """Format a score of 0..1 for a table, as a number and a bar."""
-        return f"{score:.3f}  {bar(score)}"
-
-    @abstractmethod
     def answer(self, names: Sequence[str], scores: Sequence[float], classes: Sequence[int]) -> list[str]:
         """Return the answer for one image, in words; ``classes`` are the classes with the highest scores."""
+        return [names[j] for j in classes]
 
-    @abstractmethod
     def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
         """Return an answer for JSON."""
+        return {self.outputs: answer}
 
     answers: ClassVar[str] = "torchcaps.analysis.answers"
     """Module that answers image files by its ``answer_files``, ``output_files`` and ``UNUSED_OPTIONS``."""
@@ -415,12 +385,6 @@ def probabilities(scores: Float[Tensor, "B ..."], network: Any) -> Float[Tensor,
     if hasattr(network, "decoder_targets"):
         return scores
     return scores.sigmoid().where(((scores < 0) | (scores > 1)).any(), scores)
-
-
-def bar(share: float, width: int = 30) -> str:
-    """Return a horizontal bar of ``share`` (0..1) times ``width`` characters, in steps of an eighth."""
-    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
-    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def as_array(values: Any, where: str) -> np.ndarray:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int64
     from torch import Tensor
 
-    from torchcaps.tasks.base import Row
-
 
 MAX_NUMBER = 2**20
 """Limit of class numbers in targets that do not have all classes."""
@@ -151,21 +149,11 @@ class Classes(Task):
     def strata(self, targets: Tensor) -> Int64[Tensor, "N"]:
         return targets.view(len(targets), -1)[:, 0]  # with several objects, the class of the first
 
-    def statistics(self, targets: Tensor, num_outputs: int) -> list[Row]:
-        return [(n,) for n in targets.flatten().bincount(minlength=num_outputs).tolist()]
+    def statistics(self, targets: Tensor, num_outputs: int) -> dict[str, list[Any]]:
+        return {"images": targets.flatten().bincount(minlength=num_outputs).tolist()}
 
     def describe(self, names: Sequence[str], target: Any) -> str:
         return " + ".join(names[int(j)] for j in target.reshape(-1))
-
-    def count_words(self, num_outputs: int) -> str:
-        several = f", {self.objects} of them in an image" if self.objects > 1 else ""
-        return f"in {num_outputs} classes{several}"
-
-    def limits(self, num_outputs: int) -> str:
-        return (
-            f"It predicts one of its {num_outputs} classes for any image, also for one that shows something else. "
-            "Lengths are scores, not calibrated probabilities."
-        )
 
     def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:
         return logits.softmax(-1)
@@ -219,9 +207,6 @@ class Classes(Task):
 
     def images_per_class(self, num_images: int, num_outputs: int) -> float | None:
         return num_images / num_outputs
-
-    def answer(self, names: Sequence[str], scores: Sequence[float], classes: Sequence[int]) -> list[str]:
-        return [names[j] for j in classes]
 
     def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
         return {"classes": answer} if len(answer) > 1 else {"class": "".join(answer)}

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from torchcaps.tasks.base import Row
-
 PRESENT = 0.5
 """A label is predicted if its score is above this, which is half way between the margins of the margin loss."""
 
@@ -42,17 +40,11 @@ class Labels(ColumnTask):
     def check_absent(self, names: Sequence[str], where: str) -> None:
         warnings.warn(f"{where} has no label {', '.join(names)}, so its images count as without it", stacklevel=4)
 
-    def statistics(self, targets: Tensor, num_outputs: int) -> list[Row]:
-        return [(n,) for n in (targets > PRESENT).sum(0).tolist()]
+    def statistics(self, targets: Tensor, num_outputs: int) -> dict[str, list[Any]]:
+        return {"images": (targets > PRESENT).sum(0).tolist()}
 
     def describe(self, names: Sequence[str], target: Any) -> str:
         return " + ".join(name for name, has in zip(names, target.tolist(), strict=True) if has > PRESENT) or "none"
-
-    def limits(self, num_outputs: int) -> str:
-        return (
-            f"It predicts its {self.count(num_outputs)} only, and nothing else that an image may show. Scores are not "
-            "calibrated probabilities."
-        )
 
     def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:
         return logits.sigmoid()
@@ -66,7 +58,7 @@ class Labels(ColumnTask):
             return value
         return sigmoid_cross_entropy(output.logits, multi_hot(output.scores, targets))
 
-    def default_loss(self, scores: Tensor, targets: Tensor) -> Float[Tensor, ""]:
+    def _module_loss(self, scores: Tensor, targets: Tensor) -> Float[Tensor, ""]:
         """Return the sigmoid cross-entropy of a batch, as of the base class."""
         import torch.nn.functional as F
 
@@ -93,6 +85,3 @@ class Labels(ColumnTask):
 
     def answer(self, names: Sequence[str], scores: Sequence[float], classes: Sequence[int]) -> list[str]:
         return [name for name, score in zip(names, scores, strict=True) if score > PRESENT]
-
-    def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
-        return {"labels": answer}

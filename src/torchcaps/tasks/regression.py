@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from torchcaps.tasks.base import Row
-
 
 class Regression(ColumnTask):
     """Task with T numbers per image: float32 (N, T). Whole numbers and a single column (N,) are converted to this form.
@@ -26,12 +24,11 @@ class Regression(ColumnTask):
     """
 
     name: ClassVar[TaskName] = "regression"
-    outputs, output, answer_key, score_key = "numbers", "number", "regression", "values"
+    outputs, output, answer_key = "numbers", "number", "regression"
     columns = "NumberColumns"
     reads_poses = True
     needs = "finite numbers, (N,) or (N, T)"
     metric = Metric("1 − squared error", "squared error", "variances of the training targets", False, "mse")
-    statistics_names = ("min", "mean", "max")
 
     def _fits(self, rows: np.ndarray) -> bool:
         import numpy as np
@@ -44,14 +41,12 @@ class Regression(ColumnTask):
     def check_absent(self, names: Sequence[str], where: str) -> None:
         raise InputError(f"{where} has no number {names[0]}, but the network predicts it; add it to the labels")
 
-    def statistics(self, targets: Tensor, num_outputs: int) -> list[Row]:
-        return [tuple(map(float, (column.min(), column.mean(), column.max()))) for column in targets.double().T]
+    def statistics(self, targets: Tensor, num_outputs: int) -> dict[str, list[Any]]:
+        rows = targets.double()
+        return {"min": rows.amin(0).tolist(), "mean": rows.mean(0).tolist(), "max": rows.amax(0).tolist()}
 
     def describe(self, names: Sequence[str], target: Any) -> str:
         return ", ".join(f"{name} {value:.4g}" for name, value in zip(names, target.tolist(), strict=True))
-
-    def limits(self, num_outputs: int) -> str:
-        return f"It predicts {self.count(num_outputs)} for any image, also for one that shows something else."
 
     def buffers(self, num_outputs: int) -> dict[str, Tensor]:
         import torch
@@ -83,7 +78,7 @@ class Regression(ColumnTask):
 
         return squared_error(output.scores, targets, network.target_scale)
 
-    def default_loss(self, scores: Tensor, targets: Tensor) -> Float[Tensor, ""]:
+    def _module_loss(self, scores: Tensor, targets: Tensor) -> Float[Tensor, ""]:
         """Return the mean squared error of a batch, as of the base class."""
         import torch.nn.functional as F
 
@@ -95,9 +90,6 @@ class Regression(ColumnTask):
 
     def decoded_capsules(self, scores: Float[Tensor, "B J"], targets: Tensor | None) -> Tensor | None:
         return None
-
-    def score_text(self, score: float) -> str:
-        return f"{score:.4g}"
 
     def score_name(self, output: Any) -> Any:
         return "value"

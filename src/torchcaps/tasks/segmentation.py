@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int64
     from torch import Tensor
 
-    from torchcaps.tasks.base import Row
-
 
 class Segmentation(Task):
     """Task with a mask for each image: uint8 (N, H, W), the class of each pixel from 0; 255: ignored.
@@ -39,9 +37,8 @@ class Segmentation(Task):
     outputs, output, min_outputs, answer_key = "classes", "class", 2, "classes"
     needs = "masks, the class of each pixel as a whole number from 0 (255: ignored), (N, H, W) or (N, D, H, W)"
     metric = Metric("Dice", "1 − Dice", "%, mean over the images", hub="dice")
-    hub_name, evaluation_batch, evaluation = "image-segmentation", 8, "torchcaps.analysis.segmentation"
+    evaluation_batch, evaluation = 8, "torchcaps.analysis.segmentation"
     answers = "torchcaps.analysis.mask_answers"
-    statistics_names = ("images", "% of pixels")
     has_masks = True
     spatial_axes = (1, 2, 3)
     analyses = frozenset({".onnx", ".pt2"})
@@ -101,7 +98,7 @@ class Segmentation(Task):
                 f"{where}: all pixels of the training masks are {IGNORED}, which is ignored; a mask holds the number "
                 "of a class in each pixel"
             )
-        for number, (images, _) in enumerate(self.statistics(targets, len(names))):
+        for number, images in enumerate(self.statistics(targets, len(names))["images"]):
             if not images:
                 name = f" ({names[number]})" if names[number] != str(number) else ""
                 raise InputError(
@@ -111,9 +108,6 @@ class Segmentation(Task):
 
     def min_images(self, num_outputs: int) -> int:
         return 1
-
-    def data_options(self, network: Any) -> dict[str, Any]:
-        return {"patch": network.in_shape[1:]}
 
     def strata(self, targets: Tensor | Sequence[Tensor]) -> Int64[Tensor, "N"]:
         import torch
@@ -126,22 +120,13 @@ class Segmentation(Task):
 
         return torch.stack([mask[mask != IGNORED].flatten().bincount(minlength=num_outputs) for mask in targets])
 
-    def statistics(self, targets: Tensor | Sequence[Tensor], num_outputs: int) -> list[Row]:
+    def statistics(self, targets: Tensor | Sequence[Tensor], num_outputs: int) -> dict[str, list[Any]]:
         counts = self._counts(targets, num_outputs)
         shares = 100 * counts.sum(0).double() / counts.sum().clamp_min(1)
-        return list(zip((counts > 0).sum(0).tolist(), shares.tolist(), strict=True))
+        return {"images": (counts > 0).sum(0).tolist(), "% of pixels": shares.tolist()}
 
     def describe(self, names: Sequence[str], target: Any) -> str:
         return " + ".join(names[j] for j in target.unique().tolist() if j != IGNORED) or "none"
-
-    def count_words(self, num_outputs: int) -> str:
-        return f"in {num_outputs} classes of pixels"
-
-    def limits(self, num_outputs: int) -> str:
-        return (
-            f"It gives each pixel one of its {num_outputs} classes, also in images that show something else. Scores "
-            "are not calibrated probabilities."
-        )
 
     def move(self, targets: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
         return change(targets)
@@ -152,9 +137,6 @@ class Segmentation(Task):
                 f"{type(network).__name__} gives one answer for each image, but the task pixels needs a score for each "
                 "pixel; choose a network for pixels, such as segcaps or unet-twin"
             )
-
-    def image_shape(self, network: Any, images: Tensor) -> tuple[int, ...]:
-        return network.in_shape[0], *images.shape[2:]
 
     def infer(self, network: Any, images: Tensor, *targets: Any) -> Any:
         """Return the output for images of any size.
@@ -226,7 +208,7 @@ class Segmentation(Task):
 
         return compute
 
-    def default_loss(self, scores: Tensor, targets: Tensor) -> Float[Tensor, ""]:
+    def _module_loss(self, scores: Tensor, targets: Tensor) -> Float[Tensor, ""]:
         from torchcaps.ops.segmentation import pixel_cross_entropy, pixel_logits
 
         return pixel_cross_entropy(pixel_logits(scores, scores), targets)
@@ -274,9 +256,3 @@ class Segmentation(Task):
         padded = weights.new_zeros(IGNORED + 1)
         padded[: len(weights)] = weights
         return padded[targets.long()].unsqueeze(1)
-
-    def answer(self, names: Sequence[str], scores: Sequence[float], classes: Sequence[int]) -> list[str]:
-        return [names[j] for j in classes]
-
-    def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
-        return {"classes": answer}

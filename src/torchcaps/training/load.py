@@ -19,7 +19,6 @@ from torchcaps.files import could_be_repository, read_json, reading
 from torchcaps.models import Network, load_pretrained
 from torchcaps.models.files import CLASSES, CONFIG, SHIPPED, SHIPPED_DATA, WEIGHTS, find_pretrained
 from torchcaps.models.files.weights import load_weights
-from torchcaps.tasks import task_of
 from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.config import TrainConfig, read_config
 from torchcaps.training.data import cropped, load_run_data
@@ -140,7 +139,8 @@ class Run:
         # with the same seed, data sets made from the same images have the same validation images
         seed = 0 if self.config is None else self.config.seed
         options = {"data_dir": data_dir, "seed": seed, "task": self.model.task}
-        return options | task_of(self.model).data_options(self.model) | self.reading_options(self._named(data))
+        size = "patch" if self.model.per_pixel else "image_size"
+        return options | {size: self.model.in_shape[1:]} | self.reading_options(self._named(data))
 
     def _matched(self, loaded: Loaded, *, by_number: bool) -> Loaded:
         """Return a data set with the classes of the network; raise InputError if its images do not fit."""
