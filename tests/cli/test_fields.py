@@ -145,12 +145,12 @@ def test_what_is_not_given_is_the_presets_or_fitted(configured: Callable[..., Tr
     fitted = ("learning_rate", "patience", "select")
     across = ("stem_strides_across", "stack_strides_across")
     strides = ("stem_strides", "stack_strides", *across)
-    assert own.fitted == ("epochs", "batch_size", *fitted, *strides, "decoder_channels")
+    assert own.fitted == ("task", "epochs", "batch_size", *fitted, *strides, "decoder_channels")
     assert own.recipe.fill == "edge"
     recipe = ("--epochs", "3", "--batch-size", "8", "--fill", "zeros")
     sizes = ("--stem-strides", "1,1,2", "--decoder-channels", "4")
     given = configured("compact", "--data", "npz:x.npz", *recipe, *sizes)
-    assert (given.fitted, given.recipe.fill) == ((*fitted, "stack_strides", *across), "zeros")
+    assert (given.fitted, given.recipe.fill) == (("task", *fitted, "stack_strides", *across), "zeros")
     write_json(tmp_path / "config.json", make_config("compact", data="mnist").to_dict())
     assert configured("--config", tmp_path / "config.json", "--data", "folder:shapes").fitted == (), "a file says all"
     assert configured("keras-tutorial").recipe.limit_train == 1000

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from torchcaps.datasets import BatchLoader, Dataset, ImageSet, PatchSet, load_da
 from torchcaps.datasets.sources.segmentation_folder import IMAGE_NAMES, MASK_NAMES
 from torchcaps.errors import InputError
 from torchcaps.ranges import IGNORED
+from torchcaps.training import make_config
+from torchcaps.training.data import load_run_data
 
 COLOURS = np.array([[0, 0, 0], [0, 255, 0], [200, 30, 0]], np.uint8)
 
@@ -379,8 +382,76 @@ def test_a_part_without_masks_is_named(tmp_path: Path, names: tuple[str, ...], p
         shutil.rmtree(tmp_path / part / name, ignore_errors=True)
     for name in names:
         (tmp_path / part / f"{name}-").rename(tmp_path / part / name)
+    if len(names) == 2:
+        files = sorted((tmp_path / part / names[1]).iterdir())
+        save(files[0].with_suffix(".png"), PHOTO)  # what they hold does not say it either
     words = f"{tmp_path / part} must have images/ and masks/, with an image file of the same name in each"
     assert_raises(InputError, load, tmp_path, say=words)
+
+
+@pytest.mark.parametrize("part", ["", "train"])
+@pytest.mark.parametrize("names", [("pictures", "outlines"), ("b", "a"), ("input", "target")])
+@pytest.mark.parametrize("change", [np.asarray, lambda mask: np.uint8(255) * (mask > 0)], ids=["numbers", "0 and 255"])
+def test_the_task_decides_where_names_say_nothing(
+    tmp_path: Path, change: Callable[[np.ndarray], np.ndarray], names: tuple[str, str], part: str
+) -> None:
+    renamed(write_folder(tmp_path / "right" / part, 8, change=change), "images", "masks")
+    right = load_dataset(f"folder:{tmp_path / 'right'}")
+    renamed(write_folder(root := tmp_path / "own" / part, 8, change=change), *names)
+    own = f"folder:{tmp_path / 'own'}"
+    for read in (partial(load_dataset, own), partial(load_run_data, make_config("compact", data=own))):
+        words = f"{root}: {names[1]}/ holds only numbers of classes"
+        assert_raises(InputError, read, say=words)
+        assert_raises(InputError, read, say="set --task pixels if they are the masks of")
+    data = load_dataset(own, task="pixels")
+    assert torch.equal(data.train.images, right.train.images)
+    assert torch.equal(data.train.labels, right.train.labels)
+    assert load_dataset(own, task="classes").class_names == tuple(sorted(names))
+    config = make_config("compact", data=own, task="classes")
+    assert load_run_data(config).class_names == tuple(sorted(names))
+
+
+@pytest.mark.parametrize("change", ["photos", "sizes", "stems", "both", "large numbers"])
+def test_classes_of_equal_file_names_stay_classes_without_a_question(tmp_path: Path, change: str) -> None:
+    def altered(mask: np.ndarray) -> np.ndarray:
+        return mask + 7 if change == "large numbers" else mask
+
+    renamed(write_folder(tmp_path, 8, change=altered), "cats", "dogs")
+    file = min((tmp_path / "dogs").iterdir())
+    if change == "photos":
+        save(file, PHOTO[: discs(1)[1][0].shape[0], : discs(1)[1][0].shape[1]])
+    if change == "sizes":
+        save(file, np.ones((9, 9), np.uint8))
+    if change == "stems":
+        file.rename(file.with_stem("other"))
+    if change == "both":
+        for each in (tmp_path / "dogs").iterdir():
+            shutil.copy(each, tmp_path / "cats" / each.name)
+    assert load_dataset(f"folder:{tmp_path}", image_size=16).class_names == ("cats", "dogs")
+
+
+@pytest.mark.parametrize("part", ["", "train", "train/cat"])
+@pytest.mark.parametrize("ending", ["_mask", "-seg", "_Label"])
+def test_masks_beside_their_images_are_read(tmp_path: Path, ending: str, part: str) -> None:
+    write_folder(tmp_path / "right" / part.removesuffix("/cat"), 8)
+    right = load_dataset(f"folder:{tmp_path / 'right'}")
+    write_folder(root := tmp_path / "own" / part, 8)
+    for name in ("images", "masks"):
+        for file in (root / name).iterdir():
+            file.rename(root / f"{file.stem}{ending if name == 'masks' else ''}{file.suffix}")
+        (root / name).rmdir()
+    own = f"folder:{tmp_path / 'own'}"
+    data = load_dataset(own, task="pixels")
+    assert torch.equal(data.train.images, right.train.images)
+    assert torch.equal(data.train.labels, right.train.labels)
+    if part.endswith("cat"):
+        assert_raises(InputError, load_dataset, own, say="has a mask beside it")
+    else:
+        assert load_dataset(own).task.name == "pixels"
+    missing = next(file for file in sorted(root.iterdir()) if file.stem.endswith(ending))
+    missing.unlink()
+    if not part.endswith("cat"):
+        assert_raises(InputError, load_dataset, own, say=f"has no mask; put {missing.with_suffix('.png')} there")
 
 
 @pytest.mark.parametrize("names", [("images", "masks"), ("images", "labels")])

@@ -22,6 +22,7 @@ from torchcaps.training.recipe import Recipe
 NESTED_FIELDS = ("preset", "model", "recipe")
 """Fields that callers set through the fields inside them, such as ``epochs`` for the recipe."""
 AutoField = Literal[
+    "task",
     "epochs",
     "batch_size",
     "learning_rate",
@@ -33,8 +34,16 @@ AutoField = Literal[
     "stack_strides_across",
     "decoder_channels",
 ]
-"""A field that is derived from the training images if the user does not set it."""
-AUTO_FIELDS: tuple[AutoField, ...] = ("epochs", "batch_size", "learning_rate", "patience", "select", *FITTED_TO_IMAGES)
+"""A field that is derived from the training images if the user does not set it; of the task, whether it must be set."""
+AUTO_FIELDS: tuple[AutoField, ...] = (
+    "task",
+    "epochs",
+    "batch_size",
+    "learning_rate",
+    "patience",
+    "select",
+    *FITTED_TO_IMAGES,
+)
 """All fields that are derived from the user's own images."""
 OWN_IMAGE_DEFAULTS = {"fill": "edge", "precise_norm": True}
 """Defaults of a recipe for the user's own images."""

@@ -16,7 +16,10 @@ from torch.utils.data import TensorDataset
 from torchcaps.datasets import Augmentation, BatchLoader, Dataset, load_dataset
 from torchcaps.datasets.image_set import Images, images_of
 from torchcaps.datasets.item_reader import Keys, SampledBatches
+from torchcaps.datasets.loading import find_dataset
+from torchcaps.datasets.registry import DataRequest
 from torchcaps.datasets.scaling import Scale
+from torchcaps.datasets.sources.folder import ask_for_task
 from torchcaps.datasets.user_data import Form, Opened, open_data
 from torchcaps.errors import InputError
 from torchcaps.models import Network
@@ -185,6 +188,9 @@ def load_run_data(config: TrainConfig) -> Dataset:
     """
     fields = flat(config.fields)
     options = {name: fields[name] for name in inspect.signature(load_dataset).parameters if name in fields}
+    info, path = find_dataset(config.data)
+    if info.name == "folder" and path and "task" in config.fitted and not find_task(fields.get("task")).has_masks:
+        ask_for_task(DataRequest(path, scale=config.scale, pages=config.pages))
     loaded = load_dataset(config.data, **({"task": find_task(None).name} | options))
     objects, required = loaded.num_objects, config.model["objects"]
     if objects != required:

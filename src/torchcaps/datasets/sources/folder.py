@@ -21,21 +21,23 @@ from torchcaps.datasets.images import (
     image_files_in,
     read_image,
     read_pixels,
-    stem_of,
     subfolders,
     with_channels,
 )
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.scaling import Pixels, Scale, alike, as_bytes, as_floats, check_scale, note_dark
-from torchcaps.datasets.sources.segmentation_folder import MASK_NAMES, has_masks, load_segmentation_folder
+from torchcaps.datasets.sources.segmentation_folder import (
+    files_beside,
+    folders_of_numbers,
+    has_masks,
+    load_segmentation_folder,
+)
 from torchcaps.errors import InputError
 from torchcaps.files import user_path
 from torchcaps.ranges import Pages
 from torchcaps.tasks import find_task
 
-MASK_ENDINGS = [mark + name for name in sorted(MASK_NAMES | {"seg"}, key=len, reverse=True) for mark in "_-"]
-"""Ends of the names of masks, in small letters, in data sets that have them beside their images."""
 PARTS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
 
 Files = dict[str, dict[str, list[Path]]]
@@ -60,8 +62,9 @@ def load_folder(request: DataRequest) -> Splits:
     first n come from all classes. They have one channel if all are grey, else three. One error names all unreadable
     images; ``skip_damaged`` leaves them out.
 
-    A folder, or its train/, with images/ and masks/ has a mask for each image, for the task ``pixels``: see
-    :func:`~torchcaps.datasets.sources.segmentation_folder.load_segmentation_folder`.
+    A folder, or its train/, with images/ and masks/, or with x.png and x_mask.png, has a mask for each image, for the
+    task ``pixels``: see :func:`~torchcaps.datasets.sources.segmentation_folder.load_segmentation_folder`. If only the
+    files of two folders look like images and masks, the task must be named.
 
     Raises:
         InputError: There are fewer than two classes, a class has too few images, the parts differ in classes, images
@@ -75,6 +78,8 @@ def load_folder(request: DataRequest) -> Splits:
     wants_masks = request.task is not None and find_task(request.task).has_masks
     if wants_masks or any(map(has_masks, parts.values())):
         return load_segmentation_folder(root, parts, request)
+    if request.task is None:
+        ask_for_task(request)
     files = _files(root)
     class_names = _class_names(files)
     listed = [file for by_class in files.values() for each in by_class.values() for file in each]
@@ -98,6 +103,18 @@ def load_folder(request: DataRequest) -> Splits:
         chosen, labels = [file for file, _ in shuffled], torch.tensor([label for _, label in shuffled])
         sets[part] = to_image_set(chosen, images, labels, request.pages)
     return Splits(sets.get("train"), sets.get("test"), class_names, sets.get("validation"), skipped=tuple(damaged))
+
+
+def ask_for_task(request: DataRequest) -> None:
+    """Raise InputError if two folders could be two classes, or images and their masks; the task must be named."""
+    for folder in parts_of(request.path).values() if request.path.is_dir() else ():
+        if not has_masks(folder) and (folders := folders_of_numbers(folder, request)) is not None:
+            images, masks = (each.name for each in folders)
+            raise InputError(
+                f"{folder}: {masks}/ holds only numbers of classes, as masks do, in files with the names and sizes of "
+                f"those in {images}/; set --task pixels if they are the masks of {images}/, or --task classes if "
+                f"{images} and {masks} are two classes of images"
+            )
 
 
 class ImageFiles(TorchDataset[tuple[Tensor, int]]):
@@ -193,14 +210,12 @@ def _class_files(folder: Path, part: str) -> dict[str, list[Path]]:
 
 def _refuse_masks(name: str, files: Sequence[Path]) -> None:
     """Raise InputError if every image of a class has a mask beside it, which would be taken for another image."""
-    stems = {stem_of(file).lower(): file for file in files}
-    endings = {stem: next(filter(stem.endswith, MASK_ENDINGS), "") for stem in stems}
-    masks = [stem for stem, end in endings.items() if end and stem.removesuffix(end) in stems]
-    if masks and 2 * len(masks) == len(stems):
+    beside = files_beside(files)
+    if beside.masks and beside.masks.keys() == beside.images.keys():
+        mask = min(beside.masks.values())[0]
         raise InputError(
-            f"each image of the class {name} has a mask beside it, such as {stems[masks[0]]}; for the task pixels, put "
-            "all images into images/ and all masks, with the names of their images, into masks/, and for classes, move "
-            "the masks away"
+            f"each image of the class {name} has a mask beside it, such as {mask}; set --task pixels to read the "
+            "masks, or, for classes, move them away"
         )
 
 

@@ -1,4 +1,4 @@
-"""A folder of images and masks: images/ and masks/, with the same names."""
+"""A folder of images and masks: images/ and masks/ with the same names, or x.png and x_mask.png beside each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchcaps.datasets.registry import DataRequest
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.scaling import Pixels, alike, note_dark
 from torchcaps.errors import InputError
-from torchcaps.ranges import Pages
+from torchcaps.ranges import IGNORED, Pages
 
 IMAGES, MASKS, CLASSES = "images", "masks", "classes.txt"
 RIGHT = [IMAGES, MASKS]
@@ -30,6 +30,10 @@ MASK_NAMES = {MASKS, "mask", "labels", "label", "annotations", "annotation", "se
 MASK_NAMES |= {"segmentationclass", "segmentation_masks", "groundtruth", "ground_truth", "gt", "targets"}
 MASK_NAMES |= {"labelstr", "seg", "segs", "annot", "annots"}
 """Names, in small letters, that a folder of masks often has."""
+MASK_ENDINGS = [mark + name for name in sorted(MASK_NAMES, key=len, reverse=True) for mark in "_-"]
+"""Ends of the names of masks, in small letters, in data sets that have them beside their images."""
+MAX_CLASSES = 32
+"""Classes of a mask in a folder whose name does not say that it holds masks."""
 MAX_NAMED = 3
 """Files that an error names."""
 
@@ -50,6 +54,17 @@ class Pair(NamedTuple):
     mask: Path
 
 
+class Sources(NamedTuple):
+    """Files of images and of masks, by the name that a pair shares."""
+
+    images: dict[str, list[Path]]
+    masks: dict[str, list[Path]]
+    mask_of: Callable[[Path], Path]
+    """Returns the place of the mask of an image."""
+    where: Path
+    """Folder of the images."""
+
+
 class FileKind(NamedTuple):
     """Kind of files that hold images and masks."""
 
@@ -64,8 +79,68 @@ class FileKind(NamedTuple):
 
 
 def has_masks(folder: Path, files_in: Callable[[Path], list[Path]] = image_files_in) -> bool:
-    """Return True if a folder has images and masks; see :func:`mask_folders`."""
-    return mask_folders(folder, files_in) is not None
+    """Return True if names say that a folder has images and masks, in two folders or beside each other."""
+    return mask_folders(folder, files_in) is not None or (
+        not subfolders(folder) and bool(files_beside(files_in(folder)).masks)
+    )
+
+
+def files_beside(files: Sequence[Path]) -> Sources:
+    """Return images and the masks beside them, such as x.png and x_mask.png."""
+    stems = {(file.parent, stem_of(file).lower()) for file in files}
+    images: dict[str, list[Path]] = {}
+    masks: dict[str, list[Path]] = {}
+    endings = list[str]()
+    for file in files:
+        stem = stem_of(file)
+        ends = (stem[-len(end) :] for end in MASK_ENDINGS if stem.lower().endswith(end))
+        ending = next((end for end in ends if (file.parent, stem[: -len(end)].lower()) in stems), "")
+        endings += [ending] * (ending != "")
+        name = stem.removesuffix(ending).lower()
+        (masks if ending else images).setdefault(str(file.parent / name), []).append(file)
+    ending = endings[0] if endings else "_mask"
+    where = files[0].parent if files else Path()
+    return Sources(images, masks, lambda image: image.with_name(f"{stem_of(image)}{ending}.png"), where)
+
+
+def folders_of_numbers(folder: Path, request: DataRequest) -> tuple[Path, Path] | None:
+    """Return the folders of images and of masks in a folder whose names do not say so, but whose files do.
+
+    There are two folders with files of the same names and sizes. Exactly one of them holds only the numbers 0 to K - 1,
+    or 0 and 255, as masks do.
+    """
+    folders = subfolders(folder)
+    sources = [_by_stem(image_files_in(each)) for each in folders]
+    if len(folders) != 2 or not sources[0] or sources[0].keys() != sources[1].keys():
+        return None
+    sizes = [_sizes_of_numbers(files, request) for files in sources]
+    if (sizes[0] is None) == (sizes[1] is None):
+        return None
+    of_masks = 0 if sizes[1] is None else 1
+    for stem, files in sources[1 - of_masks].items():
+        try:
+            image = read_pixels(files[0], scale=request.scale, pages=request.pages)
+        except InputError:  # the reader of the data set names it
+            continue
+        if image.shape[1:] != sizes[of_masks][stem]:  # type: ignore[index]
+            return None
+    return folders[1 - of_masks], folders[of_masks]
+
+
+def _sizes_of_numbers(files: Mapping[str, list[Path]], request: DataRequest) -> dict[str, tuple[int, ...]] | None:
+    """Return the sizes of files that hold only numbers of classes, or only 0 and 255; None for other files."""
+    values, sizes = set[int](), dict[str, tuple[int, ...]]()
+    for stem, (file, *_) in files.items():
+        try:
+            mask = read_mask(file, str(file), is_volume=request.pages == "depth")
+        except InputError:
+            return None
+        if any(MAX_CLASSES <= value != IGNORED for value in mask.values):
+            return None
+        values.update(mask.values)
+        sizes[stem] = mask.positions.shape
+    numbers = sorted(values - {IGNORED})
+    return sizes if len(values) > 1 and numbers == list(range(len(numbers))) else None
 
 
 def mask_folders(folder: Path, files_in: Callable[[Path], list[Path]] = image_files_in) -> tuple[Path, Path] | None:
@@ -117,11 +192,9 @@ def load_segmentation_folder(
             of classes, or images differ in size and neither ``patch`` nor ``image_size`` is given.
     """
     kind = kind or FileKind(image_files_in, partial(_read_image_files, request.pages), ".png", "an image file")
-    for folder in parts.values():
-        if not has_masks(folder, kind.files_in):
-            raise InputError(f"{folder} must have images/ and masks/, with {kind.words} of the same name in each")
+    sources = {part: _sources_of(folder, kind, request) for part, folder in parts.items()}
     names, colours = read_classes(root / CLASSES)
-    labelled_parts, damaged = _read_parts(parts, kind, request)
+    labelled_parts, damaged = _read_parts(sources, kind, request)
     _check_parts(root, labelled_parts, damaged)
     masks = {str(pair.mask): each.mask for labelled in labelled_parts.values() for pair, each in labelled.items()}
     numbered, class_names, unknown = number_masks(masks, names, colours)
@@ -158,7 +231,7 @@ def _check_parts(root: Path, labelled_parts: Mapping[str, Mapping[Pair, Labelled
 
 
 def _read_parts(
-    parts: Mapping[str, Path], kind: FileKind, request: DataRequest
+    parts: Mapping[str, Sources], kind: FileKind, request: DataRequest
 ) -> tuple[dict[str, dict[Pair, Labelled]], list[str]]:
     """Read the pairs of each part in a fixed random order.
 
@@ -167,8 +240,8 @@ def _read_parts(
     """
     labelled_parts: dict[str, dict[Pair, Labelled]] = {}
     damaged, total = list[str](), 0
-    for part, folder in parts.items():
-        pairs, faults = _pairs_of(folder, kind)
+    for part, sources in parts.items():
+        pairs, faults = _pairs_of(sources)
         damaged, total, labelled_parts[part] = damaged + faults, total + len(pairs) + len(faults), {}
         for pair in pairs:
             try:
@@ -191,16 +264,30 @@ def _read_pair(pair: Pair, kind: FileKind, scale: tuple[float, float] | None) ->
     return labelled
 
 
-def _pairs_of(folder: Path, kind: FileKind) -> tuple[list[Pair], list[str]]:
-    """Return the images of a folder with their masks, in a fixed random order, and a sentence for each other file.
+def _sources_of(folder: Path, kind: FileKind, request: DataRequest) -> Sources:
+    """Return the images and masks of a folder: in two folders, or beside each other, also in folders of classes.
 
     Raises:
-        InputError: There is no image.
+        InputError: There are none.
     """
-    of_images, of_masks = mask_folders(folder, kind.files_in) or (folder / IMAGES, folder / MASKS)
-    images, masks = (_by_stem(kind.files_in(each)) for each in (of_images, of_masks))
+    folders = mask_folders(folder, kind.files_in)
+    if folders is None and kind.files_in is image_files_in:
+        beside = files_beside(image_files_in(folder, deep=True))
+        if beside.masks and (not subfolders(folder) or beside.masks.keys() == beside.images.keys()):
+            return beside
+        folders = folders_of_numbers(folder, request)
+    if folders is None:
+        raise InputError(f"{folder} must have images/ and masks/, with {kind.words} of the same name in each")
+    of_images, of_masks = folders
+    images, masks = (_by_stem(kind.files_in(each)) for each in folders)
     if not images:
         raise InputError(f"{of_images} has no images")
+    return Sources(images, masks, lambda image: of_masks / f"{stem_of(image)}{kind.suffix}", of_images)
+
+
+def _pairs_of(sources: Sources) -> tuple[list[Pair], list[str]]:
+    """Return the images with their masks, in a fixed random order, and a sentence for each other file."""
+    images, masks = sources.images, sources.masks
     faults = [
         f"{files[0]} and {files[1]} have one name; keep one of them"
         for by_stem in (images, masks)
@@ -209,14 +296,16 @@ def _pairs_of(folder: Path, kind: FileKind) -> tuple[list[Pair], list[str]]:
     ]
     alone = sorted(masks.keys() - images.keys())
     for stem in sorted(images.keys() - masks.keys()):
-        expected = of_masks / f"{stem}{kind.suffix}"
+        place = sources.mask_of(images[stem][0])
         similar = next((each for each in alone if _is_similar(each, stem)), None)
-        advice = f"put {expected} there, or move the image away"
+        advice = f"put {place} there, or move the image away"
         if similar is not None:
             alone.remove(similar)
-            advice = f"rename {masks[similar][0]} to {expected.name}"
+            advice = f"rename {masks[similar][0]} to {place.name}"
         faults.append(f"{images[stem][0]} has no mask; {advice}")
-    faults += [f"{masks[stem][0]} has no image in {of_images}; put it there, or move the mask away" for stem in alone]
+    faults += [
+        f"{masks[stem][0]} has no image in {sources.where}; put it there, or move the mask away" for stem in alone
+    ]
     stems = sorted(stem for stem in images.keys() & masks.keys() if len(images[stem]) == len(masks[stem]) == 1)
     order = generator(FIXED_SEED).permutation(len(stems))
     return [Pair(images[stems[i]][0], masks[stems[i]][0]) for i in order], faults
