@@ -27,6 +27,7 @@ PRESETS = {
     "pixel-capsules": "segcaps",
     "unet": "unet-twin",
     "deconv": "segcaps",
+    "conv-types": "segcaps",
 }
 CHOSEN_BY = {"primary": "primary_capsules", "loss": "classification_loss"}
 OWNERS = (*all_parts(), *OWN.values(), Recipe, TrainConfig)

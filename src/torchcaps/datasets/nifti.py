@@ -70,7 +70,8 @@ class Volume:
     def affine(self) -> Float[np.ndarray, "4 4"]:
         """Affine map from voxels in the directions of the body to positions."""
         nib = import_nibabel()
-        affine: np.ndarray = nib.as_closest_canonical(self.source).affine
+        with one_sentence("the place of a volume cannot be read"):
+            affine: np.ndarray = nib.as_closest_canonical(self.source).affine
         return affine
 
 

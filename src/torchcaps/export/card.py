@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 
 from torchcaps._version import __version__
+from torchcaps.checks import checked
 from torchcaps.errors import visible
 from torchcaps.parts import describe, flat, own_parts
 from torchcaps.ranges import as_text
@@ -67,6 +68,7 @@ class TrainingRecord:
     """Preprocessing of the drawings, in words; None if the images are not drawings."""
 
 
+@checked
 def model_card(
     network: nn.Module,
     training: TrainingRecord | None = None,
