@@ -52,6 +52,45 @@ def test_no_message_makes_its_own_plural(path: Path) -> None:
             assert not letters & {"s", "es"}, ast.unparse(node)
 
 
+FILLERS = {"given", "found", "wanted"}
+PUBLIC_FILLERS = {("detection", "found"), ("photos", "given")}
+"""Names that users type, so they stay."""
+
+
+def fillers(source: str) -> set[str]:
+    """Names of variables, parameters, fields and functions in a source that say nothing of what they hold."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+    return names & FILLERS
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_a_name_says_what_it_holds(path: Path) -> None:
+    assert {(path.stem, name) for name in fillers(path.read_text())} <= PUBLIC_FILLERS
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "found = 1",
+        "for found in []: pass",
+        "[1 for wanted in []]",
+        "lambda given: 1",
+        "def given(): pass",
+        "(found := 1)",
+    ],
+)
+def test_a_filler_is_seen_wherever_a_name_is_made(source: str) -> None:
+    assert fillers(source)
+    assert not fillers("print(found, 'given')")
+
+
 def one_class(tmp_path: Path, names: tuple[str, ...] = ("a", "b"), count: int = 1) -> str:
     for name in names:
         (tmp_path / name).mkdir(exist_ok=True)

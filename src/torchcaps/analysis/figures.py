@@ -256,7 +256,7 @@ def write(axes: Axes, text: str, x: float, y: float, **style: Any) -> None:
 
 
 def _write_lines(axes: Axes, cell: Cell, x: float, y: float, align: str, width: float | None = None) -> None:
-    """Write the lines of a cell below each other, cut to ``width`` if given."""
+    """Write the lines of a cell below each other, cut to ``width`` unless that is None."""
     for number, line in enumerate(_lines(cell)):
         text = line.text if width is None else shorten(line.text, width)
         weight = "bold" if line.bold else "normal"

@@ -2,7 +2,7 @@
 
 A ridge regression is fitted on some images and evaluated by R² on others. The factors come with the images, such as the
 azimuth and elevation of ``smallnorb``, or images are changed here by known amounts: rotation, scale, shear and shifts.
-R² is relative, so two baselines are given: the same regression from the pixels, and regressions on shuffled factors,
+R² is relative, so there are two baselines: the same regression from the pixels, and regressions on shuffled factors,
 whose R² must not exceed 0.
 """
 

@@ -74,7 +74,7 @@ class RoutingStatistics:
 class RoutingTrace(RoutingStatistics, Scored):
     """All numbers of each routing iteration; index ``t - 1`` holds iteration t.
 
-    For a layer on a map, J counts the types. Sums and capsules are given for all types and positions, and scores are
+    For a layer on a map, J counts the types. Sums and capsules cover all types and positions, and scores are
     means over the positions. Logits, coupling and agreement of an input capsule are means over the windows that contain
     it. If the positions compete for an input capsule, its coupling is summed over them instead.
 
@@ -271,7 +271,7 @@ def _by_image(each: RoutingRound, layer: CapsuleLayer, grid: Grid) -> RoutingRou
 
     Logits, coupling and agreement of an input capsule are averaged over the windows that contain it: (B, N, J). If the
     positions compete for it, its coupling is summed over them, so that it sums to one over the types. Sums, capsules
-    and activations are given for all positions: (B, J·L, D).
+    and activations cover all positions: (B, J·L, D).
     """
     if isinstance(layer, TypesLayer):
         return _by_image_of_types(each, layer, grid)

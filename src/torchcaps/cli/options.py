@@ -365,7 +365,7 @@ WhichEpoch = Annotated[Which, "Epoch whose weights are used: best on validation 
 Accelerator = Annotated[Literal["auto", "cpu", "cuda", "mps"], "Device."]
 Json = Annotated[bool, "Print JSON."]
 Figure = Annotated[Path | None, read_figure]
-"""File of a figure that is drawn only if the option is given; each command adds its own help."""
+"""File of a figure that is drawn only if the option is used; each command adds its own help."""
 Drawn = Annotated[Path | None, read_figure, "File of the figure, .png, .pdf or .svg (default: in RUN/figures)."]
 """File of a figure that is always drawn."""
 Data = Annotated[str | None, "Use another data set than the run's: a name, folder:PATH, csv:PATH or npz:PATH."]

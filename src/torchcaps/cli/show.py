@@ -57,7 +57,7 @@ def show(
     figure: Path | None = None,
     about: Mapping[str, Any] | Sequence[Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
-    """Print a result, and draw it to a file if one is given.
+    """Print a result, and draw it to a file if one is named.
 
     Args:
         result: Its numbers, tables and figures.

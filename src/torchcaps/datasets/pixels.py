@@ -18,7 +18,7 @@ from torchcaps.datasets.scaling import Scale, as_bytes, as_pixels, check_scale
 from torchcaps.errors import InputError, WrongType, shown
 
 MAX_CHANNELS = 4
-"""An axis up to this length is taken for the channels if no order is given."""
+"""An axis up to this length is taken for the channels if no order is named."""
 Channels = Literal["first", "last"]
 """Position of the channels: (N, C, H, W) or (N, H, W, C)."""
 

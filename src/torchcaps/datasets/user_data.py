@@ -46,7 +46,7 @@ class Form:
             unchanged, for a user's own module.
         scale: Range of the pixels; see :func:`~torchcaps.datasets.pixels.scale_pixels`.
         cropped: Images may be larger than ``in_shape``, because the recipe crops them.
-        class_names: Names that number labels given as texts; None: the sorted texts.
+        class_names: Names that number labels that are texts; None: the sorted texts.
     """
 
     task: Task | None = None

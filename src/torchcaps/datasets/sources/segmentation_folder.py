@@ -340,7 +340,7 @@ def to_set(
     """Return an `ImageSet` of planes of one size, or a `PatchSet` of others and of images to take patches of.
 
     Raises:
-        InputError: Images differ in size, and no patch is given; errors begin with ``where``.
+        InputError: Images differ in size, and there is no patch; errors begin with ``where``.
     """
     if request.image_size is not None and masks[0].ndim == 2:
         images = [resize_images(each[None], request.image_size)[0] for each in images]
