@@ -56,7 +56,7 @@ def test_what_cannot_be_predicted(make_model, make_images):
         (one, images, torch.tensor([0, 4]), r"0\.\.3, got 0\.\.4"),
         (one, images, [0, 1], "predict: targets must be a .*, got list"),
         (two, images, torch.tensor([0, 1]), r"\(2, 2\), 2 for each image"),
-        (two, images, torch.tensor([[0, 1], [2, 2]]), "with a class twice"),
+        (two, images, torch.tensor([[0, 1], [2, 2]]), r"all different, got \[2, 2\]"),
     ):
         with pytest.raises(InputError, match=message):
             predict(model, given, targets)

@@ -64,8 +64,15 @@ class Points(Task):
     def num_outputs(self, targets: Tensor) -> int:
         return targets.shape[1]
 
-    def check_targets(self, targets: Tensor, num_outputs: int, where: str) -> None:
-        if targets.shape[1] != num_outputs:
+    def check_targets(
+        self,
+        targets: Tensor,
+        num_outputs: int | None = None,
+        where: str = "labels",
+        num_images: int | None = None,
+    ) -> None:
+        super().check_targets(targets, num_outputs, where, num_images)
+        if num_outputs not in (None, targets.shape[1]):
             raise InputError(f"{where} must have {num_outputs} points")
 
     def statistics(self, targets: Tensor, num_outputs: int) -> dict[str, list[Any]]:

@@ -72,7 +72,7 @@ def check_images(images: Tensor, model: Network) -> None:
 
 def check_labels(model: Network, labels: Labels, num_images: int) -> None:
     """Raise TypeError or InputError unless there is a label for each image, in the form of the network's task."""
-    task_of(model).check_labels(labels, model.num_classes, num_images)
+    task_of(model).check_targets(labels, model.num_classes, num_images=num_images)
 
 
 def in_batches(

@@ -154,7 +154,9 @@ class ImageSet(Images):
             check(f"the factor {name}", values, Shaped[Tensor, "N"], sizes)
         if 0 in images.shape:
             raise InputError(f"images must have the shape (N, C, H, W) with no axis empty, got {tuple(images.shape)}")
-        self.task.check_form(self.labels, has_parts=self.parts is not None)
+        if self.parts is not None and self.num_objects == 1:
+            raise InputError("parts are for images of several objects, whose labels have the shape (N, P)")
+        self.task.check_targets(self.labels)
 
     def __len__(self) -> int:
         return len(self.images)

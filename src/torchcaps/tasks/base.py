@@ -197,28 +197,27 @@ class Task(ABC):
     def num_outputs(self, targets: Tensor) -> int:
         """Return the smallest number of outputs for targets in the task's form."""
 
-    @abstractmethod
-    def check_targets(self, targets: Tensor, num_outputs: int, where: str) -> None:
-        """Raise InputError unless targets in the task's form fit this number of outputs."""
-
-    def check_form(self, targets: Tensor, *, has_parts: bool = False) -> None:
-        """Raise InputError unless the values of targets in the task's form are allowed.
+    def check_targets(
+        self,
+        targets: Tensor,
+        num_outputs: int | None = None,
+        where: str = "labels",
+        num_images: int | None = None,
+    ) -> None:
+        """Raise an error unless the values of targets are allowed, and fit the outputs and the images.
 
         Args:
-            targets: The targets.
-            has_parts: True if the set also has an image of each object alone.
+            targets: Targets in the task's form.
+            num_outputs: Number of outputs (J); None: any number.
+            where: Name of the targets, to begin errors with.
+            num_images: Number of images, each of which needs a target. None: the targets belong to an image set, which
+                has checked it.
         """
-        if has_parts:
-            raise InputError("parts are for images of several objects, whose labels have the shape (N, P)")
+        if num_images is not None and len(targets) != num_images:
+            raise InputError(f"{where} must be given for {each_of(num_images, 'image')}, got {len(targets)}")
 
     def check_training(self, targets: Tensor, names: Sequence[str], where: str) -> None:  # noqa: B027  optional hook
         """Raise InputError unless a network can learn every output from the training targets."""
-
-    def check_labels(self, targets: Tensor, num_outputs: int, num_images: int) -> None:
-        """Raise an error unless there is a target for each image, in the task's form."""
-        if len(targets) != num_images:
-            raise InputError(f"labels must be given for {each_of(num_images, 'image')}, got {len(targets)}")
-        self.check_targets(targets, num_outputs, "labels")
 
     def min_images(self, num_outputs: int) -> int:
         """Return the smallest number of images in a part of a data set."""

@@ -80,7 +80,13 @@ class Classes(Task):
         if not is_whole or not self._has_objects(array):
             raise InputError(f"{where} must be {self.needs}, got {form_words(original)}{advice(original, self)}")
         if array.size:
-            _check_range(array, num_outputs, where)
+            highest = int(array.max())
+            _check_range(int(array.min()), highest, num_outputs, where)
+            if num_outputs is None and highest >= max(array.size, 2):
+                raise InputError(
+                    f"{where} has the label {highest}, but labels count from 0, and {len(array)} images can have at "
+                    f"most {len(array)} classes"
+                )
         return torch.from_numpy(array.astype(np.int64))
 
     def _has_objects(self, array: np.ndarray) -> bool:
@@ -109,17 +115,25 @@ class Classes(Task):
     def num_outputs(self, targets: Tensor) -> int:
         return int(targets.max()) + 1
 
-    def check_form(self, targets: Tensor, *, has_parts: bool = False) -> None:
-        super().check_form(targets, has_parts=has_parts and self.objects == 1)
-        if (least := int(targets.min())) < 0:
-            raise InputError(f"labels must be 0 or greater, got {least}")
+    def check_targets(
+        self,
+        targets: Tensor,
+        num_outputs: int | None = None,
+        where: str = "labels",
+        num_images: int | None = None,
+    ) -> None:
+        from jaxtyping import Int
+        from torch import Tensor
 
-    def check_targets(self, targets: Tensor, num_outputs: int, where: str) -> None:
-        if (highest := int(targets.max())) >= num_outputs:
-            raise InputError(
-                f"{where} is {highest}, but the {num_outputs} classes go from 0 to {num_outputs - 1}"
-                + _from_one(int(targets.min()), highest, num_outputs)
-            )
+        from torchcaps.checks import check
+
+        check(where, targets, Int[Tensor, "..."])
+        objects = self.objects
+        if num_images is not None and targets.shape != ((num_images,) if objects == 1 else (num_images, objects)):
+            shape = f"({num_images},), one" if objects == 1 else f"({num_images}, {objects}), {objects}"
+            seen = f"because the network finds {objects} in it, got {tuple(targets.shape)}"
+            raise InputError(f"{where} must have shape {shape} for each image, {seen}")
+        _check_range(int(targets.min()), int(targets.max()), num_outputs, where)
 
     def check_training(self, targets: Tensor, names: Sequence[str], where: str) -> None:
         present = set(targets.unique().tolist())
@@ -131,20 +145,6 @@ class Classes(Task):
                 f'{where}: the class "{missing[0]}" is in none of {counted(len(targets), "training image")}; use more '
                 "training images"
             )
-
-    def check_labels(self, targets: Tensor, num_outputs: int, num_images: int) -> None:
-        from jaxtyping import Int
-        from torch import Tensor
-
-        from torchcaps.checks import check, check_classes
-
-        check("labels", targets, Int[Tensor, "..."])
-        objects = self.objects
-        if targets.shape != ((num_images,) if objects == 1 else (num_images, objects)):
-            shape = f"({num_images},), one" if objects == 1 else f"({num_images}, {objects}), {objects}"
-            seen = f"because the network finds {objects} in it, got {tuple(targets.shape)}"
-            raise InputError(f"labels must have shape {shape} for each image, {seen}")
-        check_classes("labels", targets, num_outputs)
 
     def strata(self, targets: Tensor) -> Int64[Tensor, "N"]:
         return targets.view(len(targets), -1)[:, 0]  # with several objects, the class of the first
@@ -230,13 +230,19 @@ class Objects(Classes):
     def has_form(self, targets: Tensor) -> bool:
         return str(targets.dtype) == "torch.int64" and targets.ndim == 2
 
-    def check_form(self, targets: Tensor, *, has_parts: bool = False) -> None:
-        ordered = targets.sort(1).values
+    def check_targets(
+        self,
+        targets: Tensor,
+        num_outputs: int | None = None,
+        where: str = "labels",
+        num_images: int | None = None,
+    ) -> None:
+        super().check_targets(targets, num_outputs, where, num_images)
+        ordered = targets.reshape(len(targets), -1).sort(1).values
         alike = (ordered[:, 1:] == ordered[:, :-1]).any(1)
-        if targets.shape[1] < 2 or alike.any():
-            got = targets[int(alike.int().argmax())].tolist()
-            raise InputError(f"an image must have at least two labels, all different, got {got}")
-        super().check_form(targets, has_parts=has_parts)
+        if ordered.shape[1] < 2 or alike.any():
+            labels = targets[int(alike.int().argmax())].tolist()
+            raise InputError(f"an image must have at least two labels, all different, got {labels}")
 
     def convert_targets(
         self,
@@ -256,11 +262,6 @@ class Objects(Classes):
         import numpy as np
 
         return array.ndim == 2 and not (np.diff(np.sort(array, 1), axis=1) == 0).any()
-
-    def check_labels(self, targets: Tensor, num_outputs: int, num_images: int) -> None:
-        super().check_labels(targets, num_outputs, num_images)
-        if (targets.sort(1).values.diff(dim=1) == 0).any():
-            raise InputError("the objects of an image must have different classes, got labels with a class twice")
 
     def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:
         return logits.sigmoid()
@@ -310,24 +311,10 @@ def _numbered(texts: np.ndarray, where: str, class_names: Sequence[str] | None) 
     return np.array([numbers[name] for name in distinct.tolist()])[positions.reshape(texts.shape)]
 
 
-def _check_range(array: np.ndarray, num_outputs: int | None, where: str) -> None:
-    """Raise InputError unless class numbers lie in 0..J−1; without J, below the number of images."""
-    least, highest = int(array.min()), int(array.max())
+def _check_range(least: int, highest: int, num_outputs: int | None, where: str) -> None:
+    """Raise InputError unless class numbers lie in 0..J−1; without J, unless they are 0 or greater."""
     if least < 0:
         raise InputError(f"{where} must be 0 or greater, got {least}")
-    if num_outputs is not None:
-        if highest >= num_outputs:
-            hint = _from_one(least, highest, num_outputs)
-            raise InputError(f"{where} must be in 0..{num_outputs - 1}, got {least}..{highest}{hint}")
-        return
-    images = len(array)
-    if highest >= max(array.size, 2):
-        raise InputError(
-            f"{where} has the label {highest}, but labels count from 0, and {images} images can have at most {images} "
-            "classes"
-        )
-
-
-def _from_one(least: int, highest: int, num_outputs: int) -> str:
-    """Return advice for labels that are counted from 1, for the end of an error."""
-    return "; classes are counted from 0, so subtract 1" if least == 1 and highest == num_outputs else ""
+    if num_outputs is not None and highest >= num_outputs:
+        hint = "; classes are counted from 0, so subtract 1" if least == 1 and highest == num_outputs else ""
+        raise InputError(f"{where} must be in 0..{num_outputs - 1}, got {least}..{highest}{hint}")

@@ -71,7 +71,16 @@ class ColumnTask(Task):
         renumbered[:, list(numbers)] = targets
         return renumbered
 
-    def check_targets(self, targets: Tensor, num_outputs: int, where: str) -> None:
+    def check_targets(
+        self,
+        targets: Tensor,
+        num_outputs: int | None = None,
+        where: str = "labels",
+        num_images: int | None = None,
+    ) -> None:
+        super().check_targets(targets, num_outputs, where, num_images)
+        if num_outputs is None:
+            return
         if targets.shape[1:] != (num_outputs,):
             raise InputError(
                 f"{where} must have {counted(num_outputs, 'column')}, one for each output, got {targets.shape[-1]}"

@@ -88,8 +88,15 @@ class Segmentation(Task):
         highest = (int(mask.masked_fill(mask == IGNORED, 0).max()) for mask in targets)
         return max(max(highest) + 1, self.min_outputs)
 
-    def check_targets(self, targets: Tensor, num_outputs: int, where: str) -> None:
-        if (highest := self.num_outputs(targets) - 1) >= num_outputs:
+    def check_targets(
+        self,
+        targets: Tensor,
+        num_outputs: int | None = None,
+        where: str = "labels",
+        num_images: int | None = None,
+    ) -> None:
+        super().check_targets(targets, num_outputs, where, num_images)
+        if num_outputs is not None and (highest := self.num_outputs(targets) - 1) >= num_outputs:
             raise InputError(f"{where} is {highest}, but the {num_outputs} classes go from 0 to {num_outputs - 1}")
 
     def check_training(self, targets: Tensor, names: Sequence[str], where: str) -> None:
