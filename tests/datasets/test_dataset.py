@@ -96,8 +96,8 @@ def test_a_dataset_and_its_parts_that_do_not_fit() -> None:
     for parts, given_names, says in (
         ((*fine[:2], image_set(6, (1, 5, 5))), names, r"test images are \(1, 5, 5\).*training .*\(1, 6, 5"),
         ((pairs, two_each(), image_set(9)), names, r"x: the test images are .* 1 object each, but .* with 2$"),
-        ((fine[0], image_set(8, classes=4), fine[2]), names, "x: a validation label is 3, .* 0 to 2"),
-        ((pairs, two_each(8, 5), two_each()), names, "x: a validation label is 4"),
+        ((fine[0], image_set(8, classes=4), fine[2]), names, r"x: a validation label must be in 0\.\.2, got 0\.\.3"),
+        ((pairs, two_each(8, 5), two_each()), names, r"x: a validation label must be in 0\.\.2, got 0\.\.4"),
         (fine, ("a", "b", "b"), 'x: two classes are called "b"'),
         (fine, ("a", "b\udce9", "c"), r"the class 'b\\udce9' has a name .*UTF-8"),
     ):

@@ -20,7 +20,7 @@ from torchcaps.errors import InputError
 from torchcaps.files import user_path
 from torchcaps.parts import Registry
 from torchcaps.ranges import Pages
-from torchcaps.tasks import TaskName
+from torchcaps.tasks import TaskName, find_task
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ class DataRequest:
     """Side of the patches of images with masks that training takes, pixels; None: whole images."""
     pages: Pages | None = None
     """Meaning of the pages of image files; None: files of several pages are refused."""
+
+    @property
+    def wants_masks(self) -> bool | None:
+        """True if the task needs a mask for each image, False for other tasks; None if the data decide."""
+        return None if self.task is None else find_task(self.task).has_masks
 
 
 Load = Callable[[DataRequest], Splits]

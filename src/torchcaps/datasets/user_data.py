@@ -60,6 +60,11 @@ class Form:
     where: str = ""
     """Prefix of errors, such as "validation: "."""
 
+    @property
+    def wants_masks(self) -> bool:
+        """True if the labels are masks."""
+        return self.task is not None and self.task.has_masks
+
     def images(self, values: Any) -> Tensor:
         """Convert images."""
         if self.in_shape is not None:
@@ -191,7 +196,7 @@ def _open(data: Any, form: Form, keys: Keys | None, where: str) -> Opened:
             )
         names = form.class_names
         labels = pair[1]
-        if names is None and form.task is not None and not form.task.has_masks and _are_texts(labels):
+        if names is None and form.task is not None and not form.wants_masks and _are_texts(labels):
             names = form.task.names(labels)
         in_memory, table = _in_memory(pair[0], labels, form, lengths)
         return Opened(in_memory, class_names=names, message=message, table=table)
@@ -205,7 +210,7 @@ def _open(data: Any, form: Form, keys: Keys | None, where: str) -> Opened:
 
 def _checked_items(items: ItemReader, form: Form) -> ItemReader:
     """Return the reader; raise InputError if masks of 0 and 255 would be read batch by batch, with 255 ignored."""
-    if form.task is None or not form.task.has_masks:
+    if not form.wants_masks:
         return items
     with seeded(0):
         numbers = {int(len(items) * share / MAX_PROBED) for share in range(MAX_PROBED)}
@@ -232,11 +237,10 @@ def _in_memory(images: Any, labels: Any, form: Form, lengths: Any = None) -> tup
     ``lengths`` are those of sequences, for a network of sequences.
     """
     table = None
-    has_masks = form.task is not None and form.task.has_masks
-    if has_masks and isinstance(images, list | tuple) and len({_size_of(each) for each in images}) > 1:
+    if form.wants_masks and isinstance(images, list | tuple) and len({_size_of(each) for each in images}) > 1:
         return _in_patches(images, labels, form)
     pixels = form.images(images)
-    if has_masks and _are_masks_of(labels, size := (len(pixels), *pixels.shape[2:])):
+    if form.wants_masks and _are_masks_of(labels, size := (len(pixels), *pixels.shape[2:])):
         (labels,), table = form.masks([labels], [size])
     targets = form.labels(labels)
     if lengths is not None and form.in_shape is not None and form.in_shape[1:-1] == (1,):

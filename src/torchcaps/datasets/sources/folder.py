@@ -36,7 +36,6 @@ from torchcaps.datasets.sources.segmentation_folder import (
 from torchcaps.errors import InputError
 from torchcaps.files import user_path
 from torchcaps.ranges import Pages
-from torchcaps.tasks import find_task
 
 PARTS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
 
@@ -75,8 +74,7 @@ def load_folder(request: DataRequest) -> Splits:
     if not root.is_dir():
         raise InputError(f"there is no folder {root} to read images from")
     parts = parts_of(root)
-    wants_masks = request.task is not None and find_task(request.task).has_masks
-    if wants_masks or any(map(has_masks, parts.values())):
+    if request.wants_masks or any(map(has_masks, parts.values())):
         return load_segmentation_folder(root, parts, request)
     if request.task is None:
         ask_for_task(request)

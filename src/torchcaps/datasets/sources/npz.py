@@ -138,7 +138,7 @@ def _with_masks(path: Path, pairs: Names, arrays: Mapping[str, Any], request: Da
     """Return images (N, *S), (N, *S, C) or (N, C, *S) with masks (N, *S); S is (H, W), or (D, H, W) for volumes."""
     scale: Scale = "auto" if request.scale is None else request.scale
     axes = {part: _channel_axis(path, arrays, x, y) for part, (x, y) in pairs.items()}
-    if request.task is None or find_task(request.task).has_masks:
+    if request.wants_masks is not False:
         masks = {
             y: as_mask(arrays[y], _without(arrays[x].shape, axes[part]), f"{path}: {y}")
             for part, (x, y) in pairs.items()
