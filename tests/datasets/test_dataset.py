@@ -230,7 +230,13 @@ def test_sets_that_cannot_be(toy: Splits) -> None:
     labels = toy.train.labels.clone()
     labels[0] = 10**13
     register("wrong", dataclasses.replace(toy, train=ImageSet(toy.train.images, labels)))
-    assert_raises(InputError, load_dataset, "wrong", limit_train=99, say="wrong: a train label is 10000000000000")
+    assert_raises(
+        InputError,
+        load_dataset,
+        "wrong",
+        limit_train=99,
+        say="wrong: a train label must be in 0..3, got 0..10000000000000",
+    )
     assert_raises(InputError, register, "toy", toy, say='a data set "toy" exists already')
     assert_raises(InputError, register, "a:b", toy, say="because a path follows a colon")
 
