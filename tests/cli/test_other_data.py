@@ -20,7 +20,7 @@ from torchcaps.errors import InputError
 from torchcaps.explorer import open_explorer
 from torchcaps.models import Network, create_model
 from torchcaps.tasks import TASKS, find_task
-from torchcaps.training import load_run
+from torchcaps.training import Progress, Recipe, fit, load_run
 
 pytestmark = pytest.mark.slow
 
@@ -183,6 +183,20 @@ def test_a_loaded_data_set_is_matched_too(tmp_path: Path) -> None:
     matched = load_run(tmp_path / "run").dataset(load_dataset(f"npz:{data}"))
     assert matched.class_names == NAMES
     assert all(part.labels.tolist() == targets.tolist() for part in matched.parts.values())
+
+
+@pytest.mark.parametrize("names", [NAMES, None])
+def test_a_fitted_network_has_the_names_of_its_data(tmp_path: Path, cli: Cli, names: Sequence[str] | None) -> None:
+    data = load_dataset(f"npz:{write(tmp_path / 'own.npz', targets_of('classes'), names)}")
+    fit(network("classes"), data, Recipe(epochs=1, batch_size=32), out=tmp_path / "fit", progress=Progress())
+    other = write(tmp_path / "other.npz", targets_of("classes"), ("x", "y", "z"))
+    result = cli("evaluate", tmp_path / "fit/best", "--data", f"npz:{other}")
+    if names is None:
+        assert result.code == 0, result.err
+        assert "the network has no names of classes, so numbers match them: x is 0; y is 1; z is 2" in result.err
+    else:
+        assert result.code == 2
+        assert "the network knows bird, cat, dog" in result.err
 
 
 def test_data_of_other_digits_are_refused(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

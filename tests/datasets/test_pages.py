@@ -140,4 +140,4 @@ def test_a_run_keeps_what_pages_are(tmp_path: Path) -> None:
         result = cli(*words)
         assert result.code == 0, (words, result.err)
     flat = save(tmp_path / "flat.png", stack()[:1])
-    assert "has 1 channels in its pages, but 5 are needed" in cli("predict", run_folder, flat).err
+    assert "has 1 channel in its pages, but 5 are needed" in cli("predict", run_folder, flat).err

@@ -95,6 +95,12 @@ def test_a_loss_gets_masks_of_its_axes(name: str, form: str) -> None:
             {"task": "classes", "target_axes": "BHW"},
             "target_axes is for a loss of your own for the task pixels",
         ),
+        (
+            3,
+            F.cross_entropy,
+            {"task": None},
+            r'needs scores \(B, J\), but .*; for a class of each pixel, set task="pixels"',
+        ),
         (3, dice, {"target_axes": "BWH"}, "target_axes must be one of BHW, B1HW"),
         (3, dice, {"task": "masks"}, "task must be one of classes"),
     ],

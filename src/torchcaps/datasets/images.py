@@ -16,6 +16,7 @@ from torchcaps.datasets.preparation import Preparation, Prepared, prepare_image,
 from torchcaps.datasets.scaling import Pixels, Scale, as_bytes, as_pixels, inverted, note_dark
 from torchcaps.errors import InputError
 from torchcaps.ranges import Pages, image_shape
+from torchcaps.words import counted
 
 Fit = Literal["pad", "stretch"]
 
@@ -202,7 +203,7 @@ def with_channels(image: Pixels, channels: int, pages: Pages | None = None, name
     if len(image) == channels:
         return image
     if pages == "channels":
-        raise InputError(f"{name} has {len(image)} channels in its pages, but {channels} are needed")
+        raise InputError(f"{name} has {counted(len(image), 'channel')} in its pages, but {channels} are needed")
     if channels not in (1, 3):
         raise InputError(f"an image file gives 1 channel or 3, not {channels}")
     if channels == 3:

@@ -20,6 +20,8 @@ DELIMITERS = ("\t", ";", ",")
 """Characters between cells. The first one that fits is taken, because numbers may have commas."""
 MISSING = frozenset({"na", "n/a", "#n/a", "nan", "null", "none", "nil", "-", "--", "?", ".", "inf", "-inf", "missing"})
 """Cells, in small letters, that stand for a missing number. Without other numbers in the column they are texts."""
+WORKBOOKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
+"""First bytes of workbooks: .xlsx and .ods, and .xls."""
 ROWS_TO_TRY = 20
 """Rows that decide on the delimiter."""
 _NUMBER = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d+)?")
@@ -87,6 +89,8 @@ def read_table(path: Path, image_of: Callable[[str], Path | None]) -> Table:
 def _text_of(path: Path) -> str:
     """Return the text of a table in UTF-8 or UTF-16."""
     contents = read_bytes(path, "table")
+    if contents.startswith(WORKBOOKS):
+        raise InputError(f"{path} is a workbook of a spreadsheet; save its sheet as a table, in Excel as CSV UTF-8")
     if contents.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         with one_sentence(f"{path} is no table in UTF-16"):
             text = contents.decode("utf-16")

@@ -180,6 +180,11 @@ class Classes(Task):
         """Return 1 for an image whose class has the highest score, otherwise 0."""
         from torchcaps.ops.labels import is_correct
 
+        if scores.ndim != 2:
+            raise InputError(
+                f"the accuracy of classes needs scores (B, J), but they are {tuple(scores.shape)}; for a class of each "
+                'pixel, set task="pixels"'
+            )
         return is_correct(scores, targets).to(scores.dtype)
 
     def decoded_capsules(self, scores: Float[Tensor, "B J"], targets: Tensor | None) -> Tensor | None:

@@ -114,7 +114,7 @@ def fit(
     form: dict[str, Any] = {"task": own_task, "loss": loss, "scale": scale, "keys": keys}
     opened, data = fit_data(network, dataset, validation, recipe, fabric, seed=seed, workers=workers, **form)
     recipe = recipe.replace({"batch_size": data.train.batch_size})
-    save_files = partial(save_network, network, opened.class_names or getattr(dataset, "class_names", None))
+    save_files = partial(save_network, network, opened.class_names or _names_of(dataset))
     with on_main_process(fabric, nullcontext() if out is None else lock_folder(Path(out))) as folder:
         shown: dict[str, Any] = {"progress": progress or choose_progress(), "resume_command": "the same call of fit"}
         shown |= {"task": own_task, "loss": None if is_ours else own_task.loss_of_module(loss, target_axes)}
@@ -125,3 +125,8 @@ def fit(
         trainer.fit()
         trainer.take_best()
     return trainer.state.history
+
+
+def _names_of(dataset: object) -> tuple[str, ...] | None:
+    """Return the names of classes that a data set has; None if it only numbers them."""
+    return getattr(dataset, "class_names", None) if getattr(dataset, "has_names", True) else None

@@ -220,6 +220,8 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         "line 3, 'im01;Käfer', is not UTF-8",
     ),
     "UTF-16 without a mark": (numbered("im{n};{c}", "file;label").encode("utf-16-le"), "contains the character NUL"),
+    "a workbook": (b"PK\x03\x04\x14\x00", "is a workbook of a spreadsheet; save its sheet as a table"),
+    "an old workbook": (b"\xd0\xcf\x11\xe0\xa1", "is a workbook of a spreadsheet"),
     "another text on each line": (
         numbered("im{n},of {n}", "file,patient").encode(),
         "has 'of 00', and every line has another",
