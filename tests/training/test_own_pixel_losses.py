@@ -97,7 +97,7 @@ def test_a_loss_gets_masks_of_its_axes(name: str, form: str) -> None:
         ),
         (
             3,
-            F.cross_entropy,
+            lambda scores, masks: F.cross_entropy(scores, masks.long()),
             {"task": None},
             r'needs scores \(B, J\), but .*; for a class of each pixel, set task="pixels"',
         ),
