@@ -454,6 +454,29 @@ def test_masks_beside_their_images_are_read(tmp_path: Path, ending: str, part: s
         assert_raises(InputError, load_dataset, own, say=f"has no mask; put {missing.with_suffix('.png')} there")
 
 
+@pytest.mark.parametrize("has_test", [True, False])
+def test_folders_of_nnunet_are_read(tmp_path: Path, has_test: bool) -> None:
+    for end, count in (("Tr", 10), ("Ts", 4)):
+        folder = write_folder(tmp_path / end, count)
+        for file in sorted((folder / "images").iterdir()):
+            file.rename(file.with_stem(f"{file.stem}_0000"))
+        (folder / "images").rename(tmp_path / f"images{end}")
+        (folder / "masks").rename(tmp_path / f"labels{end}")
+        folder.rmdir()
+    if not has_test:
+        shutil.rmtree(tmp_path / "labelsTs")
+    data = load_dataset(f"folder:{tmp_path}")
+    assert data.task.name == "pixels"
+    assert (len(data.train) + len(data.validation), len(data.test)) == ((10, 4) if has_test else (8, 2))
+    images, masks = discs(10)
+    known = {image.tobytes(): mask for image, mask in zip(images, masks, strict=True)}
+    for image, mask in pairs(data.train):
+        assert np.array_equal(mask, known[image.numpy().tobytes()])
+    image = next((tmp_path / "imagesTr").iterdir())
+    shutil.copy(image, image.with_name(image.name.replace("_0000", "_0001")))
+    assert_raises(InputError, load, tmp_path, say="_0001.png are channels of one image, but")
+
+
 @pytest.mark.parametrize("names", [("images", "masks"), ("images", "labels")])
 def test_parts_below_images_are_moved(tmp_path: Path, names: tuple[str, str]) -> None:
     for part in ("train", "val"):

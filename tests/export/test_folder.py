@@ -74,7 +74,7 @@ def test_the_command_trains_it_again_anywhere(run: Run) -> None:
     changes |= {"num_iterations": 2, "decoder": False, "optimizer": "adamw", "weight_decay": 0.05}
     changed = override(run.config, changes)
     command = training_record(dataclasses.replace(run, config=changed)).command
-    assert command.startswith("torchcaps train sabour2017 --data npz:PATH --seed 0 --conv-channels 8 ")
+    assert command.startswith("torchcaps train sabour2017 --data npz:PATH --seed 0 --task classes --conv-channels 8 ")
     # the learning rate is the preset's, but would be fitted to so few images if it were not given
     options = "--primary-types 2", "--num-iterations 2", "--decoder none", "--flip", "--validation-size 12"
     options += "--optimizer adamw", "--weight-decay 0.05", "--learning-rate 0.001"

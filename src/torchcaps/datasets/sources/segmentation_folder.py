@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +25,8 @@ from torchcaps.ranges import IGNORED, Pages
 
 IMAGES, MASKS, CLASSES = "images", "masks", "classes.txt"
 RIGHT = [IMAGES, MASKS]
+TEST = ["imagests", "labelsts"]
+"""Names, in small letters, of the folders of a test part, beside imagesTr and labelsTr."""
 IMAGE_NAMES = {IMAGES, "image", "img", "imgs", "photos", "jpegimages", "imagestr", "raw", "scans"}
 """Names, in small letters, that a folder of images often has in data sets with masks."""
 MASK_NAMES = {MASKS, "mask", "labels", "label", "annotations", "annotation", "segmentations", "segmentation"}
@@ -34,6 +37,8 @@ MASK_ENDINGS = [mark + name for name in sorted(MASK_NAMES, key=len, reverse=True
 """Ends of the names of masks, in small letters, in data sets that have them beside their images."""
 MAX_CLASSES = 32
 """Classes of a mask in a folder whose name does not say that it holds masks."""
+CHANNEL = re.compile(r"_\d{4}$")
+"""End of the names of images in data sets of nnU-Net, such as _0000, the number of the channel; masks lack it."""
 MAX_NAMED = 3
 """Files that an error names."""
 
@@ -167,7 +172,8 @@ def mask_folders(folder: Path, files_in: Callable[[Path], list[Path]] = image_fi
             f"{folder / chosen[0]} has no images but {inner[0]}/; put {inner[0]}/ above images/ and masks/, so that "
             f"there are {folder / inner[0] / IMAGES} and {folder / inner[0] / MASKS}"
         )
-    if chosen != RIGHT and (not masks or (len(names) > 2 and not images <= masks)):  # no masks, or classes
+    is_class = len(names) > 2 and not {_without_channel(each, masks) for each in images} <= masks
+    if chosen != RIGHT and (not masks or is_class):
         return None
     return names[chosen[0]], names[chosen[1]]
 
@@ -193,6 +199,9 @@ def load_segmentation_folder(
     """
     kind = kind or FileKind(image_files_in, partial(_read_image_files, request.pages), ".png", "an image file")
     sources = {part: _sources_of(folder, kind, request) for part, folder in parts.items()}
+    test = [each for name in TEST for each in subfolders(root) if each.name.lower() == name]
+    if len(test) == len(TEST) and "test" not in sources:
+        sources["test"] = _sources_in(test[0], test[1], kind)
     names, colours = read_classes(root / CLASSES)
     labelled_parts, damaged = _read_parts(sources, kind, request)
     _check_parts(root, labelled_parts, damaged)
@@ -278,8 +287,19 @@ def _sources_of(folder: Path, kind: FileKind, request: DataRequest) -> Sources:
         folders = folders_of_numbers(folder, request)
     if folders is None:
         raise InputError(f"{folder} must have images/ and masks/, with {kind.words} of the same name in each")
-    of_images, of_masks = folders
-    images, masks = (_by_stem(kind.files_in(each)) for each in folders)
+    return _sources_in(*folders, kind)
+
+
+def _sources_in(of_images: Path, of_masks: Path, kind: FileKind) -> Sources:
+    """Return the images and masks of two folders.
+
+    Raises:
+        InputError: There is no image.
+    """
+    masks = _by_stem(kind.files_in(of_masks))
+    images: dict[str, list[Path]] = {}
+    for file in kind.files_in(of_images):
+        images.setdefault(_without_channel(stem_of(file), masks), []).append(file)
     if not images:
         raise InputError(f"{of_images} has no images")
     return Sources(images, masks, lambda image: of_masks / f"{stem_of(image)}{kind.suffix}", of_images)
@@ -290,6 +310,8 @@ def _pairs_of(sources: Sources) -> tuple[list[Pair], list[str]]:
     images, masks = sources.images, sources.masks
     faults = [
         f"{files[0]} and {files[1]} have one name; keep one of them"
+        if stem_of(files[0]).lower() == stem_of(files[1]).lower()
+        else f"{files[0]} and {files[1]} are channels of one image, but an image is one file; keep one, or join them"
         for by_stem in (images, masks)
         for files in by_stem.values()
         if len(files) > 1
@@ -309,6 +331,12 @@ def _pairs_of(sources: Sources) -> tuple[list[Pair], list[str]]:
     stems = sorted(stem for stem in images.keys() & masks.keys() if len(images[stem]) == len(masks[stem]) == 1)
     order = generator(FIXED_SEED).permutation(len(stems))
     return [Pair(images[stems[i]][0], masks[stems[i]][0]) for i in order], faults
+
+
+def _without_channel(stem: str, masks: Container[str]) -> str:
+    """Return the stem of the mask of an image, which lacks the number of the channel."""
+    base = CHANNEL.sub("", stem)
+    return base if stem not in masks and base in masks else stem
 
 
 def _by_stem(files: Sequence[Path]) -> dict[str, list[Path]]:
