@@ -73,6 +73,26 @@ def test_colours_are_classes(tmp_path: Path, table: bool) -> None:
     assert (counts.argmax(1) == (2 if table else 0)).all()  # the ground is the largest
 
 
+def test_colours_of_the_list_are_those_of_predicted_masks(tmp_path: Path) -> None:
+    from torchcaps.analysis.mask_answers import write_mask
+    from torchcaps.training.image_spec import ImageSpec
+
+    folder = write_folder(tmp_path, 8, change=lambda mask: COLOURS[mask])
+    assert load(folder).colours is None
+    colours = ("#c81e00", "#00ff00", "#000000")
+    (folder / "classes.txt").write_text("vein #c81e00\nleaf #00ff00\nground #000000\n")
+    assert load(folder).colours == colours
+    fields: dict[str, Any] = {"in_shape": [1, 8, 8], "class_names": ["vein", "leaf", "ground"], "task": "pixels"}
+    assert ImageSpec.from_dict(fields).colours is None  # a file of an earlier version
+    spec = ImageSpec.from_dict(fields | {"colours": list(colours)})
+    write_mask(np.array([[0, 1, 2]], np.uint8), tmp_path / "a.png", colours=spec.colours)
+    with Image.open(tmp_path / "a.png") as image:
+        assert np.array_equal(np.asarray(image), [[0, 1, 2]])
+        assert np.array_equal(np.asarray(image.convert("RGB"))[0], COLOURS[[2, 1, 0]])
+    for wrong in (5, ["#c81e00"], ["red", "green", "blue"]):
+        assert_raises(InputError, ImageSpec.from_dict, fields | {"colours": wrong}, say="colours cannot be")
+
+
 def test_a_black_mask_beside_masks_in_colour_is_black(tmp_path: Path) -> None:
     write_folder(tmp_path, 8, change=lambda mask: COLOURS[mask])
     save(tmp_path / "masks/3.png", np.zeros((24, 20, 3), np.uint8))

@@ -94,6 +94,7 @@ class MaskAnswers(Result):
         class_names: Name of each class.
         pictures: Each image (C, H, W) and its mask (H, W), made small; needed only for the figure.
         task: Task of the network.
+        colours: Colour of each class; None: those of figures.
     """
 
     files: Sequence[Path]
@@ -102,6 +103,7 @@ class MaskAnswers(Result):
     class_names: Sequence[str]
     pictures: Sequence[tuple[np.ndarray, np.ndarray]] = ()
     task: TaskName = "pixels"
+    colours: Sequence[str] | None = None
 
     @property
     def written(self) -> str:
@@ -123,8 +125,8 @@ class MaskAnswers(Result):
         """Draw each image beside its mask; of volumes, the middle slice."""
         rows: list[list[Cell]] = [[Caption(each, MUTED) for each in ("image", "answer")]]
         for n, (file, (image, mask)) in enumerate(zip(self.files, self.pictures, strict=True)):
-            words = [Caption(file.name, bold=True), *(legend_of(self.class_names) if n == 0 else [])]
-            rows.append([as_floats(image), coloured(mask), words])
+            words = [Caption(file.name, bold=True), *(legend_of(self.class_names, self.colours) if n == 0 else [])]
+            rows.append([as_floats(image), coloured(mask, self.colours), words])
         return {"": tiles(rows, side=SIDE)}
 
 
@@ -148,7 +150,9 @@ def output_files(out: Path, paths: Sequence[Path], pages: Pages | None = None) -
     return files
 
 
-def write_mask(mask: UInt8[np.ndarray, "*S"], path: Path, volume: Volume | None = None) -> None:
+def write_mask(
+    mask: UInt8[np.ndarray, "*S"], path: Path, volume: Volume | None = None, colours: Sequence[str] | None = None
+) -> None:
     """Write a mask: numbers of classes as a PNG file with a palette, or as a NIfTI file with the axes of its volume.
 
     A mask of a volume from the pages of an image file becomes a TIFF file of as many pages.
@@ -157,7 +161,7 @@ def write_mask(mask: UInt8[np.ndarray, "*S"], path: Path, volume: Volume | None 
         return volume.write(mask, path)
     slices = [Image.fromarray(each).convert("P") for each in (mask if mask.ndim == 3 else mask[None])]
     for image in slices:
-        image.putpalette((255 * palette()).round().astype(np.uint8).tobytes())
+        image.putpalette((255 * palette(colours)).round().astype(np.uint8).tobytes())
     options: dict[str, Any] = {"format": "PNG"}
     if mask.ndim == 3:
         options = {"format": "TIFF", "save_all": True, "append_images": slices[1:], "compression": "tiff_deflate"}
@@ -194,13 +198,15 @@ def answer_files(
             damaged.append(str(error) if str(path) in str(error) else f"{path}: {error}")
             continue
         if path in targets:
-            write_mask(mask, targets[path], volume)
+            write_mask(mask, targets[path], volume, spec.colours)
         read.append(path)
         sizes.append(mask.shape)
         shares.append((np.bincount(mask.reshape(-1), minlength=len(spec.class_names)) / mask.size).tolist())
         if options.draws:
             pictures.append((_preview(middle_slice(pixels)), _preview(middle_slice(mask[None]))[0]))
-    return MaskAnswers(read, sizes, shares, spec.class_names, pictures, spec.task) if read else None, damaged
+    return MaskAnswers(
+        read, sizes, shares, spec.class_names, pictures, spec.task, spec.colours
+    ) if read else None, damaged
 
 
 def _preview(image: Shaped[np.ndarray, "C H W"]) -> Shaped[np.ndarray, "C h w"]:

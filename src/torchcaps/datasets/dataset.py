@@ -31,6 +31,7 @@ class Splits:
         skipped: A sentence for each image that was left out, with the reason.
         task: Name of the task of the labels; None: the form of the labels decides.
         has_names: False if the source names no classes, so that ``class_names`` are their numbers.
+        colours: Colour of each class in classes.txt, such as ``#00ff00``; None: it names none.
     """
 
     train: ImageSet | None
@@ -42,6 +43,7 @@ class Splits:
     skipped: tuple[str, ...] = ()
     task: TaskName | None = None
     has_names: bool = True
+    colours: tuple[str, ...] | None = None
 
     @property
     def parts(self) -> dict[str, ImageSet]:
@@ -133,6 +135,7 @@ class Dataset:
         skipped: A sentence for each image that was left out, with the reason.
         task_name: Name of the task of the labels; None: the form of the labels decides.
         has_names: False if ``class_names`` are only numbers.
+        colours: Colour of each class in classes.txt, such as ``#00ff00``; None: it names none.
 
     Raises:
         InputError: The parts differ in image shape or in the number of objects, a label has no class name, two classes
@@ -147,6 +150,7 @@ class Dataset:
     skipped: tuple[str, ...] = ()
     task_name: TaskName | None = None
     has_names: bool = True
+    colours: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         kinds: dict[str, Any] = {"name": str, "train": Images, "validation": ImageSet, "test": ImageSet}

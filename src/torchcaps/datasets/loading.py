@@ -240,7 +240,7 @@ def _split(
     if (size := _both_sides(image_size)) is not None:
         train, held, test = train.resize(size), held.resize(size), test.resize(size)
     skipped, names = splits.skipped, splits.class_names
-    return Dataset(spec, train, held, test, names, skipped, splits.task, splits.has_names)
+    return Dataset(spec, train, held, test, names, skipped, splits.task, splits.has_names, splits.colours)
 
 
 def _set_test_aside(spec: str, splits: Splits) -> tuple[ImageSet, ImageSet]:

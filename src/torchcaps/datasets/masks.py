@@ -156,6 +156,12 @@ def read_classes(path: Path) -> tuple[tuple[str, ...] | None, dict[int, int]]:
     return tuple(names), table
 
 
+def colours_of(table: Mapping[int, int], names: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the colour of each class in classes.txt, such as ``#00ff00``; None if it has no colours."""
+    codes = {number: value - COLOUR for value, number in table.items() if value >= COLOUR}
+    return tuple(f"#{codes[j]:06x}" for j in range(len(names))) if codes else None
+
+
 def number_masks(
     masks: Mapping[str, Mask], names: Sequence[str] | None, listed: Mapping[int, int]
 ) -> tuple[dict[str, UInt8[np.ndarray, "..."]], tuple[str, ...], list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
@@ -15,6 +16,13 @@ from torchcaps.tasks import TASKS, TaskName
 
 MAX_IMAGE_VALUES = 2**22
 """Largest C·H·W of an image."""
+
+
+def _are_colours(values: object, count: int) -> bool:
+    """Return True for ``count`` colours such as ``#00ff00``."""
+    if not isinstance(values, tuple) or len(values) != count:
+        return False
+    return all(isinstance(each, str) and re.fullmatch("#[0-9a-f]{6}", each) for each in values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +57,9 @@ class ImageSpec:
     pages: Pages | None = None
     """Meaning of the pages of image files; None: a file has one page."""
 
+    colours: tuple[str, ...] | None = None
+    """Colour of each class in masks, such as ``#00ff00``; None: those of figures."""
+
     def __post_init__(self) -> None:
         names = self.class_names if isinstance(self.class_names, tuple) else ()
         known = isinstance(self.task, str) and self.task in TASKS
@@ -63,6 +74,7 @@ class ImageSpec:
             "task": known,
             "has_names": isinstance(self.has_names, bool),
             "pages": self.pages in (None, "channels", "depth"),
+            "colours": self.colours is None or _are_colours(self.colours, len(names)),
             "scale": self.scale is None or is_scale(self.scale),
         }
         for name, fitting in fits.items():

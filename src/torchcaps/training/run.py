@@ -218,6 +218,7 @@ class Start(NamedTuple):
             task=self.network.task,
             scale=self.config.scale,
             pages=self.config.pages,
+            colours=self.data.colours,
         )
 
 
