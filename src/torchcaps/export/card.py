@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 
 from torchcaps._version import __version__
-from torchcaps.checks import checked
+from torchcaps.checks import check
 from torchcaps.errors import visible
 from torchcaps.parts import describe, flat, own_parts
 from torchcaps.ranges import as_text
@@ -68,7 +68,6 @@ class TrainingRecord:
     """Preprocessing of the drawings, in words; None if the images are not drawings."""
 
 
-@checked
 def model_card(
     network: nn.Module,
     training: TrainingRecord | None = None,
@@ -92,6 +91,7 @@ def model_card(
     """
     import jinja2
 
+    check("model_card: network", network, nn.Module)
     task = task_of(network)
     metric = task.metric
     environment = jinja2.Environment(
