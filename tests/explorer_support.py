@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import io
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +43,24 @@ def small_network(
 def shipped() -> Explorer:
     """The network that comes with torchcaps."""
     return open_explorer(load_run(SHIPPED["compact"]))
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files without a line for each."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a plain file server of a folder, as a saved page has it."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/"
+        finally:  # without it, a failed test would wait for the server for ever
+            server.shutdown()
 
 
 def settle(page: Page) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import threading
 from collections.abc import Callable, Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
 
-from explorer_support import settle, shipped
+from explorer_support import served, settle, shipped
 from torchcaps.explorer import write_page
 
 if TYPE_CHECKING:
@@ -30,15 +27,8 @@ MIN_GREY_STEP = 12
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("page") / "site"
     write_page(shipped(), folder)
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-        server.shutdown()
+    with served(folder) as address:
+        yield address
 
 
 def draw_line(page: Page) -> None:

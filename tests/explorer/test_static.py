@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import base64
-import functools
 import json
-import threading
 from collections.abc import Callable
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from explorer_support import settle, shipped, small_network
+from explorer_support import served, settle, shipped, small_network
 from torchcaps.errors import InputError
 from torchcaps.explorer import Explorer, write_page
 from torchcaps.explorer.questions import Questions, encode
@@ -50,10 +47,8 @@ def test_answers_in_the_browser_are_those_of_the_server(
         explorer = Explorer(small_network("sabour2017", 10, (1, 28, 28)), images=shipped_images())
     write_page(explorer, tmp_path / "site")
     questions = Questions([explorer])
-    handler = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path / "site")
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        page = open_page(f"http://127.0.0.1:{server.server_address[1]}/#test=3")
+    with served(tmp_path / "site") as address:
+        page = open_page(f"{address}#test=3")
         settle(page)
 
         def ask(name: str, **question: Any) -> Any:
@@ -83,7 +78,6 @@ def test_answers_in_the_browser_are_those_of_the_server(
         ask("votes", pixels=other, cell=[0, 1], iterations=4)
         noise = np.random.default_rng(0).integers(0, 256, (1, 28, 28), np.uint8)
         assert ask("look", pixels=encode(noise))["caveats"]
-        server.shutdown()
 
 
 @pytest.mark.slow
