@@ -15,9 +15,12 @@ from pixel_support import discs
 from support import assert_raises
 from torchcaps import create_model
 from torchcaps.datasets import PatchSet, load_dataset
+from torchcaps.datasets.loading import load_part
+from torchcaps.datasets.matching import match_outputs
 from torchcaps.datasets.user_data import Form, open_data
 from torchcaps.errors import InputError
 from torchcaps.tasks import find_task
+from torchcaps.training.image_spec import ImageSpec
 
 COUNT, SIZE = 12, (24, 20)
 IMAGES, MASKS = discs(COUNT, SIZE)
@@ -146,6 +149,40 @@ def test_masks_of_any_form_are_the_same_at_every_door(tmp_path: Path, door: str,
     for n, mask in found.items():
         assert mask.dtype == torch.uint8
         assert np.array_equal(mask, classes[n]), (n, mask.unique(), np.unique(classes[n]))
+
+
+@pytest.mark.parametrize("listed", [(), (0, 1, 2), (2, 0, 1)], ids=["no list", "list", "another order"])
+@pytest.mark.parametrize("door", ["folder", "npz"])
+def test_every_door_knows_the_colours_of_its_masks(tmp_path: Path, door: str, listed: tuple[int, ...]) -> None:
+    masks, names = COLOURS[MASKS], tuple(f"class {j}" for j in listed)
+    hexes = [f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in COLOURS]
+    if door == "folder":
+        if listed:
+            (tmp_path / "classes.txt").write_text("".join(f"class {j} {hexes[j]}\n" for j in listed))
+        from_folder(tmp_path, masks)
+        spec = f"folder:{tmp_path}"
+    else:
+        names = tuple(sorted(names))  # of an array, colours have their own order
+        named = {"class_names": np.array(names)} if listed else {}
+        np.savez(tmp_path / "own.npz", x=IMAGES, y=masks, **named)
+        spec = f"npz:{tmp_path / 'own.npz'}"
+    data = load_dataset(spec)
+    assert data.class_names == (names or tuple(hexes))
+    assert data.colours == tuple(hexes[j] for j in (listed if listed and door == "folder" else range(3)))
+    part = load_part(spec, "all")
+    assert part.colours == data.colours
+    drawn = np.array([[int(each[k : k + 2], 16) for k in (1, 3, 5)] for each in data.colours], np.uint8)
+    for n, mask in by_image(part.images.images, part.images.labels).items():
+        assert np.array_equal(drawn[mask], masks[n])
+    order = tuple(reversed(data.class_names))
+    network = ImageSpec(in_shape=data.in_shape, class_names=order, task="pixels")
+    assert match_outputs(part, network).colours == tuple(reversed(data.colours))
+    known = ImageSpec(
+        in_shape=data.in_shape, class_names=order, task="pixels", colours=("#010203", "#040506", "#070809")
+    )
+    assert match_outputs(part, known).colours == known.colours
+    more = ImageSpec(in_shape=data.in_shape, class_names=(*order, "further"), task="pixels")
+    assert match_outputs(part, more).colours is None
 
 
 @pytest.mark.parametrize("form", VOLUME_FORMS)

@@ -78,7 +78,7 @@ def test_colours_of_the_list_are_those_of_predicted_masks(tmp_path: Path) -> Non
     from torchcaps.training.image_spec import ImageSpec
 
     folder = write_folder(tmp_path, 8, change=lambda mask: COLOURS[mask])
-    assert load(folder).colours is None
+    assert load(folder).colours == ("#000000", "#00ff00", "#c81e00")  # those of the masks
     colours = ("#c81e00", "#00ff00", "#000000")
     (folder / "classes.txt").write_text("vein #c81e00\nleaf #00ff00\nground #000000\n")
     assert load(folder).colours == colours

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ class Splits:
         skipped: A sentence for each image that was left out, with the reason.
         task: Name of the task of the labels; None: the form of the labels decides.
         has_names: False if the source names no classes, so that ``class_names`` are their numbers.
-        colours: Colour of each class in classes.txt, such as ``#00ff00``; None: it names none.
+        colours: Colour of each class in masks, such as ``#00ff00``; None: the masks hold numbers.
     """
 
     train: ImageSet | None
@@ -44,6 +44,11 @@ class Splits:
     task: TaskName | None = None
     has_names: bool = True
     colours: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, sets: Mapping[str, ImageSet], class_names: tuple[str, ...], **fields: Any) -> Splits:
+        """Return the sets by the names of their parts, ``"train"``, ``"test"`` and ``"validation"``."""
+        return cls(sets.get("train"), sets.get("test"), class_names, sets.get("validation"), **fields)
 
     @property
     def parts(self) -> dict[str, ImageSet]:
@@ -101,6 +106,7 @@ class Part:
         has_names: False if ``class_names`` are only numbers.
         task_name: Name of the task of the labels; None: the form of the labels decides.
         note: Sentence about the choice of the images; None if there is nothing to say.
+        colours: Colour of each class in masks, such as ``#00ff00``; None: the masks hold numbers.
     """
 
     name: str
@@ -110,6 +116,7 @@ class Part:
     has_names: bool = True
     task_name: TaskName | None = None
     note: str | None = None
+    colours: tuple[str, ...] | None = None
 
     @property
     def parts(self) -> dict[str, ImageSet]:
@@ -135,7 +142,7 @@ class Dataset:
         skipped: A sentence for each image that was left out, with the reason.
         task_name: Name of the task of the labels; None: the form of the labels decides.
         has_names: False if ``class_names`` are only numbers.
-        colours: Colour of each class in classes.txt, such as ``#00ff00``; None: it names none.
+        colours: Colour of each class in masks, such as ``#00ff00``; None: the masks hold numbers.
 
     Raises:
         InputError: The parts differ in image shape or in the number of objects, a label has no class name, two classes

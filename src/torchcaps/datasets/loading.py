@@ -151,7 +151,7 @@ def load_part(spec: str, part: PartName = "test", *, seed: Seed = 0, **options: 
     size = _both_sides(options.get("image_size"))
     images = images if size is None else images.resize(size)
     words = f"images of {spec}" if part == "all" else f"{part} images of {spec}"
-    return Part(spec, words, images, splits.class_names, splits.has_names, splits.task, note)
+    return Part(spec, words, images, splits.class_names, splits.has_names, splits.task, note, splits.colours)
 
 
 def joined(sets: Sequence[Images], where: str) -> ImageSet:

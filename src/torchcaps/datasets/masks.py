@@ -156,24 +156,32 @@ def read_classes(path: Path) -> tuple[tuple[str, ...] | None, dict[int, int]]:
     return tuple(names), table
 
 
-def colours_of(table: Mapping[int, int], names: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the colour of each class in classes.txt, such as ``#00ff00``; None if it has no colours."""
+def colours_of(table: Mapping[int, int]) -> tuple[str, ...] | None:
+    """Return the colour of each class, such as ``#00ff00``; None if the values of ``table`` are no colours."""
     codes = {number: value - COLOUR for value, number in table.items() if value >= COLOUR}
-    return tuple(f"#{codes[j]:06x}" for j in range(len(names))) if codes else None
+    return tuple(f"#{codes[j]:06x}" for j in range(len(codes))) if codes else None
 
 
-def number_masks(
-    masks: Mapping[str, Mask], names: Sequence[str] | None, listed: Mapping[int, int]
-) -> tuple[dict[str, UInt8[np.ndarray, "..."]], tuple[str, ...], list[str]]:
+class Numbered(NamedTuple):
+    """Masks of a data set as numbers of classes."""
+
+    masks: dict[str, UInt8[np.ndarray, "..."]]
+    """The masks whose values are all classes, by their names in errors."""
+    names: tuple[str, ...]
+    """Names of the classes, or their colours or numbers."""
+    colours: tuple[str, ...] | None
+    """Colours of the classes in classes.txt or in the masks; None: these hold numbers."""
+    faults: list[str]
+    """A sentence for each mask that is left out, because a value is no class."""
+
+
+def number_masks(masks: Mapping[str, Mask], names: Sequence[str] | None, listed: Mapping[int, int]) -> Numbered:
     """Replace the values of all masks of a data set by numbers of classes; see :func:`number_values`.
 
     Args:
         masks: Each mask by its name in errors.
         names: Names of the classes; None: their numbers or colours.
         listed: Number of the class of each colour or number in classes.txt; empty: none.
-
-    Returns:
-        The masks, the names of the classes, and a sentence for each mask that is left out, because a value is no class.
 
     Raises:
         InputError: The masks hold no numbers of classes, or some are in colour and others are not.
@@ -191,12 +199,10 @@ def number_masks(
         if names is None and is_large and table[numbers[-1]] == numbers[-1]:
             raise InputError(_large_values(name, mask.values))
     numbered = {name: _looked_up(mask, table) for name, mask in masks.items() if name not in faults}
-    if names is None:
-        codes = {number: value for value, number in table.items() if value >= COLOUR}
-        names = [f"#{codes[j] - COLOUR:06x}" if j in codes else str(j) for j in range(count)]
-        if not codes:
-            _note_instances(masks)
-    return numbered, tuple(names), list(faults.values())
+    colours = colours_of(listed or table)
+    if names is None and colours is None:
+        _note_instances(masks)
+    return Numbered(numbered, tuple(names or colours or map(str, range(count))), colours, list(faults.values()))
 
 
 def number_values(

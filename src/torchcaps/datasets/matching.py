@@ -28,12 +28,17 @@ class Named(Protocol):
     def has_names(self) -> bool:
         """False if the names are only numbers."""
 
+    @property
+    def colours(self) -> tuple[str, ...] | None:
+        """Colour of each class in masks; None: not known."""
+
 
 def match_outputs(data: Loaded, network: Named, *, by_number: bool = False) -> Loaded:
     """Return a data set with the outputs of a network: its classes, labels or numbers, in its order.
 
     If both have names, outputs of equal names belong together. Otherwise their numbers decide, and a warning names the
-    pairs if the names differ. A data set may lack classes of the network.
+    pairs if the names differ. A data set may lack classes of the network. Colours of masks are those of the network, or
+    of the data set if the network has none.
 
     Args:
         data: The data set.
@@ -47,7 +52,10 @@ def match_outputs(data: Loaded, network: Named, *, by_number: bool = False) -> L
     known = network.class_names
     if (absent := [name for j, name in enumerate(known) if j not in numbers]) != []:
         data.task.check_absent(absent, data.name)
-    changed: dict[str, Any] = {"class_names": known, "has_names": network.has_names}
+    colours = network.colours
+    if colours is None and data.colours is not None and not absent:
+        colours = tuple(data.colours[numbers.index(j)] for j in range(len(known)))
+    changed: dict[str, Any] = {"class_names": known, "has_names": network.has_names, "colours": colours}
     if numbers != list(range(len(known))):
         for part, images in data.parts.items():
             changed[part] = images.with_labels(partial(data.task.renumber, numbers=numbers, num_outputs=len(known)))

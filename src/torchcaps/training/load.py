@@ -123,7 +123,8 @@ class Run:
         own = self.dataset(data, data_dir, by_number=by_number)
         images = joined(list(own.parts.values()), own.name) if part == "all" else own.parts[part]
         words = f"images of {own.name}" if part == "all" else f"{part} images of {own.name}"
-        return Part(own.name, words, images.preview(len(images)), own.class_names, own.has_names, own.task_name)
+        named: Any = {"has_names": own.has_names, "task_name": own.task_name, "colours": own.colours}
+        return Part(own.name, words, images.preview(len(images)), own.class_names, **named)
 
     def _is_own(self, data: str | None) -> bool:
         """Return True for the run's own data set."""

@@ -100,7 +100,7 @@ def load_folder(request: DataRequest) -> Splits:
         shuffled = [labelled[i] for i in generator(FIXED_SEED).permutation(len(labelled))]
         chosen, labels = [file for file, _ in shuffled], torch.tensor([label for _, label in shuffled])
         sets[part] = to_image_set(chosen, images, labels, request.pages)
-    return Splits(sets.get("train"), sets.get("test"), class_names, sets.get("validation"), skipped=tuple(damaged))
+    return Splits.of(sets, class_names, skipped=tuple(damaged))
 
 
 def ask_for_task(request: DataRequest) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, pad_sequences
-from torchcaps.datasets.masks import COLOUR, MAX_COLOURS, as_mask, channel_axis, number_array, number_values
+from torchcaps.datasets.masks import MAX_COLOURS, as_mask, channel_axis, colours_of, number_array, number_values
 from torchcaps.datasets.pixels import MAX_CHANNELS, channels_first, scale_pixels
 from torchcaps.datasets.reading import check_archive
 from torchcaps.datasets.registry import DataRequest, register_dataset
@@ -137,7 +137,7 @@ def _splits(sets: Mapping[str, ImageSet], names: tuple[str, ...], task: Task, *,
 def _with_masks(path: Path, pairs: Names, arrays: Mapping[str, Any], request: DataRequest) -> Splits:
     """Return images (N, *S), (N, *S, C) or (N, C, *S) with masks (N, *S); S is (H, W), or (D, H, W) for volumes."""
     scale: Scale = "auto" if request.scale is None else request.scale
-    axes = {part: _channel_axis(path, arrays, x, y) for part, (x, y) in pairs.items()}
+    axes, colours = {part: _channel_axis(path, arrays, x, y) for part, (x, y) in pairs.items()}, None
     if request.wants_masks is not False:
         masks = {
             y: as_mask(arrays[y], _without(arrays[x].shape, axes[part]), f"{path}: {y}")
@@ -145,9 +145,10 @@ def _with_masks(path: Path, pairs: Names, arrays: Mapping[str, Any], request: Da
         }
         masks, table = number_values(masks)
         arrays = {**arrays, **{y: number_array(mask, table) for y, mask in masks.items()}}
-        colours = [f"#{value - COLOUR:06x}" for value in sorted(table) if value >= COLOUR]
-        arrays = ({"class_names": np.array(colours)} if colours else {}) | arrays
+        colours = colours_of(table)
+        arrays = ({} if colours is None else {"class_names": np.array(colours)}) | arrays
     names, has_names, task = _class_names(path, pairs, arrays, request)
+    colours = colours if colours is not None and len(colours) == len(names) else None  # masks may lack classes
     sets = {}
     for part, (x, y) in pairs.items():
         labels = task.convert_targets(arrays[y], len(names), f"{path}: {y}")
@@ -155,7 +156,7 @@ def _with_masks(path: Path, pairs: Names, arrays: Mapping[str, Any], request: Da
         axis = axes[part]
         pixels = pixels.unsqueeze(1) if axis is None else pixels.movedim(axis, 1)
         sets[part] = to_set(list(pixels.contiguous()), list(labels), request, f"{path}: {x}")
-    return _splits(sets, names, task, has_names=has_names)
+    return Splits.of(sets, names, task=task.name, has_names=has_names, colours=colours)
 
 
 def _channel_axis(path: Path, arrays: Mapping[str, Any], x: str, y: str) -> int | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float32, UInt8
@@ -15,7 +15,7 @@ from torchcaps.datasets.damaged import refuse_damaged
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, resize_images, resize_masks
 from torchcaps.datasets.images import image_files_in, read_pixels, stem_of, subfolders, with_channels
-from torchcaps.datasets.masks import Mask, colours_of, number_masks, read_classes, read_mask
+from torchcaps.datasets.masks import Mask, number_masks, read_classes, read_mask
 from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.registry import DataRequest
 from torchcaps.datasets.rng import FIXED_SEED, generator
@@ -206,7 +206,7 @@ def load_segmentation_folder(
     labelled_parts, damaged = _read_parts(sources, kind, request)
     _check_parts(root, labelled_parts, damaged)
     masks = {str(pair.mask): each.mask for labelled in labelled_parts.values() for pair, each in labelled.items()}
-    numbered, class_names, unknown = number_masks(masks, names, table)
+    numbered, class_names, colours, unknown = number_masks(masks, names, table)
     if len(unknown) == len(masks):  # not the masks are wrong, but the list
         raise InputError(unknown[0])
     refuse_damaged(unknown, len(masks), skip=request.skip_damaged)
@@ -226,15 +226,9 @@ def load_segmentation_folder(
         labels = [torch.from_numpy(numbered[str(pair.mask)]) for pair in labelled]
         spacing = [each.spacing for each in labelled.values() if each.spacing is not None]
         sets[part] = to_set(pixels, labels, request, str(root), spacing or None)
-    parts_left = (sets.get("train"), sets.get("test"), class_names, sets.get("validation"))
     has_names = class_names != tuple(map(str, range(len(class_names))))
-    return Splits(
-        *parts_left,
-        skipped=(*damaged, *unknown),
-        task="pixels",
-        has_names=has_names,
-        colours=colours_of(table, class_names),
-    )
+    fields: Any = {"skipped": (*damaged, *unknown), "task": "pixels", "has_names": has_names, "colours": colours}
+    return Splits.of(sets, class_names, **fields)
 
 
 def _check_parts(root: Path, labelled_parts: Mapping[str, Mapping[Pair, Labelled]], faults: Sequence[str]) -> None:

@@ -79,7 +79,7 @@ def load_table(request: DataRequest) -> Splits:
         order = [rows[n] for n in generator(FIXED_SEED).permutation(len(rows))]
         sets[part] = to_image_set([row_files[row] for row in order], images, targets[order], request.pages)
     skipped = (*(f"{path}, line {table.lines[row]}: {row_files[row]} is hidden" for row in sorted(hidden)), *damaged)
-    return Splits(sets.get("train"), sets.get("test"), names, sets.get("validation"), skipped=skipped, task=task.name)
+    return Splits.of(sets, names, skipped=skipped, task=task.name)
 
 
 def _image_column(path: Path, columns: Mapping[str, Sequence[str]], files: _Files) -> str:
