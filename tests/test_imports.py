@@ -157,7 +157,7 @@ def test_only_tracing_uses_private_parts_of_torch() -> None:
 def module_graph() -> dict[str, set[str]]:
     """Which modules each module imports: at its top, in a function, or for types.
 
-    A name of a package counts as its module. A file may ask its own package, which lists its files.
+    A name of a package counts as its module.
     """
     modules = {".".join(("torchcaps", *path.with_suffix("").parts)).removesuffix(".__init__"): path for path in FILES}
     lazy = {}
@@ -179,7 +179,7 @@ def module_graph() -> dict[str, set[str]]:
                 graph[module] |= {home(node.module, alias.name) for alias in node.names}
             elif isinstance(node, ast.Import):
                 graph[module] |= {alias.name for alias in node.names if alias.name in modules}
-        graph[module] -= {module, module.rpartition(".")[0]}
+        graph[module] -= {module}
     return graph
 
 

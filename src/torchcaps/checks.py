@@ -171,7 +171,7 @@ def _check_tuple(of_items: Sequence[Check], name: str, value: Any, sizes: Sizes,
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise WrongType(f"{name} must be a sequence, got {shown(value)}")
     if len(value) != len(of_items):
-        raise InputError(f"{name} must have {counted(len(of_items), 'entry', 'entries')}, got {shown(value)}")
+        raise InputError(f"{name} must have {counted(len(of_items), 'entry')}, got {shown(value)}")
     for of_item, item in zip(of_items, value, strict=True):
         of_item(name, item, sizes, owner)
 

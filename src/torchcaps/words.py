@@ -6,26 +6,36 @@ MAP_SIZES = {1: "length", 2: "height and width", 3: "depth, height and width"}
 """Sizes of lines, planes and volumes, by the number of their axes."""
 
 
-def counted(number: int, noun: str, plural: str | None = None) -> str:
+IRREGULAR = {"axis": "axes", "entry": "entries"}
+"""Nouns whose plural adds neither s nor es."""
+
+
+def plural(noun: str) -> str:
+    """Return a noun in the plural: ``classes`` for ``class``."""
+    *before, last = noun.split(" ")
+    suffix = "es" if last.endswith(("s", "x", "tch", "nch")) else "s"
+    return " ".join([*before, IRREGULAR.get(last, last + suffix)])
+
+
+def counted(number: int, noun: str) -> str:
     """Return a number with its noun, in the plural unless the number is 1.
 
     Args:
         number: How many.
         noun: The noun in the singular, maybe with words before it, such as ``"test image"``.
-        plural: The noun in the plural; None: with an added s.
 
     Examples:
         ::
 
             assert counted(1, "image") == "1 image"
-            assert counted(2_000, "class", "classes") == "2,000 classes"
+            assert counted(2_000, "class") == "2,000 classes"
     """
-    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+    return f"{number:,} {noun if number == 1 else plural(noun)}"
 
 
-def each_of(number: int, noun: str, plural: str | None = None) -> str:
+def each_of(number: int, noun: str) -> str:
     """Return "each of 4 images" for several and "1 image" for one; arguments as in :func:`counted`."""
-    return "each of " * (number != 1) + counted(number, noun, plural)
+    return "each of " * (number != 1) + counted(number, noun)
 
 
 def first_of(number: int, images: str) -> str:

@@ -67,7 +67,7 @@ def test_no_code_compares_the_name_of_a_task() -> None:
         'if network.task in ("labels", "regression"): pass',
         'words = {"classes": 1, "labels": 2}[network.task]',
         "if images.has_targets: pass",
-        "if task.reads_poses: pass",
+        "if task.has_masks: pass",
         'if task.supports("x"): pass',
         "if isinstance(found, TargetEvaluation): pass",
         'match network.task:\n case "labels": pass',

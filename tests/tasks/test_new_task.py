@@ -31,7 +31,7 @@ class Points(Task):
     """Places of J points in an image: float32 (N, J, 2), as shares of its height and width."""
 
     name: ClassVar[Any] = "points"
-    outputs, output, answer_key = "points", "point", "points"
+    output, answer_key = "point", "points"
     needs = "numbers (N, J, 2), the row and column of each point"
     metric = Metric("1 − distance", "distance", "sides of the image", False)
     evaluation = "points_evaluation"
@@ -58,11 +58,8 @@ class Points(Task):
     def could_be(self, array: np.ndarray) -> bool:
         return array.dtype.kind == "f" and array.ndim == 3
 
-    def names(self, targets: Any, where: str = "labels") -> tuple[str, ...]:
-        return tuple(map(str, range(self.num_outputs(self.convert_targets(targets, None, where)))))
-
-    def num_outputs(self, targets: Tensor) -> int:
-        return targets.shape[1]
+    def names(self, targets: Any, where: str = "labels", *, complete: bool = True) -> tuple[str, ...]:
+        return tuple(map(str, range(self.convert_targets(targets, None, where).shape[1])))
 
     def check_targets(
         self,

@@ -12,6 +12,7 @@ from torchcaps import create_model
 from torchcaps.errors import InputError
 from torchcaps.ranges import IGNORED
 from torchcaps.tasks import find_task, guess_task, task_of_targets
+from torchcaps.training.step import balanced_weights, weights_of
 
 TASK = find_task("pixels")
 MASKS = discs(6)[1]
@@ -56,18 +57,19 @@ def test_other_tasks_name_this_one(name: str) -> None:
 def test_ignored_pixels_are_no_class() -> None:
     masks = torch.from_numpy(MASKS.copy())
     masks[:, 0] = IGNORED
-    assert TASK.num_outputs(masks) == 3
     assert TASK.names(masks) == ("0", "1", "2")
     assert TASK.names(masks.clamp(max=0)) == ("0", "1")
     assert TASK.describe(("a", "b", "c"), masks[0]) == "a + b + c"
     statistics = TASK.statistics(masks, 3)
     assert statistics["images"] == [6, 6, 6]
     assert sum(statistics["% of pixels"]) == pytest.approx(100)
-    weights = TASK.class_weights(masks)
-    assert weights is not None
     counts = [int((masks == j).sum()) for j in range(3)]
+    class_counts = TASK.class_counts(masks)
+    assert class_counts is not None
+    assert class_counts.tolist() == counts
+    weights = balanced_weights(class_counts)
     assert weights.tolist() == pytest.approx([sum(counts) / (3 * each) for each in counts])
-    of_pixels = TASK.weights_of(weights, masks)
+    of_pixels = weights_of(weights, masks)
     assert of_pixels.shape == (6, 1, 24, 20)
     assert float(of_pixels[0, 0, 0, 0]) == 0
     assert float(of_pixels.sum()) == pytest.approx(sum(counts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Self, cast
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from torchcaps.analysis.results import Result
 from torchcaps.datasets import ImageSet
 from torchcaps.models import ModelOutput, Network
+from torchcaps.tasks import Task
 
 
 class TaskEvaluation(Result):
@@ -60,6 +62,9 @@ class Collector(ABC):
         image_set: The images, whose batches are added in their order.
     """
 
+    max_batch: ClassVar[int] = 1_000_000_000
+    """Largest number of images in a batch, because the scores of pixels take much memory."""
+
     def __init__(self, model: Network, class_names: tuple[str, ...], image_set: ImageSet) -> None:
         self.model, self.class_names, self.image_set = model, class_names, image_set
 
@@ -70,6 +75,12 @@ class Collector(ABC):
     @abstractmethod
     def result(self, loss: float) -> TaskEvaluation:
         """Return the evaluation of all batches; ``loss`` is the mean over the images."""
+
+
+def collector_of(task: Task) -> type[Collector]:
+    """Return the collector of a task."""
+    collector: type[Collector] = importlib.import_module(task.evaluation).TaskCollector
+    return collector
 
 
 class ScoreCollector(Collector):

@@ -9,7 +9,6 @@ images for which it is predicted.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from torchcaps.analysis.collector import Collector, ScoreCollector, TaskEvaluation
+from torchcaps.analysis.collector import ScoreCollector, TaskEvaluation, collector_of
 from torchcaps.analysis.figures import SMALL, TEXT, TINY, find_axes, shorten
 from torchcaps.analysis.inference import (
     BATCH,
@@ -355,9 +354,9 @@ def evaluate(
     names, device = tuple(class_labels(class_names, model.num_classes)), next(model.parameters()).device
     check_labels(model, image_set.labels, len(image_set))
     task, losses = task_of(model), list[Tensor]()
-    collector: Collector = importlib.import_module(task.evaluation).TaskCollector(model, names, image_set)
+    collector = collector_of(task)(model, names, image_set)
     with inference(model):
-        size = min(batch_size, task.evaluation_batch)
+        size = min(batch_size, collector.max_batch)
         for batch in BatchLoader(image_set, size, shuffle=False, device=device).batches(0):
             check_images(batch.images, model)
             images, targets = to_pixels(model, batch.images), batch.labels.to(device)

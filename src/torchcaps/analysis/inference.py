@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
+from torchcaps.analysis.collector import collector_of
 from torchcaps.datasets.scaling import ROUNDING
 from torchcaps.errors import InputError, WrongType
 from torchcaps.models import CapsNet, Network
@@ -79,12 +80,11 @@ def in_batches(
     model: Network, images: Shaped[Tensor, "N C H W"], labels: Labels | None, batch_size: int = BATCH
 ) -> Iterator[tuple[Float[Tensor, "B C H W"], Labels | None]]:
     """Check all images and labels, then yield batches of pixels (see :func:`as_pixels`) and labels."""
-    task = task_of(model)
     check_images(images, model)
     if len(images) == 0:
         raise InputError("there must be at least one image, got none")
     COUNT.check("batch_size", batch_size)
-    batch_size = min(batch_size, task.evaluation_batch)
+    batch_size = min(batch_size, collector_of(task_of(model)).max_batch)
     if labels is not None:
         check_labels(model, labels, len(images))
     for start in range(0, len(images), batch_size):

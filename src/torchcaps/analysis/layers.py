@@ -213,7 +213,8 @@ def figure_architecture(model: Network, *, title: str | None = None) -> Figure:
             rows.append([])
         rows[-1].append(block)
     learned = counted(sum(layer.parameters for layer in layers), "parameter")
-    subtitle = f"{_by(model.in_shape)} pixels, {task_of(model).count(model.num_classes)}, {learned}"
+    outputs = counted(model.num_classes, task_of(model).output)
+    subtitle = f"{_by(model.in_shape)} pixels, {outputs}, {learned}"
     y = MARGIN + 0.3 + 2 * LINE
     height = sum(max(each.above for each in row) + max(each.below for each in row) + LINE for row in rows)
     wide = max(sum(block.width for block in row) for row in rows) + 2 * MARGIN

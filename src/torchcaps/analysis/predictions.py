@@ -68,7 +68,7 @@ def predict(
     pixels, scores, *decoded = over_batches(look, model, images, targets)
     classes = classes_of(scores, model.objects).numpy()
     drawn = decoded[0].numpy() if decoded else None
-    name = task.score_name(outputs[0])
+    name = task.score_name or outputs[0].score_name
     if not task.supports("calibrate"):  # its answers have no thresholds
         return Prediction(classes, scores.numpy(), drawn, [()] * len(classes), name)
     return Prediction.of(pixels.numpy(), classes, scores.numpy(), drawn, calibration, score_name=name)

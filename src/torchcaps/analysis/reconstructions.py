@@ -149,7 +149,7 @@ def figure_samples(
     """
     COUNT.check("count", count)
     shown = image_set.preview(count)
-    names = class_labels(None, shown.task.num_outputs(shown.labels)) if class_names is None else class_names
+    names = shown.task.names(shown.labels, complete=False) if class_names is None else class_names
     shown.task.check_targets(shown.labels, len(names), "a label")
     labels: list[Cell] = [shown.task.describe(names, each) for each in shown.labels]
     rows: dict[str, Sequence[Cell]] = {"": [as_floats(middle_slice(each.cpu().numpy())) for each in shown.images]}

@@ -261,6 +261,8 @@ def hausdorff95(
 class TaskCollector(Collector):
     """Collector of the task ``pixels``: it keeps counts of each image, and a few images to draw."""
 
+    max_batch = 8
+
     def __init__(self, model: Network, class_names: tuple[str, ...], image_set: ImageSet) -> None:
         super().__init__(model, class_names, image_set)
         self._spacing = getattr(image_set, "spacing", None)

@@ -150,9 +150,7 @@ class BatchLoader:
             InputError: The epoch is negative, or ``start`` is out of range.
         """
         if start > len(self):
-            raise InputError(
-                f"an epoch has {counted(len(self), 'batch', 'batches')}, so it cannot start at batch {start}"
-            )
+            raise InputError(f"an epoch has {counted(len(self), 'batch')}, so it cannot start at batch {start}")
         return self._batches(epoch, start)
 
     def order(self, epoch: int) -> Int64[Tensor, "N"]:

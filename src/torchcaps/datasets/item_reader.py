@@ -180,7 +180,7 @@ class SampledBatches:
         batches = [each for each in batches if len(each)]
         if len(batches) != (self.num_batches or len(batches)) or not batches:
             raise InputError(
-                f"the sampler {self.name} gives {counted(len(batches), 'batch', 'batches')} in epoch {epoch + 1} but "
+                f"the sampler {self.name} gives {counted(len(batches), 'batch')} in epoch {epoch + 1} but "
                 f"{self.num_batches} in the first; every epoch must have the same number, at least 1"
             )
         self.num_batches, every = len(batches), torch.cat(batches)

@@ -227,7 +227,7 @@ def _split(
         known, test = _set_test_aside(spec, splits)
         test = splits.as_validation(test)
     if splits.validation is None:
-        fewest = find_task(splits.task).min_images(len(splits.class_names))
+        fewest = _num_strata(known)
         default = find_dataset(spec)[0].validation_size
         count = _validation_size(spec, len(known), fewest, validation_size, default)
         learned, chosen = _set_validation_apart(known, count, validation, seed, limit_train)
@@ -245,17 +245,22 @@ def _split(
 
 def _set_test_aside(spec: str, splits: Splits) -> tuple[ImageSet, ImageSet]:
     """Split images into training images and a fixed fifth for the test, each with an image for each class."""
-    images, classes = splits.train, len(splits.class_names)
+    images = splits.train
     assert images is not None
-    fewest = find_task(splits.task).min_images(classes)
+    fewest, outputs = _num_strata(images), counted(len(splits.class_names), images.task.output)
     size = max(round(_TEST_SHARE * len(images)), fewest)
     if len(images) - size < fewest:
         raise InputError(
-            f"{spec} has {counted(len(images), 'image')} of {images.task.count(classes)}, too few to split off a "
+            f"{spec} has {counted(len(images), 'image')} of {outputs}, too few to split off a "
             "test set; give more, or a separate test set; to evaluate a run on all of them, choose --split all"
         )
     left, held = stratified_split(images.task.strata(images.labels), size, seed=FIXED_SEED)
     return images.select(left), images.select(held)
+
+
+def _num_strata(images: ImageSet) -> int:
+    """Return the number of strata, each of which gives an image to both parts of a split."""
+    return len(images.task.strata(images.labels).unique())
 
 
 def _validation_size(spec: str, images: int, fewest: int, requested: int | None, default: int | None) -> int:

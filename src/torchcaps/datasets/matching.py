@@ -5,12 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from torchcaps.datasets.dataset import Dataset, Part
 from torchcaps.errors import InputError, shortened
 from torchcaps.tasks import Task
+from torchcaps.words import counted, plural
 
 MAX_NAMES_CHARACTERS = 200
 """Characters of a list of names that a message shows in full."""
@@ -50,15 +50,13 @@ def match_outputs(data: Loaded, network: Named, *, by_number: bool = False) -> L
     """
     numbers = _numbers_of(data, network, data.task, data.name, by_number=by_number)
     known = network.class_names
-    if (absent := [name for j, name in enumerate(known) if j not in numbers]) != []:
-        data.task.check_absent(absent, data.name)
     colours = network.colours
-    if colours is None and data.colours is not None and not absent:
+    if colours is None and data.colours is not None and len(numbers) == len(known):
         colours = tuple(data.colours[numbers.index(j)] for j in range(len(known)))
     changed: dict[str, Any] = {"class_names": known, "has_names": network.has_names, "colours": colours}
     if numbers != list(range(len(known))):
-        for part, images in data.parts.items():
-            changed[part] = images.with_labels(partial(data.task.renumber, numbers=numbers, num_outputs=len(known)))
+        renumber = data.task.renumbering(numbers, known, data.name)
+        changed |= {part: images.with_labels(renumber) for part, images in data.parts.items()}
     return replace(data, **changed)
 
 
@@ -73,17 +71,16 @@ def _numbers_of(data: Named, network: Named, task: Task, where: str, *, by_numbe
         advice = f"leave {'them' if len(unknown) > 1 else 'it'} out"
         if not is_larger:
             advice += " or, if the order is the same, match by number with by_number (--by-number)"
-        raise InputError(
-            f"{where} has the {task.outputs if len(unknown) > 1 else task.output} {_listed(unknown)}, but the network "
-            f"knows {_listed(known)}; {advice}"
-        )
+        noun = plural(task.output) if len(unknown) > 1 else task.output
+        raise InputError(f"{where} has the {noun} {_listed(unknown)}, but the network knows {_listed(known)}; {advice}")
     if is_larger:
-        raise InputError(f"{where} has {task.count(len(names))}, but the network has {task.count(len(known))}")
+        sizes = [counted(len(each), task.output) for each in (names, known)]
+        raise InputError(f"{where} has {sizes[0]}, but the network has {sizes[1]}")
     if not by_number and names != known[: len(names)]:
         which = "the network" if data.has_names else where
         pairs = (f"{name} is {own}" for name, own in zip(names, known, strict=False))
         words = shortened("; ".join(pairs), MAX_NAMES_CHARACTERS)
-        warnings.warn(f"{which} has no names of {task.outputs}, so numbers match them: {words}", stacklevel=3)
+        warnings.warn(f"{which} has no names of {plural(task.output)}, so numbers match them: {words}", stacklevel=3)
     return list(range(len(names)))
 
 

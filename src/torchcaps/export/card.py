@@ -19,7 +19,7 @@ from torchcaps.errors import visible
 from torchcaps.parts import describe, flat, own_parts
 from torchcaps.ranges import as_text
 from torchcaps.tasks import task_of
-from torchcaps.words import counted
+from torchcaps.words import counted, plural
 
 if TYPE_CHECKING:
     from torchcaps.models.presets.registry import Preset
@@ -119,6 +119,7 @@ def model_card(
         task=task,
         headings=list(metric.cells(0.0))[::-1],
         counted=counted,
+        plural=plural,
         version=__version__,
         metadata=_metadata(network, training, name),
         parameters=sum(parameter.numel() for parameter in network.parameters()),

@@ -171,8 +171,7 @@ class OnnxModel:
         axes = inputs[INPUT][1:]
         if len(axes) != len(self.description.in_shape):
             raise InputError(
-                f"its input has {counted(len(axes) + 1, 'axis', 'axes')}, but its images have "
-                f"{len(self.description.in_shape)}"
+                f"its input has {counted(len(axes) + 1, 'axis')}, but its images have {len(self.description.in_shape)}"
             )
         self._free = [each if isinstance(each, str) else "" for each in axes]
 

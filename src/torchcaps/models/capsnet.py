@@ -116,7 +116,7 @@ class CapsNet(Network):
         if decoder is not None and decoder is not False:
             sizes = {"num_capsules": num_classes, "capsule_dim": last.out_dim, "out_shape": self.in_shape}
             self.decoder = build("decoder", decoder, **sizes)
-        self.readout = Readout(num_classes, last.out_dim) if self._task.reads_poses else None
+        self.readout = Readout(num_classes, last.out_dim) if self._task.score_name == "value" else None
         self.classification_loss = build("loss", classification_loss, num_classes=num_classes)
         for part, spec in ((self.backbone, backbone), (self.primary_capsules, primary_capsules)):
             if part is not spec and hasattr(part, "init_weights"):

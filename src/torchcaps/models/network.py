@@ -65,7 +65,7 @@ class Network(SizedNetwork):
             raise InputError(
                 f"objects must be below num_classes, because all objects have different classes, got "
                 f"{counted(objects, 'object')} "
-                f"and {counted(num_classes, 'class', 'classes')}"
+                f"and {counted(num_classes, 'class')}"
             )
         self.in_shape = shape
         self.num_classes, self.objects, self.task = num_classes, objects, task
@@ -78,7 +78,8 @@ class Network(SizedNetwork):
         Args:
             targets: Targets of all training images; None if unknown, which changes nothing.
         """
-        self._task.fit_targets(self, targets)
+        for name, value in self._task.buffers(self.num_classes, targets).items() if targets is not None else ():
+            getattr(self, name).copy_(value)
 
     def score(self, scores: Float[Tensor, "B J"], targets: Targets) -> Float[Tensor, "B"]:
         """Return the score of each image, as its task defines it.

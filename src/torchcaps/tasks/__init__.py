@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import InputError, unknown_name
-from torchcaps.tasks.base import Metric, Task, TaskName, as_array, form_words
+from torchcaps.tasks.base import TASKS, Metric, Task, TaskName, as_array, form_words
 from torchcaps.tasks.classes import Classes, Objects
 from torchcaps.tasks.labels import PRESENT, Labels
 from torchcaps.tasks.regression import Regression
@@ -35,8 +35,7 @@ __all__ = [
     "widest_task",
 ]
 
-TASKS: dict[str, Task] = {task.name: task for task in (Classes(), Labels(), Regression(), Segmentation())}
-"""All tasks by name. The first one is the default; if several fit some targets, the first of them is used."""
+TASKS.update({task.name: task for task in (Classes(), Labels(), Regression(), Segmentation())})
 
 
 def find_task(name: str | None, objects: int = 1) -> Task:

@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torchcaps.errors import InputError, WrongType, shown
-from torchcaps.words import capitalised, counted, each_of
+from torchcaps.words import capitalised, each_of, plural
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +24,8 @@ TargetAxes = Literal["BHW", "B1HW"]
 """Axes of the masks that a loss of pixels takes; (D, H, W) of volumes take the place of (H, W)."""
 ALWAYS = frozenset({"train", "evaluate", "predict", "curves", "datasets", "export", "share", "folder"})
 """Commands, and formats of ``torchcaps export``, that support every task."""
+TASKS: dict[str, Task] = {}
+"""All tasks by name, filled by the package. The first is the default; if several fit some targets, it is the first."""
 
 
 @dataclass(frozen=True)
@@ -87,17 +89,17 @@ class Metric:
 
 
 class Task(ABC):
-    """Base class of tasks. A new task is a subclass, a name in :data:`TaskName` and an entry in ``TASKS``.
+    """Base class of tasks. A new task is a subclass and a module with its evaluation, which the subclass names.
+
+    Its name stands in :data:`TaskName`, and an instance in the list of the package ``torchcaps.tasks``.
 
     Code outside this package calls methods of the task and never compares its name. Nothing here imports torch before a
     tensor exists, because ``predict`` runs ONNX files without torch.
     """
 
     name: ClassVar[TaskName]
-    outputs: ClassVar[str]
-    """Plural noun for the J outputs of a network: ``"classes"``."""
     output: ClassVar[str]
-    """Singular of the same noun, used as a heading."""
+    """Noun for one of the J outputs of a network: ``"class"``."""
     min_outputs: ClassVar[int] = 1
     """Smallest number of outputs J."""
     needs: ClassVar[str]
@@ -107,10 +109,9 @@ class Task(ABC):
     """Commands, functions and export formats for a network of this task, besides :data:`ALWAYS`."""
     evaluation: ClassVar[str] = "torchcaps.analysis.evaluation"
     """Module whose class ``TaskCollector`` gathers the batches of an evaluation."""
-    evaluation_batch: ClassVar[int] = 1_000_000_000
-    """Largest number of images in a batch of an evaluation, because scores of pixels take much memory."""
-    reads_poses: ClassVar[bool] = False
-    """True if outputs are numbers computed from the poses of capsules, False for the lengths of capsules."""
+    score_name: ClassVar[Literal["value"] | None] = None
+    """``"value"`` if scores are numbers computed from the poses of capsules. None: the network names its scores, which
+    are lengths or activations of capsules, or probabilities."""
     has_masks: ClassVar[bool] = False
     """True if the target of an image is a mask, which moves with the image."""
     spatial_axes: ClassVar[tuple[int, ...]] = (2,)
@@ -127,8 +128,6 @@ class Task(ABC):
     def require(self, analysis: str, purpose: str | None = None) -> None:
         """Raise InputError unless the task supports an analysis; ``purpose`` is the subject of the sentence."""
         if not self.supports(analysis):
-            from torchcaps.tasks import TASKS
-
             able = " or ".join(each.name for each in TASKS.values() if each.supports(analysis))
             raise InputError(
                 f"{purpose or analysis} works for the task {able}; this network was trained for the task {self.name}"
@@ -193,10 +192,6 @@ class Task(ABC):
             InputError: The targets do not fit the task, or class numbers do not begin at 0.
         """
 
-    @abstractmethod
-    def num_outputs(self, targets: Tensor) -> int:
-        """Return the smallest number of outputs for targets in the task's form."""
-
     def check_targets(
         self,
         targets: Tensor,
@@ -219,13 +214,11 @@ class Task(ABC):
     def check_training(self, targets: Tensor, names: Sequence[str], where: str) -> None:  # noqa: B027  optional hook
         """Raise InputError unless a network can learn every output from the training targets."""
 
-    def min_images(self, num_outputs: int) -> int:
-        """Return the smallest number of images in a part of a data set."""
-        return num_outputs
-
     def strata(self, targets: Tensor) -> Int64[Tensor, "N"]:
-        """Return the stratum of each image; random splits keep the share of each stratum."""
-        return targets.new_zeros(len(targets)).long()
+        """Return the stratum of each image; random splits keep the share of each stratum in both parts."""
+        import torch
+
+        return torch.zeros(len(targets), dtype=torch.int64)
 
     @abstractmethod
     def statistics(self, targets: Tensor, num_outputs: int) -> dict[str, list[Any]]:
@@ -235,23 +228,29 @@ class Task(ABC):
     def describe(self, names: Sequence[str], target: Any) -> str:
         """Return the target of one image in words."""
 
-    def count(self, num_outputs: int) -> str:
-        """Return a number of outputs with its noun: ``3 labels``, ``1 number``."""
-        return counted(num_outputs, self.output, self.outputs)
-
     def move(self, targets: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the targets of images that were moved, cropped or resized; ``change`` does the same to masks."""
         return targets
 
-    def renumber(self, targets: Tensor, numbers: Sequence[int], num_outputs: int) -> Tensor:
-        """Return targets for ``num_outputs`` outputs in which output ``j`` is number ``numbers[j]``."""
-        renumbered = targets.clone()
-        for before, after in enumerate(numbers):
-            renumbered[targets == before] = after
-        return renumbered
+    def renumbering(self, numbers: Sequence[int], names: Sequence[str], where: str) -> Callable[[Tensor], Tensor]:
+        """Return the function that converts targets of a data set for a network.
 
-    def check_absent(self, names: Sequence[str], where: str) -> None:  # noqa: B027  optional hook
-        """Raise InputError, or warn, if targets without these outputs of a network cannot be compared with it."""
+        Args:
+            numbers: Number in the network of each output of the data set.
+            names: Names of the network's outputs.
+            where: Name of the data set, to begin errors with.
+
+        Raises:
+            InputError: The data set lacks an output that it needs.
+        """
+
+        def renumber(targets: Tensor) -> Tensor:
+            renumbered = targets.clone()
+            for before, after in enumerate(numbers):
+                renumbered[targets == before] = after
+            return renumbered
+
+        return renumber
 
     # ---- training
 
@@ -266,12 +265,17 @@ class Task(ABC):
         """Return the output of a network for evaluation; ``targets`` choose the capsules to decode."""
         return network(images, *targets)
 
-    def buffers(self, num_outputs: int) -> dict[str, Tensor]:
-        """Return tensors that a network stores beside its weights, by name."""
-        return {}
+    def buffers(self, num_outputs: int, targets: Tensor | None = None) -> dict[str, Tensor]:
+        """Return tensors that a network stores beside its weights, by name.
 
-    def fit_targets(self, network: Any, targets: Tensor | None) -> None:  # noqa: B027  optional hook
-        """Set the buffers of a network from the training targets; None: not known in advance."""
+        Args:
+            num_outputs: Number of outputs (J).
+            targets: Targets of all training images, which decide the values; None: values before training.
+
+        Raises:
+            InputError: The targets give no such values.
+        """
+        return {}
 
     @abstractmethod
     def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:
@@ -322,31 +326,8 @@ class Task(ABC):
         """Return the metric of the best constant answer, and its standard error; None if there is no such answer."""
         return None
 
-    def class_counts(self, targets: Tensor | None) -> Int64[Tensor, "J"] | None:
-        """Return the number of images of each class; None without one class per image, or without targets."""
-        return None
-
-    def class_weights(self, targets: Tensor | None) -> Float[Tensor, "J"] | None:
-        """Return weights N / (J · N_j), which give all classes the same influence; 1 for a class without images.
-
-        None without one class per image, or without targets.
-
-        Source: King, Zeng 2001, "Logistic regression in rare events data", and scikit-learn's ``class_weight``.
-        """
-        counts = self.class_counts(targets)
-        if counts is None:
-            return None
-        return (counts.sum() / (len(counts) * counts.clamp_min(1))).masked_fill(counts == 0, 1.0)
-
-    def weights_of(self, weights: Float[Tensor, "J"], targets: Tensor) -> Tensor:
-        """Return the weight of each image (B,), or of each pixel (B, 1, H, W), by the weights of the classes.
-
-        For targets with shares of classes, it is the weighted sum of the shares.
-        """
-        return targets.to(weights) @ weights if targets.ndim == 2 else weights[targets]
-
-    def images_per_class(self, num_images: int, num_outputs: int) -> float | None:
-        """Return the mean number of images per class; None without one class per image."""
+    def class_counts(self, targets: Tensor) -> Int64[Tensor, "J"] | None:
+        """Return the number of images of each class, or of its pixels; None unless each has exactly one class."""
         return None
 
     # ---- answers
@@ -354,17 +335,13 @@ class Task(ABC):
     answer_key: ClassVar[str]
     """Heading of the answers in CSV."""
 
-    def score_name(self, output: Any) -> Any:
-        """Return the kind of the scores of a ``ModelOutput``: length, activation, probability or value."""
-        return output.score_name
-
     def answer(self, names: Sequence[str], scores: Sequence[float], classes: Sequence[int]) -> list[str]:
         """Return the answer for one image, in words; ``classes`` are the classes with the highest scores."""
         return [names[j] for j in classes]
 
     def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
         """Return an answer for JSON."""
-        return {self.outputs: answer}
+        return {plural(self.output): answer}
 
     answers: ClassVar[str] = "torchcaps.analysis.answers"
     """Module that answers image files by its ``answer_files``, ``output_files`` and ``UNUSED_OPTIONS``."""
@@ -419,7 +396,5 @@ def form_words(array: np.ndarray) -> str:
 
 def advice(array: np.ndarray, task: Task) -> str:
     """Return the tasks that the targets fit, for the end of an error about a task that they do not fit."""
-    from torchcaps.tasks import TASKS
-
     others = [f'task="{each.name}" (--task {each.name})' for each in TASKS.values() if each.could_be(array)]
     return f"; set {' or '.join(others)}" if others and not task.could_be(array) else ""

@@ -28,7 +28,7 @@ class Classes(Task):
     """
 
     name: ClassVar[TaskName] = "classes"
-    outputs, output, min_outputs, answer_key = "classes", "class", 2, "class"
+    output, min_outputs, answer_key = "class", 2, "class"
     needs = "whole numbers from 0, the class of each image, (N,), or one-hot rows (N, J)"
     metric = Metric("accuracy", "error", "% of the images")
     analyses = frozenset(
@@ -111,9 +111,6 @@ class Classes(Task):
                 f"{where} has labels from {least} to {highest}, but classes are counted from 0; subtract {least}"
             )
         return tuple(map(str, range(highest + 1)))
-
-    def num_outputs(self, targets: Tensor) -> int:
-        return int(targets.max()) + 1
 
     def check_targets(
         self,
@@ -206,12 +203,9 @@ class Classes(Task):
             share, scale = 1 / len(counts), float((1 / counts).sum()) / len(counts) ** 2
         return share, math.sqrt(share * (1 - share) * scale)
 
-    def class_counts(self, targets: Tensor | None) -> Int64[Tensor, "J"] | None:
+    def class_counts(self, targets: Tensor) -> Int64[Tensor, "J"] | None:
         # images of several objects are composed of images of one object, whose classes are counted
-        return None if targets is None or not Classes.has_form(self, targets) else targets.bincount()
-
-    def images_per_class(self, num_images: int, num_outputs: int) -> float | None:
-        return num_images / num_outputs
+        return targets.bincount() if Classes.has_form(self, targets) else None
 
     def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
         return {"classes": answer} if len(answer) > 1 else {"class": "".join(answer)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchcaps.errors import InputError
@@ -63,13 +63,20 @@ class ColumnTask(Task):
     def names(self, targets: Any, where: str = "labels", *, complete: bool = True) -> tuple[str, ...]:
         return tuple(map(str, range(self.convert_targets(targets, None, where).shape[1])))
 
-    def num_outputs(self, targets: Tensor) -> int:
-        return targets.shape[1]
+    def renumbering(self, numbers: Sequence[int], names: Sequence[str], where: str) -> Callable[[Tensor], Tensor]:
+        if absent := [name for j, name in enumerate(names) if j not in numbers]:
+            self._check_absent(absent, where)
 
-    def renumber(self, targets: Tensor, numbers: Sequence[int], num_outputs: int) -> Tensor:
-        renumbered = targets.new_zeros(len(targets), num_outputs)
-        renumbered[:, list(numbers)] = targets
-        return renumbered
+        def renumber(targets: Tensor) -> Tensor:
+            renumbered = targets.new_zeros(len(targets), len(names))
+            renumbered[:, list(numbers)] = targets
+            return renumbered
+
+        return renumber
+
+    @abstractmethod
+    def _check_absent(self, names: Sequence[str], where: str) -> None:
+        """Raise InputError, or warn, because a data set has no targets for these outputs of a network."""
 
     def check_targets(
         self,

@@ -25,7 +25,7 @@ class Labels(ColumnTask):
     """
 
     name: ClassVar[TaskName] = "labels"
-    outputs, output, answer_key, columns = "labels", "label", "labels", "LabelColumns"
+    output, answer_key, columns = "label", "labels", "LabelColumns"
     needs = "zeros and ones, (N, L), a 1 for each label that an image has"
     metric = Metric("labels right", "error", "% of the labels")
 
@@ -37,8 +37,8 @@ class Labels(ColumnTask):
             return True
         return array.dtype.kind in "iufb" and array.ndim == 2 and 0 not in array.shape and self._fits(array)
 
-    def check_absent(self, names: Sequence[str], where: str) -> None:
-        warnings.warn(f"{where} has no label {', '.join(names)}, so its images count as without it", stacklevel=4)
+    def _check_absent(self, names: Sequence[str], where: str) -> None:
+        warnings.warn(f"{where} has no label {', '.join(names)}, so its images count as without it", stacklevel=5)
 
     def statistics(self, targets: Tensor, num_outputs: int) -> dict[str, list[Any]]:
         return {"images": (targets > PRESENT).sum(0).tolist()}

@@ -24,9 +24,9 @@ class Regression(ColumnTask):
     """
 
     name: ClassVar[TaskName] = "regression"
-    outputs, output, answer_key = "numbers", "number", "regression"
+    output, answer_key = "number", "regression"
     columns = "NumberColumns"
-    reads_poses = True
+    score_name = "value"
     needs = "finite numbers, (N,) or (N, T)"
     metric = Metric("1 − squared error", "squared error", "variances of the training targets", False, "mse")
 
@@ -38,7 +38,7 @@ class Regression(ColumnTask):
     def could_be(self, array: np.ndarray) -> bool:
         return array.dtype.kind == "f" and array.ndim in (1, 2)
 
-    def check_absent(self, names: Sequence[str], where: str) -> None:
+    def _check_absent(self, names: Sequence[str], where: str) -> None:
         raise InputError(f"{where} has no number {names[0]}, but the network predicts it; add it to the labels")
 
     def statistics(self, targets: Tensor, num_outputs: int) -> dict[str, list[Any]]:
@@ -48,26 +48,18 @@ class Regression(ColumnTask):
     def describe(self, names: Sequence[str], target: Any) -> str:
         return ", ".join(f"{name} {value:.4g}" for name, value in zip(names, target.tolist(), strict=True))
 
-    def buffers(self, num_outputs: int) -> dict[str, Tensor]:
-        import torch
-
-        return {"target_mean": torch.zeros(num_outputs), "target_scale": torch.ones(num_outputs)}
-
-    def fit_targets(self, network: Any, targets: Tensor | None) -> None:
-        """Set mean and scale of a network to mean and standard deviation of the training targets; the scale is above 0.
-
-        Raises:
-            InputError: They exceed the range of float32.
-        """
+    def buffers(self, num_outputs: int, targets: Tensor | None = None) -> dict[str, Tensor]:
+        """Return mean and standard deviation of the training targets, the latter above 0; without targets 0 and 1."""
         import torch
 
         if targets is None:
-            return
+            return {"target_mean": torch.zeros(num_outputs), "target_scale": torch.ones(num_outputs)}
         mean, scale = targets.double().mean(0), targets.double().std(0, correction=0)
-        network.target_mean.copy_(mean)
-        network.target_scale.copy_(scale.clamp_min(torch.finfo(torch.float32).tiny))
-        if not (network.target_mean.isfinite().all() and network.target_scale.isfinite().all()):
+        values = {"target_mean": mean.float(), "target_scale": scale.float()}
+        if not all(each.isfinite().all() for each in values.values()):
             raise InputError(f"mean and spread must be within the range of float32, got {float(scale.max()):.3g}")
+        values["target_scale"].clamp_min_(torch.finfo(torch.float32).tiny)
+        return values
 
     def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:
         values: Tensor = network.target_mean + network.target_scale * logits
@@ -90,9 +82,6 @@ class Regression(ColumnTask):
 
     def decoded_capsules(self, scores: Float[Tensor, "B J"], targets: Tensor | None) -> Tensor | None:
         return None
-
-    def score_name(self, output: Any) -> Any:
-        return "value"
 
     def answer(self, names: Sequence[str], scores: Sequence[float], classes: Sequence[int]) -> list[str]:
         return [f"{name} {score:.4g}" for name, score in zip(names, scores, strict=True)]

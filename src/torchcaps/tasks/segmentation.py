@@ -34,10 +34,10 @@ class Segmentation(Task):
     """
 
     name: ClassVar[TaskName] = "pixels"
-    outputs, output, min_outputs, answer_key = "classes", "class", 2, "classes"
+    output, min_outputs, answer_key = "class", 2, "classes"
     needs = "masks, the class of each pixel as a whole number from 0 (255: ignored), (N, H, W) or (N, D, H, W)"
     metric = Metric("Dice", "1 − Dice", "%, mean over the images", hub="dice")
-    evaluation_batch, evaluation = 8, "torchcaps.analysis.segmentation"
+    evaluation = "torchcaps.analysis.segmentation"
     answers = "torchcaps.analysis.mask_answers"
     has_masks = True
     spatial_axes = (1, 2, 3)
@@ -82,9 +82,9 @@ class Segmentation(Task):
         return torch.from_numpy(np.ascontiguousarray(masks, np.uint8))
 
     def names(self, targets: Any, where: str = "labels", *, complete: bool = True) -> tuple[str, ...]:
-        return tuple(map(str, range(self.num_outputs(self.convert_targets(targets, None, where)))))
+        return tuple(map(str, range(self._num_classes(self.convert_targets(targets, None, where)))))
 
-    def num_outputs(self, targets: Tensor | Sequence[Tensor]) -> int:
+    def _num_classes(self, targets: Tensor | Sequence[Tensor]) -> int:
         highest = (int(mask.masked_fill(mask == IGNORED, 0).max()) for mask in targets)
         return max(max(highest) + 1, self.min_outputs)
 
@@ -96,7 +96,7 @@ class Segmentation(Task):
         num_images: int | None = None,
     ) -> None:
         super().check_targets(targets, num_outputs, where, num_images)
-        if num_outputs is not None and (highest := self.num_outputs(targets) - 1) >= num_outputs:
+        if num_outputs is not None and (highest := self._num_classes(targets) - 1) >= num_outputs:
             raise InputError(f"{where} is {highest}, but the {num_outputs} classes go from 0 to {num_outputs - 1}")
 
     def check_training(self, targets: Tensor, names: Sequence[str], where: str) -> None:
@@ -112,14 +112,6 @@ class Segmentation(Task):
                     f"{where}: no training mask has the class {number}{name}; add images with it, or number the "
                     "classes without it"
                 )
-
-    def min_images(self, num_outputs: int) -> int:
-        return 1
-
-    def strata(self, targets: Tensor | Sequence[Tensor]) -> Int64[Tensor, "N"]:
-        import torch
-
-        return torch.zeros(len(targets), dtype=torch.int64)
 
     def _counts(self, targets: Tensor | Sequence[Tensor], num_outputs: int) -> Int64[Tensor, "N J"]:
         """Return the number of pixels of each class in each mask."""
@@ -243,23 +235,11 @@ class Segmentation(Task):
 
         from torchcaps.ops.segmentation import mean_dice
 
-        counts = self._counts(targets, self.num_outputs(targets))
+        counts = self._counts(targets, self._num_classes(targets))
         answers = torch.eye(counts.shape[1], dtype=torch.int64)
         constant = [mean_dice(counts[:, :, None] * answer) for answer in answers]
         best = max(constant, key=lambda dice: float(dice.mean()))
         return (float(best.mean()), float(best.std() / len(best) ** 0.5)) if len(best) > 1 else None
 
-    def class_weights(self, targets: Tensor | Sequence[Tensor] | None) -> Float[Tensor, "J"] | None:
-        """Return weights N / (J · N_j) of the pixels of each class; 1 for a class without pixels.
-
-        They are large for small classes: 500 for one of two classes that has a thousandth of the pixels.
-        """
-        if targets is None:
-            return None
-        counts = self._counts(targets, self.num_outputs(targets)).sum(0)
-        return (counts.sum() / (len(counts) * counts.clamp_min(1))).masked_fill(counts == 0, 1.0)
-
-    def weights_of(self, weights: Float[Tensor, "J"], targets: Tensor) -> Tensor:
-        padded = weights.new_zeros(IGNORED + 1)
-        padded[: len(weights)] = weights
-        return padded[targets.long()].unsqueeze(1)
+    def class_counts(self, targets: Tensor | Sequence[Tensor]) -> Int64[Tensor, "J"] | None:
+        return self._counts(targets, self._num_classes(targets)).sum(0)

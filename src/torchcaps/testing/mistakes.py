@@ -165,10 +165,7 @@ def _no_routing(patient: Patient) -> Iterator[str]:
         move(parameter, 0.1)  # a parameter of zero would hide the rest of a product
     coupling = [each for each in patient.watched(moved) if patient.over(each) in ("outputs", "inputs")]
     if coupling and not any(each.differs[each.axis] for each in coupling):
-        yield (
-            f"the logits of {each_of(len(coupling), 'softmax', 'softmaxes')} are equal, so the coupling is "
-            "always uniform"
-        )
+        yield (f"the logits of {each_of(len(coupling), 'softmax')} are equal, so the coupling is always uniform")
     if patient.of_images or patient.out_dim < 3:
         return
     step = patient.inputs(seed=2)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from torchcaps.analysis.collector import collector_of
 from torchcaps.datasets import Augmentation, BatchLoader, Dataset, load_dataset
 from torchcaps.datasets.image_set import Images, images_of
 from torchcaps.datasets.item_reader import Keys, SampledBatches
@@ -96,7 +97,7 @@ def run_data(
         return BatchLoader(part, size, shuffle=shuffle, **how)
 
     images, checked = images_of(train), images_of(validated)
-    limit = EVALUATION_BATCH_SIZE if checked is None else checked.task.evaluation_batch
+    limit = EVALUATION_BATCH_SIZE if checked is None else collector_of(checked.task).max_batch
     size = check.batch_size or min(EVALUATION_BATCH_SIZE, limit)
     plain = None
     if recipe.precise_norm and images is not None:

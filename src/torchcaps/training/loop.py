@@ -26,6 +26,7 @@ from torch.optim.swa_utils import update_bn
 from torchcaps.datasets import Batch, BatchLoader
 from torchcaps.errors import InputError
 from torchcaps.files import reading
+from torchcaps.models import Network
 from torchcaps.models.files.weights import CURRENT_FORMAT, FORMAT, WEIGHTS, read_weights
 from torchcaps.parts import build, flat
 from torchcaps.tasks import task_of
@@ -50,6 +51,7 @@ from torchcaps.training.step import (
     Recalls,
     class_weights,
     forward,
+    weights_of,
     with_axes,
 )
 from torchcaps.training.stops import Diverged, Interrupted, settings_to_try
@@ -117,12 +119,13 @@ class Trainer:
         # to save time, only the device's own generator is seeded on CPU and CUDA
         seeders = {"cpu": torch.default_generator.manual_seed, "cuda": torch.cuda.manual_seed}
         self._seed_device: Callable[[int], object] = seeders.get(device.type, torch.manual_seed)
-        statistics: Any = self.network
-        if not all(hasattr(self.network, name) for name in task.buffers(1)):  # a module that is no network of torchcaps
-            numbers = task.buffers(1 if self.data.labels is None else task.num_outputs(self.data.labels))
-            statistics = SimpleNamespace(**{name: each.to(device) for name, each in numbers.items()})
-        self._score = partial(task.score, network=statistics)
-        task.fit_targets(statistics, self.data.labels)
+        scored: Any = self.network
+        if isinstance(scored, Network):
+            scored.fit_targets(self.data.labels)
+        else:  # the metric of a module that is no network of torchcaps needs the same numbers
+            numbers = task.buffers(1, self.data.labels)
+            scored = SimpleNamespace(**{name: each.to(device) for name, each in numbers.items()})
+        self._score = partial(task.score, network=scored)
         self.network.to(device)  # before the optimizer, which depends on the device of its parameters
         model = compiled(self.network, fabric) if recipe.compile else self.network
         rate: float = recipe.learning_rate
@@ -165,7 +168,7 @@ class Trainer:
             group["lr"] = learning_rate(recipe, state.step, self.steps)
         # randomness is a function of the step, so checkpoints need no state of generators
         self._seed_device((self.seed * 1_000_003 + state.step) * 1_009 + self.fabric.global_rank)
-        weights = None if self._weights is None else self._task.weights_of(self._weights, batch.labels)
+        weights = None if self._weights is None else weights_of(self._weights, batch.labels)
         if batch.weights is not None:
             weights = batch.weights if weights is None else weights * with_axes(batch.weights, weights.ndim)
         scores, losses = forward(self.network, self.model, batch, self._loss, weights)

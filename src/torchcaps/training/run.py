@@ -302,11 +302,11 @@ def _first_lines(
     yield f"Data: {config.data}"
     task = task_of(network)
     parts = f"{len(data.train):,} training, {len(data.validation):,} validation, {len(data.test):,} test"
-    yield f"Images: {parts}; {'×'.join(map(str, network.in_shape))}, {task.count(data.num_classes)}"
+    yield f"Images: {parts}; {'×'.join(map(str, network.in_shape))}, {counted(data.num_classes, task.output)}"
     yield f"Device: {device}, {devices.PRECISION_WORDS[config.precision]}"
     if config.precision == "bf16" and device.type == "cpu":
         yield "Warning: on processors that emulate bfloat16, a step takes about 12 times as long as in float32"
-    yield from small_data.fitting_message(config, requested.recipe, data.train.epoch_size, data.num_classes, task)
+    yield from small_data.fitting_message(config, requested.recipe, data.train.labels, data.train.epoch_size, task)
     yield from small_data.imbalance_message(config, data.train.labels, data.class_names, task)
     if data.skipped:
         yield listed(f"Left out {counted(len(data.skipped), 'image')}:", data.skipped)

@@ -63,14 +63,14 @@ def fit_recipe(config: TrainConfig, labels: Tensor, task: Task = CLASSES, images
         epochs = max(epochs, math.ceil(MIN_STEPS / max(images // batch, 1)))
         if "patience" in config.fitted and images < MIN_STEPS_PER_EPOCH * recipe.batch_size:
             patience = max(MIN_PATIENCE_EPOCHS, epochs // 4)
-    if "select" in config.fitted and is_uneven(task.class_counts(labels)):
+    if "select" in config.fitted and is_uneven(images_per_class(labels, task)):
         select = "balanced-accuracy"
     fields = {"batch_size": batch, "epochs": epochs, "learning_rate": rate, "patience": patience, "select": select}
     return dataclasses.replace(config, recipe=recipe.replace(fields), fitted=())
 
 
 def fitting_message(
-    config: TrainConfig, requested: Recipe, images: int, outputs: int, task: Task = CLASSES
+    config: TrainConfig, requested: Recipe, labels: Tensor, images: int, task: Task = CLASSES
 ) -> list[str]:
     """Return lines about changes of the recipe for the number of images; empty if it did not change."""
     recipe = config.recipe
@@ -84,12 +84,18 @@ def fitting_message(
         f"{recipe.learning_rate:.2g}; "
         "--epochs, --batch-size and --learning-rate choose others"
     ]
-    of_a_class = task.images_per_class(images, outputs)
-    if of_a_class is not None and of_a_class < FEW_IMAGES_PER_CLASS and config.preset != PRESET_FOR_FEW_IMAGES:
+    counts = images_per_class(labels, task)
+    is_few = counts is not None and images < FEW_IMAGES_PER_CLASS * len(counts)
+    if is_few and config.preset != PRESET_FOR_FEW_IMAGES:
         words.append(
             f"With fewer than {FEW_IMAGES_PER_CLASS} training images of a class {PRESET_FOR_FEW_IMAGES} learns better"
         )
     return words
+
+
+def images_per_class(labels: Tensor, task: Task) -> Int64[Tensor, "J"] | None:
+    """Return the number of images of each class; None for images without exactly one class."""
+    return task.class_counts(labels) if isinstance(labels, Tensor) and labels.ndim == 1 else None
 
 
 def is_uneven(counts: Int64[Tensor, "J"] | None) -> bool:
@@ -99,7 +105,7 @@ def is_uneven(counts: Int64[Tensor, "J"] | None) -> bool:
 
 def imbalance_message(config: TrainConfig, labels: Tensor, names: Sequence[str], task: Task = CLASSES) -> list[str]:
     """Return a line about uneven classes and the measures against them; empty if the classes are even."""
-    counts, recipe = task.class_counts(labels), config.recipe
+    counts, recipe = images_per_class(labels, task), config.recipe
     if counts is None or not is_uneven(counts):
         return []
     most, least = int(counts.argmax()), int(counts.argmin())
@@ -130,7 +136,7 @@ def chance_warning(value: float, labels: Tensor, config: TrainConfig, steps: int
     if chance is None or value > sum(chance):
         return None
     result = "balanced " * is_balanced + task.metric.say(value, f"{task.metric.name} ")
-    is_class = task.images_per_class(1, 1) is not None
+    is_class = images_per_class(labels, task) is not None
     another = f"the network {PRESET_FOR_FEW_IMAGES}, which learns from few images, " * (
         is_class and config.preset != PRESET_FOR_FEW_IMAGES
     )

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.datasets import Batch
 from torchcaps.errors import InputError
 from torchcaps.models.output import Losses
 from torchcaps.nn import Capsules
+from torchcaps.ranges import IGNORED
 from torchcaps.tasks.base import scores_of
 from torchcaps.training.devices import over_processes
 
@@ -84,18 +85,40 @@ def class_weights(
     weights: Any = recipe.class_weights
     if weights is None:
         return None
-    if task.objects > 1 or task.class_weights(torch.zeros(1, dtype=torch.int64)) is None:
+    if task.objects > 1 or task.class_counts(torch.zeros(1, dtype=torch.int64)) is None:
         words = f"{task.objects} objects in an image" if task.objects > 1 else f"the task {task.name}"
         raise InputError(f"class_weights needs images of one class each, but this network was made for {words}")
     if weights == "balanced":
-        balanced = task.class_weights(labels)
-        if balanced is None:
+        counts = None if labels is None else task.class_counts(labels)
+        if counts is None:
             raise InputError('class_weights="balanced" needs one class for each image; set one number for each class')
-        return balanced.to(device)
+        return balanced_weights(counts).to(device)
     classes = getattr(network, "num_classes", len(weights))
     if len(weights) != classes:
         raise InputError(f"class_weights must be {classes} numbers, one for each class, got {len(weights)}")
     return torch.tensor(weights, device=device)
+
+
+def balanced_weights(counts: Int64[Tensor, "J"]) -> Float[Tensor, "J"]:
+    """Return weights N / (J · N_j), which give all classes the same influence; 1 for a class without images or pixels.
+
+    They are large for small classes: 500 for one of two classes that has a thousandth of the pixels.
+
+    Source: King, Zeng 2001, "Logistic regression in rare events data", and scikit-learn's ``class_weight``.
+    """
+    return (counts.sum() / (len(counts) * counts.clamp_min(1))).masked_fill(counts == 0, 1.0)
+
+
+def weights_of(weights: Float[Tensor, "J"], labels: Tensor) -> Tensor:
+    """Return the weight of each image (B,), or of each pixel (B, 1, H, W), by the weights of the classes.
+
+    For labels (B, J) with shares of classes, it is the weighted sum of the shares. Ignored pixels have the weight 0.
+    """
+    if labels.ndim == 2:
+        return labels.to(weights) @ weights
+    if labels.ndim == 1:
+        return weights[labels]
+    return F.pad(weights, (0, IGNORED + 1 - len(weights)))[labels.long()].unsqueeze(1)
 
 
 class Recalls:
