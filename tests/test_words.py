@@ -21,14 +21,16 @@ from torchcaps.datasets.image_set import ImageSet as Images
 from torchcaps.errors import InputError
 from torchcaps.ops.sliding import sliding_windows
 from torchcaps.sklearn import CapsNetClassifier
-from torchcaps.words import counted, each_of, first_of
+from torchcaps.words import counted, each_of, first_of, plural
 
 SOURCES = sorted(Path(torchcaps.__file__).parent.rglob("*.py"))
 
 
 def test_a_number_has_its_noun() -> None:
     assert [counted(n, "image") for n in (0, 1, 2, 3_000)] == ["0 images", "1 image", "2 images", "3,000 images"]
-    assert [counted(n, "class", "classes") for n in (1, 2)] == ["1 class", "2 classes"]
+    assert [counted(n, "class") for n in (1, 2)] == ["1 class", "2 classes"]
+    nouns = ("label", "test batch", "epoch", "softmax", "spatial axis", "entry")
+    assert [*map(plural, nouns)] == ["labels", "test batches", "epochs", "softmaxes", "spatial axes", "entries"]
     assert [each_of(n, "image") for n in (1, 4)] == ["1 image", "each of 4 images"]
     assert [first_of(n, "test images of digits") for n in (1, 2)] == [
         "first test image of digits",

@@ -25,6 +25,8 @@ from torchcaps.tasks.base import Metric, Task, as_array, form_words
 from torchcaps.training import Progress, Recipe, fit
 
 SIDE = 6
+MAX_MEMBERS = 40
+"""Public members of a task, which whoever adds one has to read."""
 
 
 class Points(Task):
@@ -161,6 +163,13 @@ def points(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dataset]:
 def places(images: Tensor) -> Tensor:
     bright = [(image[0] > 127).nonzero() for image in images]
     return torch.stack([torch.stack([each[0], each[-1]]) for each in bright]) / SIDE
+
+
+def test_a_task_has_few_members() -> None:
+    members = {name for name in {**vars(Task), **Task.__annotations__} if not name.startswith("_")}
+    assert len(members) <= MAX_MEMBERS, sorted(members)
+    with pytest.raises(TypeError, match="abstract"):
+        Task()  # type: ignore[abstract]
 
 
 def test_a_data_set_of_a_new_task_is_split_counted_and_read(points: Dataset) -> None:
