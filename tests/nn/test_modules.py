@@ -19,6 +19,7 @@ import torchcaps.nn
 from routing_cases import TRANSFORMS
 from support import SIZES, assert_close, assert_raises, small
 from torchcaps import InputError, create_model
+from torchcaps.models import get_preset, list_presets
 from torchcaps.models.capsnet import Readout
 from torchcaps.nn import (
     B2IRouting,
@@ -224,9 +225,7 @@ def test_a_convolution_takes_the_arguments_of_torchs(options: dict[str, Any]) ->
     ours, theirs, images = Convolution(4, 6, **options), nn.Conv2d(4, 6, **options), torch.randn(2, 4, 9, 8)
     theirs.load_state_dict(ours.state_dict())
     assert_close(ours(images), theirs(images), 1e-5)
-    with_relu = Convolution(4, 6, **options, relu=True)
-    with_relu.load_state_dict(ours.state_dict())
-    assert_close(with_relu(images), theirs(images).relu(), 1e-5)
+    assert_close(ours(images, relu=True), theirs(images).relu(), 1e-5)
     positional: tuple[Any, ...] = (4, 6, 3, 1, 0, 1, 1, False)
     assert Convolution(*positional).bias is None
     assert_raises(
@@ -245,6 +244,64 @@ def test_operations_are_counted(transform: str, gradients: bool) -> None:
     with torch.set_grad_enabled(gradients), FlopCounterMode(display=False) as counter:
         layer(torch.randn(2, 6, 4))
     assert counter.get_total_flops() > 0
+
+
+# ---- other tools
+
+
+PRESETS = [name for name in list_presets() if get_preset(name).base is None]
+
+
+class Adapted(nn.Module):
+    """A linear layer and one beside it, whose results are added, as LoRA does it."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base, self.beside = base, copy.deepcopy(base)
+        for parameter in self.beside.parameters():
+            nn.init.normal_(parameter, std=0.1)
+
+    @property
+    def weight(self) -> Any:
+        return self.base.weight
+
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+        total: Tensor = self.base(*inputs, **options) + self.beside(*inputs, **options)
+        return total
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_linear_layer_is_linear(preset: str) -> None:
+    """An adapter beside a layer gives what a layer with the sum of both weights gives."""
+    torch.manual_seed(0)
+    merged = create_model(preset, **small(preset)).eval()
+    adapted = copy.deepcopy(merged)
+    linear = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+    for name in [name for name, each in merged.named_modules() if isinstance(each, linear)]:
+        parent, _, child = name.rpartition(".")
+        layer, pair = merged.get_submodule(name), Adapted(adapted.get_submodule(name))
+        setattr(adapted.get_submodule(parent), child, pair)
+        for total, part in zip(layer.parameters(), pair.beside.parameters(), strict=True):
+            total.detach().add_(part.detach())
+    images = torch.rand(2, *merged.in_shape)
+    for ours, theirs in zip(adapted(images), merged(images), strict=True):
+        if isinstance(ours, Tensor):
+            assert_close(ours, theirs, 1e-4)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_saved_tensor_is_one(preset: str) -> None:
+    """Tools that draw the graph, such as torchviz, read the shape of each."""
+    model = create_model(preset, **small(preset))
+    output = model(torch.rand(2, *model.in_shape))
+    seen, pending = set(), [each.grad_fn for each in output if isinstance(each, Tensor) and each.requires_grad]
+    while pending:
+        step = pending.pop()
+        if step is not None and step not in seen:
+            seen.add(step)
+            pending += [before for before, _ in step.next_functions]
+            assert all(isinstance(each, Tensor) for each in getattr(step, "saved_tensors", ()))
+    assert len(seen) > 10
 
 
 # ---- a part belongs to one layer

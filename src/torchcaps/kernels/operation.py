@@ -215,13 +215,16 @@ class _Eager(torch.autograd.Function):
         )
         ctx.operation, ctx.options, ctx.kept = operation, options, kept
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *operation._read(options, results))
+        saved = (*tensors, *operation._read(options, results))
+        ctx.is_saved = [tensor is not None for tensor in saved]
+        ctx.save_for_backward(*(tensor for tensor in saved if tensor is not None))  # torchviz draws each of them
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         operation, options, needs_grad = ctx.operation, ctx.options, ctx.needs_input_grad[2:]
-        saved = ctx.saved_tensors  # read once, because each reading may compute them again
+        present = iter(ctx.saved_tensors)  # read once, because each reading may compute them again
+        saved = [next(present) if is_saved else None for is_saved in ctx.is_saved]
         tensors, results = saved[: len(needs_grad)], saved[len(needs_grad) :]
         if torch.is_grad_enabled():  # the gradients are differentiated again
             return None, None, *operation._plain_gradients(tensors, options, grads, needs_grad)

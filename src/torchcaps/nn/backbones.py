@@ -20,6 +20,7 @@ from torchcaps.nn.convolutions import (
     Convolution,
     check_one_each,
     conv_stem,
+    convolve_relu,
     draw_layers,
 )
 from torchcaps.parts import Device, Dtype, register
@@ -83,7 +84,7 @@ class ConvBackbone(nn.Module):
         )
         before = (in_channels, *stem_channels)[-1]
         plain, relu = conv_norm == "none", conv_activation == "relu"
-        self.conv = Convolution(before, conv_channels, conv_kernel, conv_stride, bias=plain, relu=relu and plain)
+        self.conv = Convolution(before, conv_channels, conv_kernel, conv_stride, bias=plain)
         self.norm = nn.Identity() if plain else ChannelNorm(conv_channels)
         self.activation = nn.ReLU() if relu and not plain else nn.Identity()
         self.dropout = nn.Dropout2d(conv_dropout) if conv_dropout else nn.Identity()
@@ -94,7 +95,10 @@ class ConvBackbone(nn.Module):
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B c h w"]:
         """Return feature maps of images."""
-        return self.dropout(self.activation(self.norm(self.conv(self.stem(images)))))
+        maps = self.stem(images)
+        if self.conv_norm == "none" and self.conv_activation == "relu":
+            return self.dropout(convolve_relu(self.conv, maps))
+        return self.dropout(self.activation(self.norm(self.conv(maps))))
 
 
 @register("backbone", "stack")
@@ -150,7 +154,7 @@ class StackBackbone(nn.Sequential):
         before, plain, he = in_channels, stack_norm != "batch", stack_init == "he"
         strides = zip(self.stack_strides, across, strict=True)
         for width, kernel, stride in zip(stack_channels, stack_kernels, strides, strict=True):
-            convolution = Convolution(before, width, kernel, stride, stack_padding, bias=plain, relu=plain)
+            convolution = Convolution(before, width, kernel, stride, stack_padding, bias=plain)
             if stack_init != "torch":
                 std = math.sqrt(2 / convolution.weight[0].numel()) / KEPT_BY_CUT if he else 0.05
                 draw_layers(convolution, "truncated-normal", std, bias=0.0 if he else 0.1)
@@ -160,6 +164,13 @@ class StackBackbone(nn.Sequential):
             elif stack_norm == "batch-after":
                 self.append(nn.BatchNorm2d(width, eps=1e-3, momentum=0.01))
             before = width
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B c h w"]:
+        """Return feature maps of images."""
+        for layer in self:
+            has_relu = self.stack_norm != "batch" and not isinstance(layer, nn.BatchNorm2d)  # without a module for it
+            images = convolve_relu(layer, images) if has_relu else layer(images)
+        return images
 
 
 @register("backbone", "sequence")

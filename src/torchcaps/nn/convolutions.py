@@ -19,7 +19,7 @@ from torchcaps.ops.convolution import compute
 from torchcaps.ops.precision import check_one_dtype
 from torchcaps.parts import Device, Dtype
 from torchcaps.ranges import Padding, Pixels, Size
-from torchcaps.tracing import is_fake
+from torchcaps.tracing import has_hooks, is_fake
 from torchcaps.words import counted
 
 ConvInit = Literal["torch", "glorot", "he", "truncated-normal"]
@@ -48,7 +48,6 @@ class Convolution(nn.Conv2d):
         padding_mode: Values around the maps, as for :class:`torch.nn.Conv2d`.
         device: Device of the parameters.
         dtype: Floating-point type of the parameters.
-        relu: Also apply a ReLU, in place, so that it needs no extra memory.
     """
 
     @checked
@@ -65,8 +64,6 @@ class Convolution(nn.Conv2d):
         padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
         device: Device = None,
         dtype: Dtype = None,
-        *,
-        relu: bool = False,
     ) -> None:
         try:
             super().__init__(
@@ -75,22 +72,29 @@ class Convolution(nn.Conv2d):
             )  # fmt: skip
         except ValueError as error:  # channels that groups do not divide, a stride with padding "same"
             raise InputError(f"Convolution: {reason_of(error)}") from None
-        self.relu = relu
         down, across = self.stride
         is_plain = self.dilation == (1, 1) and groups == 1 and padding_mode == "zeros" and padding != "same"
         sides = (0, 0) if isinstance(self.padding, str) else self.padding
         self._windows = ((down, across), (sides[0], sides[1])) if is_plain else None
 
     @checked
-    def forward(self, input: Float[Tensor, "B {self.in_channels} H W"]) -> Float[Tensor, "B O h w"]:
-        """Convolve."""
+    def forward(self, input: Float[Tensor, "B {self.in_channels} H W"], relu: bool = False) -> Float[Tensor, "B O h w"]:
+        """Convolve; with ``relu`` also apply a ReLU, which then needs no extra memory."""
         if self._windows is None:
             maps = super().forward(input)
-            return maps.relu_() if self.relu else maps
-        return compute(input, self.weight, self.bias, *self._windows, self.relu)
+            return maps.relu_() if relu else maps
+        return compute(input, self.weight, self.bias, *self._windows, relu)
 
-    def extra_repr(self) -> str:
-        return super().extra_repr() + ", relu=True" * self.relu
+
+def convolve_relu(convolution: nn.Module, features: Float[Tensor, "B C *S"]) -> Float[Tensor, "B O *s"]:
+    """Apply a convolution, and then a ReLU; both as one operation, unless hooks or another class ask for the first.
+
+    The convolution alone stays linear for tools that replace it by a sum of two, as LoRA does.
+    """
+    if type(convolution) is Convolution and not has_hooks(convolution):
+        return convolution(features, relu=True)
+    maps: Tensor = convolution(features)
+    return maps.relu()
 
 
 class MapModules(NamedTuple):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchcaps.checks import MAP_AXES, checked
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import Capsules
-from torchcaps.nn.convolutions import MAP_MODULES, ConvInit, Convolution, draw_layers, normalise
+from torchcaps.nn.convolutions import MAP_MODULES, ConvInit, Convolution, convolve_relu, draw_layers, normalise
 from torchcaps.ops.convolution import Shape, choose, convolve
 from torchcaps.ops.precision import in_full_precision
 from torchcaps.ops.squash import exponential_squash, safe_norm, squash
@@ -112,15 +112,13 @@ class PrimaryCapsules(nn.Module):
 
         window = (primary_kernel, primary_stride, primary_padding)
         plain, learned = primary_norm == "none", primary_norm == "batch-learned"
-        bias, relu = plain and primary_output != "routed", plain and primary_activation == "relu"
+        bias = plain and primary_output != "routed"
         convolution, norm = MAP_MODULES[dims].convolution, MAP_MODULES[dims].batch_norm
         num_convs = primary_dim if primary_separate_convs else 1
-        inside: dict[str, Any] = {"relu": relu} if dims == 2 else {}
         self.convs = nn.ModuleList(
-            convolution(in_channels, channels // num_convs, *window, bias=bias, **inside)
+            convolution(in_channels, channels // num_convs, *window, bias=bias)
             for _ in range(0 if primary_depthwise else num_convs)
         )
-        self._relu_inside = relu and dims == 2 and not primary_depthwise
         each_channel = nn.Conv2d if dims == 2 else convolution
         self.each_channel = (
             each_channel(in_channels, channels, *window, groups=in_channels, bias=plain) if primary_depthwise else None
@@ -162,9 +160,9 @@ class PrimaryCapsules(nn.Module):
         if features.ndim != 2 + self.dims:
             axes = "B, C, " + ", ".join(MAP_AXES[-self.dims :])
             raise InputError(f"PrimaryCapsules: features must have shape ({axes}), got {tuple(features.shape)}")
-        maps = normalise(self.norm, in_full_precision(self._convolve(features)))
-        if self.primary_activation == "relu" and not self._relu_inside:
-            maps = maps.relu()
+        relu, plain = self.primary_activation == "relu", self.primary_norm == "none"
+        maps = normalise(self.norm, in_full_precision(self._convolve(features, relu and plain)))
+        maps = maps.relu() if relu and not plain else maps
         poses = self._group(maps)  # (B, K, I)
         if self.bias is not None:
             locations = poses.shape[2] // self.primary_types
@@ -193,18 +191,15 @@ class PrimaryCapsules(nn.Module):
             return False
         return choose(shape, images, learning=False) == "transform"
 
-    def _convolve(self, features: Float[Tensor, "B C *S"]) -> Float[Tensor, "B TK *s"]:
+    def _convolve(self, features: Float[Tensor, "B C *S"], relu: bool) -> Float[Tensor, "B TK *s"]:
         """Apply all convolutions. Separate ones run as one convolution with joined weights, because that is faster."""
-        if self.each_channel is not None:
-            return self.each_channel(features)
-        convs = [cast(Convolution, conv) for conv in self.convs]
-        if len(convs) == 1:
-            return convs[0](features)
-        if any(type(conv) is not Convolution or has_hooks(conv) for conv in convs):  # hooks expect a call of each
-            return torch.cat([conv(features) for conv in convs], 1)
+        convs = [cast(Convolution, conv) for conv in self.convs or [self.each_channel]]
+        if len(convs) == 1 or any(type(conv) is not Convolution or has_hooks(conv) for conv in convs):
+            maps = [convolve_relu(conv, features) if relu else conv(features) for conv in convs]
+            return maps[0] if len(maps) == 1 else torch.cat(maps, 1)
         weight = torch.cat([conv.weight for conv in convs])
         bias = None if convs[0].bias is None else torch.cat([cast(Tensor, conv.bias) for conv in convs])
-        return convolve(features, weight, bias, self.primary_stride, self.primary_padding, relu=convs[0].relu)
+        return convolve(features, weight, bias, self.primary_stride, self.primary_padding, relu=relu)
 
     def _group(self, maps: Float[Tensor, "B TK *S"]) -> Float[Tensor, "B K I"]:
         """Group channels into capsules; nothing else does this."""
