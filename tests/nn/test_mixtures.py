@@ -189,13 +189,13 @@ def test_a_backward_pass_may_be_repeated_and_blocks_may_change_between(monkeypat
 def test_activation_checkpoints_keep_no_graph_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, capsules = layers(ROUTINGS["vb"])["dense"]
     poses, seen = capsules.poses.clone().requires_grad_(), []
-    forward = equations._mixture.forward
+    forward = equations.mixture.forward
 
     def noted(*call: Any) -> Any:
         seen.append(call[-1])
         return forward(*call)
 
-    monkeypatch.setattr(equations._mixture, "forward", noted)
+    monkeypatch.setattr(equations.mixture, "forward", noted)
     run = lambda poses: layer.route(capsules._replace(poses=poses)).poses.square().sum()  # noqa: E731
     (wanted,) = torch.autograd.grad(run(poses), poses)
     assert seen == [True]
@@ -289,12 +289,6 @@ class Doubled(Votes):
     def __init__(self, poses: Tensor, weight: Tensor) -> None:
         super().__init__(poses, LayerSize(len(weight), poses.shape[2], *weight.shape[1:3]))
         self.weight = weight
-        self.built: list[int] = []
-
-    def _of_images(self, images: slice) -> Votes:
-        some = Doubled(self.poses[images], self.weight)
-        some.built = self.built
-        return some
 
     def _hidden(self, mask: Tensor) -> Votes:
         return Doubled(self.poses.where(mask.unsqueeze(2), 0), self.weight)
@@ -306,12 +300,11 @@ class Doubled(Votes):
         raise NotImplementedError
 
     def build(self) -> Tensor:
-        self.built.append(len(self.poses))
         return 2 * torch.einsum("bik,ijdk->bijd", self.poses, self.weight)
 
 
 @every_routing
-def test_votes_that_can_only_be_built_are_built_a_block_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_votes_that_can_only_be_built_are_routed_a_block_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = DenseCapsules(7, 3, 4, 5, routing=ROUTINGS[name]).double().eval()
     leaves = {"poses": random(5, 7, 3), "weight": random(7, 4, 5, 3), "activations": random(5, 7).sigmoid()}
     leaves = {name: each.requires_grad_() for name, each in leaves.items()}
@@ -320,9 +313,6 @@ def test_votes_that_can_only_be_built_are_built_a_block_at_a_time(name: str, mon
     for make in (Doubled, lambda *given: BuiltVotes(Doubled(*given).build(), given[0])):
         votes = make(leaves["poses"], leaves["weight"])
         found.append(with_gradients(layer.routing(votes, leaves["activations"], return_coupling=True), leaves))
-        if isinstance(votes, Doubled):
-            assert set(votes.built) == {1, 2}
-            assert votes.built[:3] == [2, 2, 1]
     assert_same(*found, 1e-10)
 
 

@@ -253,7 +253,7 @@ def _write(
     with atomic_path(path) as temporary:
         temporary.write_bytes(contents)
         try:
-            answers = _answers(open_file(temporary), cases)
+            answers = list(map(open_file(temporary), [batch.float().cpu() for batch in cases]))  # and closes the file
         except InputError as error:  # its message begins with the name of the temporary file
             raise InputError(f"{path} was not written: {str(error).partition(': ')[2]}") from error
         differences = [_differences(network, batch, got) for batch, got in zip(cases, answers, strict=True)]
@@ -265,11 +265,6 @@ def _write(
                     f"{TOLERANCE:.0e} is allowed"
                 )
     return Agreement(len(pixels), largest[0], largest[1] if len(largest) > 1 else None)
-
-
-def _answers(run: Callable[[Tensor], Outputs], cases: Sequence[Tensor]) -> list[Outputs]:
-    """Return the outputs of a file for each batch; afterwards the file is closed."""
-    return [run(batch.float().cpu()) for batch in cases]
 
 
 def _differences(network: Network, batch: Shaped[Tensor, "N C *S"], got: Outputs) -> list[float]:

@@ -1,5 +1,3 @@
-from .building import build_network as build_network
-from .building import plan_network as plan_network
 from .capsnet import CapsNet as CapsNet
 from .cnn import BaselineCNN as BaselineCNN
 from .cnn import PooledCNN as PooledCNN
@@ -10,6 +8,8 @@ from .network import ScoresOnly as ScoresOnly
 from .network import load_pretrained as load_pretrained
 from .output import Losses as Losses
 from .output import ModelOutput as ModelOutput
+from .planning import build_network as build_network
+from .planning import plan_network as plan_network
 from .presets import Preset as Preset
 from .presets import create_model as create_model
 from .presets import get_preset as get_preset

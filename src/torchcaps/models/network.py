@@ -15,7 +15,6 @@ from torchcaps.checks import check, checked
 from torchcaps.errors import InputError
 from torchcaps.models import files
 from torchcaps.models.output import Losses, ModelOutput, Targets
-from torchcaps.models.planning import SizedNetwork
 from torchcaps.nn import Decoder
 from torchcaps.ranges import COUNT, Range, spatial_shape
 from torchcaps.tasks import TaskName, find_task
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from torchcaps.export.card import TrainingRecord
 
 
-class Network(SizedNetwork):
+class Network(nn.Module):
     """Network for images of one shape and a number of classes; its options and weights can be saved.
 
     Register a subclass with ``@register("network", "mine")``.
@@ -48,6 +47,10 @@ class Network(SizedNetwork):
     """Network that draws an image from the capsule of a class; None without reconstructions."""
     layers: nn.ModuleList
     """Capsule layers; the last one has the class capsules. Empty in a CNN."""
+    in_shape: tuple[int, ...]
+    """Shape of an image (C, H, W); in a network for pixels (C, *S), of a patch of one to three axes."""
+    num_classes: int
+    """Number of classes (J)."""
     length_eps: float = 1e-7
     """Number added under the root of the class capsules' lengths."""
     target_mean: Float[Tensor, "J"]

@@ -1,14 +1,15 @@
-"""Build a network on the meta device, without memory for its parameters."""
+"""Build a network from the tree of its parts, or plan it without memory for its parameters."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import nn
 
 from torchcaps.errors import InputError, reason_of
+from torchcaps.machine import check_memory
 from torchcaps.models.shapes import TooSmall
 from torchcaps.parts import Spec, build
 from torchcaps.tracing import unset_fake_temporarily
@@ -17,22 +18,35 @@ MAX_SEARCHED_SIDE = 512
 """Largest side, pixels, in the search for the smallest images that a network accepts."""
 
 
-class SizedNetwork(nn.Module):
-    """Base class of :class:`torchcaps.models.Network`, for the files that the class itself uses."""
+def build_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Any:
+    """Build the network of a tree, a :class:`torchcaps.models.Network`.
 
-    in_shape: tuple[int, ...]
-    """Shape of an image (C, H, W); in a network for pixels (C, *S), of a patch of one to three axes."""
-    num_classes: int
-    """Number of classes (J)."""
+    Raises:
+        InputError: As for :func:`plan_network`; or the parameters do not fit into memory, and none is allocated.
+    """
+    planned = plan_network(spec, in_shape, num_classes)
+    device = torch.get_default_device().type
+    if device == "meta":
+        return planned
+    if device == "cpu":
+        sizes = (parameter.numel() * parameter.element_size() for parameter in planned.parameters())
+        check_memory(sum(sizes), "the network's parameters")
+    return build("network", spec, in_shape=in_shape, num_classes=num_classes)
 
 
-def plan(spec: Spec, in_shape: Sequence[int], num_classes: int) -> SizedNetwork:
-    """Build the network of a tree on the meta device; see :func:`torchcaps.models.plan_network`."""
+def plan_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Any:
+    """Build the network of a tree, a :class:`torchcaps.models.Network`, without memory for its parameters.
 
-    def planned(shape: Sequence[int]) -> SizedNetwork:
+    Other errors of a part, such as one of your own, are raised unchanged.
+
+    Raises:
+        InputError: The images are too small (the message gives the smallest size that fits), or the network has more
+            parameters than PyTorch can count.
+    """
+
+    def planned(shape: Sequence[int]) -> Any:
         with unset_fake_temporarily(), torch.device("meta"):  # fake mode would take constants on meta for real ones
-            network: SizedNetwork = build("network", spec, in_shape=shape, num_classes=num_classes)
-        return network
+            return build("network", spec, in_shape=shape, num_classes=num_classes)
 
     def at_least(side: int) -> tuple[int, ...]:
         return in_shape[0], *(max(size, side) for size in in_shape[1:])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,61 +10,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from torchcaps.errors import InputError, reason_of
-from torchcaps.tracing import is_eager
 
 
 class TooSmall(InputError):  # noqa: N818  the name is the fault of a map; callers who know the images catch it
     """A map that is smaller than the windows of the next layer."""
 
 
-Inferred = tuple[Any, int]
-"""Output of a module for a batch, and the largest number of values in a tensor of one image on the way."""
-
-
-class ShapePlan:
-    """Results of :func:`infer_shapes` while a network is planned, for the network that is built after it.
-
-    Both ask for the same shapes in the same order. From the first difference on, shapes are inferred again.
-    """
-
-    def __init__(self) -> None:
-        self._inferred: list[tuple[Any, Inferred]] = []
-        self._known: Iterator[tuple[Any, Inferred]] = iter(())
-
-    def rewind(self) -> None:
-        """Return the recorded results from now on."""
-        self._known = iter(self._inferred.copy())
-
-    def infer(self, module: nn.Module, inputs: Any) -> Inferred:
-        """Return the recorded result of a module with such inputs, or infer and record it."""
-        asked = type(module), (inputs if isinstance(inputs, Tensor) else inputs.poses).shape
-        if is_eager():
-            before, inferred = next(self._known, (None, None))
-            if before == asked and inferred is not None:
-                return inferred
-            self._known = iter(())
-        result = _run_without_numbers(module, inputs)
-        self._inferred.append((asked, result))
-        return result
-
-
-_PLAN: ContextVar[ShapePlan | None] = ContextVar("plan", default=None)
-
-
-@contextmanager
-def shape_plan() -> Iterator[ShapePlan]:
-    """Let :func:`infer_shapes` record its results in a plan."""
-    token = _PLAN.set(plan := ShapePlan())
-    try:
-        yield plan
-    finally:
-        _PLAN.reset(token)
-
-
-def infer_shapes(module: nn.Module, inputs: Any) -> Inferred:
+def infer_shapes(module: nn.Module, inputs: Any) -> tuple[Any, int]:
     """Run a module on the meta device, without numbers; its parameters and statistics do not change.
-
-    Within :func:`shape_plan`, a module that was seen with such inputs before is not run again.
 
     Returns:
         Output of the module for a batch, and the largest number of values in a tensor of one image on the way.
@@ -74,11 +25,6 @@ def infer_shapes(module: nn.Module, inputs: Any) -> Inferred:
     Raises:
         TooSmall: The module refuses the shape.
     """
-    plan = _PLAN.get()
-    return _run_without_numbers(module, inputs) if plan is None else plan.infer(module, inputs)
-
-
-def _run_without_numbers(module: nn.Module, inputs: Any) -> Inferred:
     sizes: list[int] = []
 
     def note_size(_module: nn.Module, _inputs: object, output: object) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import InputError
 from torchcaps.models.output import ModelOutput
-from torchcaps.models.planning import plan
+from torchcaps.models.planning import plan_network
 from torchcaps.models.segmentation import Masks, PixelLoss, PixelNetwork, cut_to
 from torchcaps.nn.convolutions import MAP_MODULES
 from torchcaps.nn.segmentation import InstanceNorm
@@ -88,7 +88,7 @@ class UNet(PixelNetwork):
         tree = get_preset(preset).network
         if find("network", tree["name"]) is UNet:
             raise InputError(f"parameters_of must be a preset that is not a U-Net itself, got {preset}")
-        planned = plan(tree, self.in_shape, self.num_classes)
+        planned = plan_network(tree, self.in_shape, self.num_classes)
         target = sum(parameter.numel() for parameter in planned.parameters())
         scales = [0.0, 1.0]
         while self._count(self._scaled(scales[1])) < target:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from torchcaps.errors import InputError, install, reason_of, shown
 from torchcaps.nn.convolutions import (
-    KEPT_BY_CUT,
     ChannelNorm,
     ConvInit,
     ConvNorm,
@@ -151,13 +150,11 @@ class StackBackbone(nn.Sequential):
             stack_strides=self.stack_strides,
             stack_strides_across=across,
         )
-        before, plain, he = in_channels, stack_norm != "batch", stack_init == "he"
+        before, plain = in_channels, stack_norm != "batch"
         strides = zip(self.stack_strides, across, strict=True)
         for width, kernel, stride in zip(stack_channels, stack_kernels, strides, strict=True):
             convolution = Convolution(before, width, kernel, stride, stack_padding, bias=plain)
-            if stack_init != "torch":
-                std = math.sqrt(2 / convolution.weight[0].numel()) / KEPT_BY_CUT if he else 0.05
-                draw_layers(convolution, "truncated-normal", std, bias=0.0 if he else 0.1)
+            draw_layers(convolution, stack_init, std=0.05)
             self.append(convolution)
             if stack_norm == "batch":
                 self.extend([nn.BatchNorm2d(width), nn.ReLU()])

@@ -41,6 +41,15 @@ def squashed(s: Float[Tensor, "..."], dim: int, eps: float) -> Float[Tensor, "..
     return squared / (1 + squared) * torch.rsqrt(squared + eps) * s
 
 
+def squash_backward(s: Float[Tensor, "..."], gradient: Tensor, dim: int, eps: float) -> Float[Tensor, "..."]:
+    """Return the gradient of s from that of squash(s) = h s, which is h g + 2 h' ⟨s, g⟩ s with h as a function of n."""
+    n = s.square().sum(dim, keepdim=True)
+    q = torch.rsqrt(n + eps)
+    h = n * q / (1 + n)
+    slope = q / (1 + n).square() - n * q.pow(3) / (2 * (1 + n))
+    return h * gradient + 2 * slope * (s * gradient).sum(dim, keepdim=True) * s
+
+
 @checked
 def exponential_squash(x: Float[Tensor, "..."], dim: int = -1) -> Float[Tensor, "..."]:
     """Shrink vectors to lengths in [0, 1), leave short vectors almost unchanged, and keep directions.

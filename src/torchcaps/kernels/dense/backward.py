@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchcaps.kernels.dense.layer import Layer, Options, Tensors
 from torchcaps.ops.precision import full_precision
-from torchcaps.ops.squash import squashed
+from torchcaps.ops.squash import squash_backward, squashed
 
 
 class Gradients(NamedTuple):
@@ -48,7 +48,7 @@ def backward(
         grad_c = None if grad_coupling is None else grad_coupling.permute(2, 0, 1)
         grad_summed = torch.zeros_like(sums[0])  # G, the gradient of V
         for t in range(len(sums), 0, -1):
-            grad_s = _squash_backward(sums[t - 1], grad_v, options.eps) if options.num_iterations else grad_v
+            grad_s = squash_backward(sums[t - 1], grad_v, -1, options.eps) if options.num_iterations else grad_v
             if grads.bias is not None:
                 grads.bias.add_(grad_s.sum(0))
             if t == 1:
@@ -145,12 +145,3 @@ def _weight_blocks(
 def _compete_backward(layer: Layer, coupling: Tensor, grad: Tensor) -> Tensor:
     """[coupling, backward] Replace a by db = c∘(a − Σ c∘a), over the capsules that compete; a leak has a = 0."""
     return grad.sub_((coupling * grad).sum(layer.competing_axis, keepdim=True)).mul_(coupling)
-
-
-def _squash_backward(s: Tensor, grad_v: Tensor, eps: float) -> Tensor:
-    """[squash, backward] Return g_s = h g_v + 2 h' ⟨s, g_v⟩ s."""
-    n = s.square().sum(-1, keepdim=True)
-    q = torch.rsqrt(n + eps)
-    h = n * q / (1 + n)
-    slope = q / (1 + n).square() - n * q.pow(3) / (2 * (1 + n))
-    return h * grad_v + 2 * slope * (s * grad_v).sum(-1, keepdim=True) * s

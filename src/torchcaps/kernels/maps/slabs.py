@@ -26,6 +26,7 @@ from torchcaps.kernels.maps.windows import Slab, Window, convolve, cropped
 from torchcaps.kernels.memory import block_bytes, piece, slices
 from torchcaps.kernels.operation import Forward, Operation
 from torchcaps.machine import MIB
+from torchcaps.ops.squash import squash_backward, squashed
 
 SLAB_MIB = 2.0
 """MiB of votes in a slab on a CPU."""
@@ -137,7 +138,7 @@ def forward(tensors: Tensors, options: Options, _wanted: Sequence[bool], _keep: 
         capsules = votes.new_empty((len(votes), J, D, slab.positions))
         for part, room in blocks(votes):
             routed = rounds(votes[..., part], column, options.num_iterations, options.eps, room)
-            capsules[..., part] = squashed(routed[-1].sums, options.eps).capsules
+            capsules[..., part] = routed[-1].capsules
         slab.outputs(out).copy_(capsules.unflatten(3, slab.sizes))
     return Forward((out,))
 
@@ -237,23 +238,6 @@ class Round(NamedTuple):
     capsules: Float[Tensor, "B J D n"]
 
 
-class Squashed(NamedTuple):
-    """squash(s) = f·s, with the factor f as a function of the squared length n."""
-
-    capsules: Tensor
-    factor: Tensor
-    slope: Tensor
-    """df/dn."""
-
-
-def squashed(sums: Float[Tensor, "B J D n"], eps: float) -> Squashed:
-    """Squash along the components, as :func:`torchcaps.squash`."""
-    squares = sums.square().sum(2, keepdim=True)
-    per = (squares + eps).rsqrt() / (1 + squares)
-    slope = per * (1 - squares / (1 + squares) - squares / (2 * (squares + eps)))
-    return Squashed(per * squares * sums, per * squares, slope)
-
-
 def rounds(
     votes: Float[Tensor, "B T J D n"], bias: Float[Tensor, "J D 1"] | None, number: int, eps: float, room: Tensor
 ) -> list[Round]:
@@ -268,7 +252,7 @@ def rounds(
             sums = torch.mul(votes, coupling.unsqueeze(3), out=room).sum(1)
         if bias is not None:
             sums += bias
-        capsules = squashed(sums, eps).capsules
+        capsules = squashed(sums, 2, eps)
         done.append(Round(coupling, sums, capsules))
         if iteration < number:
             agreement = torch.mul(votes, capsules.unsqueeze(1), out=room).sum(3)
@@ -292,8 +276,7 @@ def rounds_backward(
         if of_logits is not None:  # the agreement of this iteration
             out.addcmul_(of_logits.unsqueeze(3), capsules.unsqueeze(1))
             grad = torch.mul(votes, of_logits.unsqueeze(3), out=room).sum(1)
-        _, factor, slope = squashed(sums, eps)
-        of_sums = factor * grad + 2 * slope * (grad * sums).sum(2, keepdim=True) * sums
+        of_sums = squash_backward(sums, grad, 2, eps)
         of_bias += of_sums.sum((0, 3))
         if coupling is None:
             share = (of_sums / J).unsqueeze(1)

@@ -53,7 +53,7 @@ class Tensors(NamedTuple):
 
 
 class Options(NamedTuple):
-    """Arguments of :func:`fit_mixture` besides tensors."""
+    """Equations of a fit, their numbers, and the form of its tensors."""
 
     equations: str
     num_iterations: int

@@ -11,7 +11,6 @@ from typing import Any
 from torchcaps.errors import InputError, install
 from torchcaps.models.files.saving import save
 from torchcaps.models.files.weights import CLASSES, CONFIG, WEIGHTS
-from torchcaps.models.planning import SizedNetwork
 
 SHIPPED = {"compact": Path(__file__).parents[1] / "weights" / "compact"}
 """Folder of each network whose weights come with torchcaps."""
@@ -65,9 +64,7 @@ def asking_the_hub(failed: str, advice: str = "") -> Iterator[None]:
         raise InputError(f"{failed}: {reason}{advice and '; '}{advice}") from error
 
 
-def push(
-    network: SizedNetwork, repository: str, private: bool, commit_message: str, token: str | None, **contents: Any
-) -> str:
+def push(network: Any, repository: str, private: bool, commit_message: str, token: str | None, **contents: Any) -> str:
     """Upload the files of a network; see :meth:`torchcaps.CapsNet.push_to_hub` for arguments and errors."""
     owner, _, name = repository.partition("/")
     if not owner or not name:

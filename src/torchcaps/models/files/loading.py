@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torch import nn
+
 from torchcaps.errors import InputError, reason_of
 from torchcaps.files import read_json
 from torchcaps.models.files.hub import find_pretrained
 from torchcaps.models.files.weights import CONFIG, WEIGHTS, load_weights, read_weights
-from torchcaps.models.planning import SizedNetwork, plan
+from torchcaps.models.planning import plan_network
 from torchcaps.nn.layers import current_tree
 from torchcaps.parts import complete
 
-NetworkT = TypeVar("NetworkT", bound=SizedNetwork)
+NetworkT = TypeVar("NetworkT", bound=nn.Module)
 
 
 def load(source: str | Path, kind: type[NetworkT], **download: Any) -> NetworkT:
@@ -22,7 +24,7 @@ def load(source: str | Path, kind: type[NetworkT], **download: Any) -> NetworkT:
     described = read_json(folder / CONFIG, "configuration")
     in_shape, num_classes = described.pop("in_shape", None), described.pop("num_classes", None)
     try:
-        network = plan(complete("network", current_tree(described)), in_shape, num_classes)
+        network = plan_network(complete("network", current_tree(described)), in_shape, num_classes)
     except Exception as error:  # a configuration from elsewhere may hold anything
         raise InputError(f"configuration {folder / CONFIG} does not describe a network: {reason_of(error)}") from error
     if not isinstance(network, kind):

@@ -13,7 +13,7 @@ from torchcaps.errors import InputError
 from torchcaps.export.card import SeedResult, TrainingRecord, model_card
 from torchcaps.files import atomic_path, write_json, write_text
 from torchcaps.models.files.weights import CARD, CLASSES, CONFIG, WEIGHTS, difference, weights_file
-from torchcaps.models.planning import SizedNetwork, plan
+from torchcaps.models.planning import plan_network
 from torchcaps.parts import describe
 from torchcaps.words import counted
 
@@ -21,7 +21,7 @@ __all__ = ["SeedResult", "TrainingRecord", "save", "write"]
 
 
 def write(
-    network: SizedNetwork,
+    network: Any,
     folder: Path,
     dtype: torch.dtype | None = None,
     class_names: Sequence[str] | None = None,
@@ -35,7 +35,7 @@ def write(
             f"{len(spec['class_names'])}"
         )
     tree, weights = describe(network), network.state_dict()
-    planned = plan(tree, network.in_shape, network.num_classes)
+    planned = plan_network(tree, network.in_shape, network.num_classes)
     changed = difference(planned.state_dict(), weights) or _shared_otherwise(planned, network)
     if changed:
         raise InputError(
@@ -60,7 +60,7 @@ def write(
 
 
 def save(
-    network: SizedNetwork,
+    network: Any,
     folder: str | Path,
     *,
     class_names: Sequence[str] | None = None,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, overload
 
-from torchcaps.models.building import build_network
 from torchcaps.models.capsnet import CapsNet
 from torchcaps.models.cnn import BaselineCNN, PooledCNN
 from torchcaps.models.network import Network
+from torchcaps.models.planning import build_network
 from torchcaps.models.presets.large_images import fit_to_images
 from torchcaps.models.presets.registry import get_preset
 from torchcaps.models.segmentation_capsules import PixelCapsules

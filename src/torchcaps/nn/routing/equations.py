@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.kernels.mixtures import Options, Results, Sums, Tensors, VoteFactors, mixture_operation
+from torchcaps.kernels.mixtures import Options, Sums, mixture_operation
 from torchcaps.nn.capsules import RoutingRound
 from torchcaps.nn.votes.competition import MapCompetition
 
@@ -87,7 +87,7 @@ FITS: dict[str, Fit] = {}
 
 
 def equations(name: str) -> Callable[[Fit], Fit]:
-    """Register the equations of a mixture under a name for :func:`fit_mixture`."""
+    """Register the equations of a mixture under a name."""
 
     def register(fit: Fit) -> Fit:
         FITS[name] = fit
@@ -106,29 +106,5 @@ def _fit(
     return FITS[options.equations](inputs, first, second, options.num_iterations, *options.settings)
 
 
-_mixture = mixture_operation(_fit)
-
-
-def fit_mixture(
-    activations: Float[Tensor, "B I"],
-    learned: tuple[Tensor, Tensor],
-    factors: VoteFactors,
-    number: Float[Tensor, "B 1"] | None,
-    competition: MapCompetition | None,
-    options: Options,
-) -> Results:
-    """Fit the Gaussians of all rows. All tensors must have one dtype of full precision.
-
-    Args:
-        activations: Activations a_i, zero for masked input capsules.
-        learned: The two learned tensors of the equations.
-        factors: Tensors from which the votes are computed.
-        number: Number of input capsules of each row that are present; None for all.
-        competition: Competition between positions of a map; None if only the output capsules of a row compete.
-        options: Name of the equations, their settings, and ``keep_coupling``.
-    """
-    children = None
-    if competition is not None:
-        children, options = competition.children, options._replace(on_map=competition.number)
-    _, poses, weight, bias = factors
-    return _mixture(Tensors(activations, *learned, poses, weight, bias, number, children), options)
+mixture = mixture_operation(_fit)
+"""The operation that fits the Gaussians of all rows. All tensors must have one dtype of full precision."""

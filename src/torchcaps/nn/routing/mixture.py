@@ -9,11 +9,10 @@ from typing import ClassVar
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from torchcaps.kernels.memory import blocks, in_blocks
-from torchcaps.kernels.mixtures import Options, Sums, VoteFactors
+from torchcaps.kernels.mixtures import Options, Sums, Tensors, VoteFactors
 from torchcaps.nn.capsules import Activations, LayerSize, Routed, RoutingRound
 from torchcaps.nn.routing.base import Routing
-from torchcaps.nn.routing.equations import FITS, MixtureInputs, fit_mixture
+from torchcaps.nn.routing.equations import FITS, MixtureInputs, mixture
 from torchcaps.nn.votes import BuiltVotes, Votes
 from torchcaps.ops.precision import computed_in_full_precision
 from torchcaps.ranges import AtLeastOneIteration
@@ -56,27 +55,21 @@ def route_mixture(
     """
     whole = BuiltVotes.of(votes, mask)
     active = whole.present(activations.to(whole.like.dtype))
-
-    def fit(some: Votes, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        factors = vote_factors(some, bias)
-        first, second = (each.to(active) for each in learned)
-        options = Options(equations, num_iterations, settings, factors.kind, keep_coupling=return_coupling)
-        return fit_mixture(active, (first, second), factors, number_of_inputs(some), some.competition, options)
-
-    if whole.factors() is not None:
-        poses, logits, coupling = fit(whole, active)
-    else:  # votes that can only be built: build them some rows at a time
-        I, _, J, D = whole.size
-        multiple = 1 if whole.competition is None else whole.competition.rows_per_image
-        rows = blocks(active.shape[0], I * J * D * active.element_size(), active.device, multiple)
-        items = [(whole, active)] if len(rows) == 1 else [(whole[each], active[each]) for each in rows]
-        poses, logits, coupling = in_blocks(lambda item: fit(*item), items)
+    first, second = (each.to(active) for each in learned)
+    factors = vote_factors(whole, bias)
+    children, on_map = None, 0
+    if whole.competition is not None:
+        children, on_map = whole.competition.children, whole.competition.number
+    number = number_of_inputs(whole)
+    tensors = Tensors(active, first, second, factors.poses, factors.weight, factors.bias, number, children)
+    options = Options(equations, num_iterations, settings, factors.kind, on_map, return_coupling)
+    poses, logits, coupling = mixture(tensors, options)
     return whole.finish(Routed(*finish(poses, logits), coupling.mT), coupling=return_coupling)
 
 
 def vote_factors(votes: Votes, bias: Float[Tensor, "#I J D"] | None = None) -> VoteFactors:
-    """Return the tensors from which votes plus a bias are computed; the built votes if there are no such tensors."""
-    factors = votes.factors() or VoteFactors("built", votes.build())
+    """Return the tensors from which votes plus a bias are computed."""
+    factors = votes.factors()
     if bias is None:
         return factors
     bias = bias.to(votes.like)

@@ -73,33 +73,23 @@ class Votes(ABC):
         """Return the lengths ‖û_j|i‖, at least 1e-8."""
         return at_least_tiny(self.build(), 3).squeeze(3)
 
-    def factors(self) -> VoteFactors | None:
-        """Return the tensors from which a routing computes the votes block by block.
+    def factors(self) -> VoteFactors:
+        """Return the tensors from which a routing computes the votes block by block; by default the built votes.
 
-        None if the votes can only be built. Votes of masked input capsules may be any finite numbers.
+        Votes of masked input capsules may be any finite numbers.
         """
-        return None
-
-    @abstractmethod
-    def _of_images(self, images: slice) -> Votes:
-        """Return the votes of some images, ignoring the mask."""
+        return VoteFactors("built", self.build())
 
     @abstractmethod
     def _hidden(self, mask: Bool[Tensor, "B I"]) -> Votes:
         """Return the votes with all numbers of masked input capsules set to zero."""
-
-    def __getitem__(self, images: slice) -> Votes:
-        """Return the votes of some images, for algorithms that build a few images at a time."""
-        return self._like_these(self._of_images(images), None if self.mask is None else self.mask[images])
 
     def masked(self, mask: Bool[Tensor, "B I"] | None) -> Votes:
         """Mask input capsules, in addition to capsules that are masked already."""
         if mask is None:
             return self
         mask = mask if self.mask is None else mask & self.mask
-        return self._like_these(self._hidden(mask), mask)
-
-    def _like_these(self, votes: Votes, mask: Bool[Tensor, "B I"] | None) -> Votes:
+        votes = self._hidden(mask)
         votes.competition, votes.dtype, votes.mask = self.competition, self.dtype, mask
         return votes
 

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
-from torchcaps.kernels.mixtures import VoteFactors
 from torchcaps.nn.capsules import LayerSize
 from torchcaps.nn.votes.base import Votes
 from torchcaps.ops.precision import in_full_precision
@@ -42,9 +41,6 @@ class BuiltVotes(Votes):
         """Return votes unchanged or wrap a tensor of votes, and apply the mask."""
         return (votes if isinstance(votes, Votes) else cls(votes)).masked(mask)
 
-    def _of_images(self, images: slice) -> Votes:
-        return BuiltVotes(self.votes[images], self.poses[images])
-
     def _hidden(self, mask: Bool[Tensor, "B I"]) -> Votes:
         present = mask.unsqueeze(2)
         return BuiltVotes(self.votes.where(present.unsqueeze(3), 0), self.poses.where(present, 0))
@@ -59,6 +55,3 @@ class BuiltVotes(Votes):
 
     def build(self) -> Float[Tensor, "B I J D"]:
         return self.votes
-
-    def factors(self) -> VoteFactors:
-        return VoteFactors("built", self.votes)

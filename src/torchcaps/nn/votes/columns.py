@@ -27,7 +27,6 @@ from torchcaps.kernels.operation import Backend
 from torchcaps.nn.capsules import Activations, LayerSize, Routed
 from torchcaps.nn.routing.dynamic import dynamic_routing
 from torchcaps.nn.votes.base import Votes, at_least_tiny
-from torchcaps.nn.votes.built import BuiltVotes
 from torchcaps.nn.votes.competition import share_out
 from torchcaps.tracing import is_graph_capture
 
@@ -88,13 +87,6 @@ class ColumnVotes(Votes):
 
     def _shares(self, logits: Float[Tensor, "BL T J"], axis: int, **options: bool) -> Float[Tensor, "BL T J"]:
         return rows_of(share_out(self._by_image(logits), axis, **options))
-
-    def _of_images(self, images: slice) -> Votes:
-        B, *_, L = self.columns.shape
-        if B == 1:
-            return ColumnVotes(self.columns[..., images], lambda: self.poses[images], self.size.in_dim, self.dtype)
-        rows = torch.arange(B * L, device=self.columns.device)[images]
-        return BuiltVotes(self.columns.movedim(-1, 1)[rows // L, rows % L], self.poses[images])
 
     def _hidden(self, mask: Bool[Tensor, "BL T"]) -> Votes:
         present = self._by_image(mask)[:, :, None, None]

@@ -28,9 +28,6 @@ class VotesOfPoses(Votes):
     def build(self) -> Float[Tensor, "B I J D"]:
         return self.factors().build().permute(0, 3, 1, 2)
 
-    def _of_images(self, images: slice) -> Votes:
-        return self._of(self.poses[images])
-
     def _hidden(self, mask: Bool[Tensor, "B I"]) -> Votes:
         return self._of(self.poses.where(mask.unsqueeze(2), 0))
 

@@ -22,10 +22,6 @@ class MapVotes(Votes):
         super().__init__(poses, votes.size._replace(in_capsules=poses.shape[1]), votes.dtype)
         self.votes, self.positions = votes, positions
 
-    def _of_images(self, images: slice) -> Votes:
-        rows = slice(images.start * self.positions, images.stop * self.positions)
-        return MapVotes(self.votes[rows], self.poses[images], self.positions)
-
     def _hidden(self, mask: Bool[Tensor, "B I"]) -> Votes:
         by_position = mask.unflatten(1, (-1, self.positions)).transpose(1, 2).flatten(0, 1)  # (B·L, T)
         return MapVotes(self.votes.masked(by_position), self.poses.where(mask.unsqueeze(2), 0), self.positions)
@@ -42,10 +38,8 @@ class MapVotes(Votes):
     def build(self) -> Float[Tensor, "B I J D"]:
         return by_type(self.votes.build(), self.positions)
 
-    def factors(self) -> VoteFactors | None:
+    def factors(self) -> VoteFactors:
         each = self.votes.factors()
-        if each is None:
-            return None
         poses, weight, bias = by_type(each.poses, self.positions), each.weight, each.bias
         if weight is not None and each.kind != "shared":  # the weights of a type, repeated for its positions
             weight = weight.repeat_interleave(self.positions, 0)
@@ -66,9 +60,6 @@ class PlacedVotes(Votes):
         super().__init__(votes.poses, votes.size, votes.dtype)
         self.votes, self.places = votes, places
 
-    def _of_images(self, images: slice) -> Votes:
-        return PlacedVotes(self.votes[images], self.places)
-
     def _hidden(self, mask: Bool[Tensor, "B I"]) -> Votes:
         return PlacedVotes(self.votes.masked(mask), self.places)
 
@@ -84,10 +75,8 @@ class PlacedVotes(Votes):
     def build(self) -> Float[Tensor, "B I J D"]:
         return self.votes.build() + self._places().unsqueeze(2)
 
-    def factors(self) -> VoteFactors | None:
+    def factors(self) -> VoteFactors:
         each = self.votes.factors()
-        if each is None:
-            return None
         places = self.places.to(self.poses).unsqueeze(1)  # (I, 1, D)
         return each._replace(bias=places if each.bias is None else each.bias + places)
 
