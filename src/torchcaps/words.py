@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-MAP_SIZES = {1: "length", 2: "height and width", 3: "depth, height and width"}
-"""Sizes of lines, planes and volumes, by the number of their axes."""
+AXES = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
+"""Names of the axes of lines, planes and volumes, by their number."""
+MAP_SIZES = {dims: " and ".join(", ".join(names).rsplit(", ", 1)) for dims, names in AXES.items()}
+"""The same as words, such as ``"depth, height and width"``."""
 
 
 IRREGULAR = {"axis": "axes", "entry": "entries"}

@@ -25,7 +25,7 @@ from torchcaps.analysis.inference import as_pixels, inference
 from torchcaps.checks import checked
 from torchcaps.errors import InputError, install
 from torchcaps.export.description import Description
-from torchcaps.export.onnx_model import ANY_LENGTH, AXIS_NAMES, INPUT, LENGTHS, RECONSTRUCTION, OnnxModel
+from torchcaps.export.onnx_model import INPUT, LENGTHS, RECONSTRUCTION, OnnxModel
 from torchcaps.export.record import random_images
 from torchcaps.files import atomic_path
 from torchcaps.models import Network
@@ -33,6 +33,7 @@ from torchcaps.models.segmentation import PixelNetwork
 from torchcaps.nn import SequenceBackbone
 from torchcaps.ops.labels import top_classes
 from torchcaps.tasks import task_of
+from torchcaps.words import AXES
 
 OPSET = 18
 """Version of ONNX's operators: the oldest that torch's exporter writes, so that most runtimes can read it."""
@@ -154,9 +155,8 @@ def takes_sequences(network: Network) -> bool:
 def free_axes(network: Network) -> dict[int, str]:
     """Return the names of the input's axes that may have any size, besides the batch, by the number of the axis."""
     if network.per_pixel:
-        names = AXIS_NAMES[len(network.in_shape) - 1]
-        return dict(enumerate(names, 2))
-    return {3: ANY_LENGTH} if takes_sequences(network) else {}
+        return dict(enumerate(AXES[len(network.in_shape) - 1], 2))
+    return {3: AXES[1][0]} if takes_sequences(network) else {}
 
 
 def smallest_side(network: Network) -> int:

@@ -26,10 +26,6 @@ from torchcaps.words import counted
 
 INPUT, LENGTHS, RECONSTRUCTION = "images", "lengths", "reconstruction"
 """Names of the input and the outputs in an exported file."""
-ANY_LENGTH = "length"
-"""Name of the input's last axis if it may have any size, as for sequences."""
-AXIS_NAMES = {1: (ANY_LENGTH,), 2: ("height", "width"), 3: ("depth", "height", "width")}
-"""Names of the input's spatial axes in the file of a network for pixels, which may have any size."""
 MAX_BATCH = 32
 """Images in a batch: an exported graph builds all their votes."""
 MAX_FILE_BYTES = 2 * 2**30

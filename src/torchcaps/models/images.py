@@ -12,6 +12,7 @@ from torch import Tensor
 from torchcaps.checks import refuse_fx
 from torchcaps.errors import InputError, WrongType
 from torchcaps.ops.precision import check_one_dtype, in_full_precision
+from torchcaps.words import AXES
 
 
 def check_images(images: Tensor, in_shape: tuple[int, ...], weight: Tensor, *, any_size: bool = False) -> None:
@@ -34,7 +35,7 @@ def check_images(images: Tensor, in_shape: tuple[int, ...], weight: Tensor, *, a
 
 def check_image_shape(shape: Sequence[int], in_shape: tuple[int, ...], *, any_size: bool = False) -> None:
     """Raise InputError unless ``shape`` is (B, *in_shape); with ``any_size``, only axes and channels must fit."""
-    axes = ("depth", "height", "width")[4 - len(in_shape) :] if len(in_shape) > 2 else ("length",)
+    axes = AXES[len(in_shape) - 1]
     known = in_shape[:1] if any_size else in_shape
     if len(shape) != len(in_shape) + 1 or tuple(shape[1 : len(known) + 1]) != known:
         sizes = ", ".join(map(str, (*known, *axes[len(known) - 1 :])))

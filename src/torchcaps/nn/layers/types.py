@@ -21,7 +21,7 @@ from torchcaps.nn.votes import Votes
 from torchcaps.nn.votes.columns import VotesOfTypes, in_slabs, route_columns, rows_of
 from torchcaps.parts import Device, Dtype, build, register
 from torchcaps.ranges import Axes, Pixels, Size, Width
-from torchcaps.tracing import has_hooks, is_eager
+from torchcaps.tracing import has_hooks
 
 Upsampling = Literal["transposed", "nearest"]
 """How a map becomes larger: by a transposed convolution, or by repeating positions before a convolution."""
@@ -84,9 +84,6 @@ class TypesLayer(MapLayer):
         self, capsules: Capsules | Float[Tensor, "B I K"], return_coupling: bool = False
     ) -> tuple[Routed, torch.dtype]:
         """Route the positions of a large map slab by slab, so that only the votes of a slab are in memory."""
-        if isinstance(capsules, Capsules) and is_eager() and len(capsules.poses) == 0:  # slabs have an image at least
-            (poses, *others), dtype = self._route_in_full_precision(_with_an_image(capsules), return_coupling)
-            return Routed(poses[:0], *(None if each is None else each[:0] for each in others)), dtype
         if return_coupling or not isinstance(capsules, Capsules):
             return super()._route_in_full_precision(capsules, return_coupling)
         maps, dtype = self._maps(capsules)
@@ -271,13 +268,3 @@ class DeconvCapsules(TypesLayer):
         )
         self.upsampling = upsampling
         self.layer_kernel, self.layer_stride, self.layer_padding = layer_kernel, layer_stride, layer_padding
-
-
-def _with_an_image(capsules: Capsules) -> Capsules:
-    """Return capsules with those of one more image: zeros, or masked ones."""
-
-    def longer(tensor: Tensor) -> Tensor:
-        return torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])])
-
-    activations, mask = (None if each is None else longer(each) for each in (capsules.activations, capsules.mask))
-    return Capsules(longer(capsules.poses), activations, capsules.grid, mask)

@@ -64,7 +64,8 @@ class ColumnVotes(Votes):
         return self.columns.new_empty(()).expand(B * L, T)
 
     def _by_image(self, x: Float[Tensor, "BL *more"]) -> Float[Tensor, "B *more L"]:
-        return x.unflatten(0, (self.columns.shape[0], -1)).movedim(1, -1)
+        B, *_, L = self.columns.shape
+        return x.unflatten(0, (B, L)).movedim(1, -1)
 
     def weighted_sum(self, coupling: Float[Tensor, "BL T J"] | None) -> Float[Tensor, "BL J D"]:
         if coupling is None:
@@ -154,7 +155,8 @@ class VotesOfTypes(NamedTuple):
         flat = part.maps.flatten(0, 1) if part.groups == 1 else part.maps.flatten(1, 2)
         columns = convolve(flat, part.kernel, part.bias, part.window, part.groups)
         columns = cropped(columns, firsts, sizes) if part.window.up else columns
-        columns = columns.reshape(part.maps.shape[0], T, J, D, -1)
+        columns = columns.flatten(2)
+        columns = columns.reshape(part.maps.shape[0], T, J, D, columns.shape[2])
         votes = ColumnVotes(columns, poses, K, part.maps.dtype)
         active = None if part.activations is None else rows_of(part.activations.flatten(2))
         return votes.masked(None if part.mask is None else rows_of(part.mask.flatten(2))), active
