@@ -141,8 +141,10 @@ def test_weights_with_the_axes_of_the_equation_are_loaded(transform: str) -> Non
     """As earlier versions stored them; a dict that fits both orders is today's."""
     layer, other = (DenseCapsules(5, 4, 3, 4, transform=transform) for _ in range(2))
     old = {"transform.weight": layer.transform.matrices.detach().clone()}
-    other.load_state_dict(old)
-    assert other.transform.weight.equal(layer.transform.weight)
+    for assign in (False, True):
+        other.load_state_dict(old, assign=assign)
+        assert other.transform.weight.equal(layer.transform.weight)
+        assert other.transform.weight.is_contiguous()
     assert old["transform.weight"].shape == layer.transform.matrices.shape, "the caller's dict is as it was"
     with pytest.raises(RuntimeError, match="size mismatch"):
         other.load_state_dict({"transform.weight": torch.zeros(5, 3, 4, 9)})

@@ -148,7 +148,7 @@ class WeightTransform(Transform):
         shape = getattr(weight, "shape", None)
         if self.axes is not None and self.size is not None and shape == self.matrices.shape != self.weight.shape:
             order = [self.axes.index(axis) for axis in range(len(self.axes))]
-            state_dict[f"{prefix}weight"] = weight.permute(order)
+            state_dict[f"{prefix}weight"] = weight.permute(order).contiguous()
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     @checked
