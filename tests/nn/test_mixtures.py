@@ -22,7 +22,7 @@ from support import (
 from torchcaps.kernels.mixtures import fitting
 from torchcaps.kernels.mixtures.makers import Maker
 from torchcaps.nn import BuiltVotes, Capsules, ConvCapsules, DenseCapsules, LayerSize
-from torchcaps.nn.routing import equations
+from torchcaps.nn.routing import mixture
 from torchcaps.nn.votes.base import Votes
 from torchcaps.ops.memory import set_working_memory
 
@@ -189,13 +189,13 @@ def test_a_backward_pass_may_be_repeated_and_blocks_may_change_between(monkeypat
 def test_activation_checkpoints_keep_no_graph_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, capsules = layers(ROUTINGS["vb"])["dense"]
     poses, seen = capsules.poses.clone().requires_grad_(), []
-    forward = equations.mixture.forward
+    forward = mixture.mixture.forward
 
     def noted(*call: Any) -> Any:
         seen.append(call[-1])
         return forward(*call)
 
-    monkeypatch.setattr(equations.mixture, "forward", noted)
+    monkeypatch.setattr(mixture.mixture, "forward", noted)
     run = lambda poses: layer.route(capsules._replace(poses=poses)).poses.square().sum()  # noqa: E731
     (wanted,) = torch.autograd.grad(run(poses), poses)
     assert seen == [True]
@@ -322,7 +322,7 @@ def test_blocks_fit_the_working_memory_and_the_caches(monkeypatch: pytest.Monkey
 
     def lengths(children: Tensor | None = None) -> list[int]:
         options = fitting.Options("em", 1, (1.0, 1.0, 0.0, 1.0), "matrix", 25)
-        call = fitting.Call(equations._fit, fitting.Tensors(*tensors, None, children), options)
+        call = fitting.Call(mixture._fit, fitting.Tensors(*tensors, None, children), options)
         return [each.stop - each.start for each in call.blocks()]
 
     row = 24 * 4 * P * P * 8 / 2**20

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from torchcaps.checks import checked
 from torchcaps.nn.capsules import Routed
-from torchcaps.nn.routing.equations import Gaussians, MixtureInputs, equations
-from torchcaps.nn.routing.mixture import MixtureRouting, route_mixture
+from torchcaps.nn.routing.mixture import Gaussians, MixtureInputs, MixtureRouting, equations, route_mixture
 from torchcaps.nn.votes import Votes
 from torchcaps.ops.mixtures import LOG_2_PI
 from torchcaps.parts import register

@@ -7,8 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.nn.capsules import LayerSize
-from torchcaps.nn.routing.equations import Gaussians, MixtureInputs, equations
-from torchcaps.nn.routing.mixture import MixtureRouting
+from torchcaps.nn.routing.mixture import Gaussians, MixtureInputs, MixtureRouting, equations
 from torchcaps.ops.mixtures import LOG_2_PI
 from torchcaps.parts import register
 from torchcaps.ranges import AtLeastOneIteration, Epsilon

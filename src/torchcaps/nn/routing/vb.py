@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torchcaps.checks import checked
 from torchcaps.nn.capsules import LayerSize, Routed
 from torchcaps.nn.convolutions import normalise
-from torchcaps.nn.routing.equations import Gaussians, MixtureInputs, equations
-from torchcaps.nn.routing.mixture import MixtureRouting, route_mixture
+from torchcaps.nn.routing.mixture import Gaussians, MixtureInputs, MixtureRouting, equations, route_mixture
 from torchcaps.nn.votes import Votes
 from torchcaps.ops.mixtures import LOG_2_PI
 from torchcaps.parts import register
