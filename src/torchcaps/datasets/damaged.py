@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from torchcaps.errors import InputError
 
+Item = TypeVar("Item")
+Value = TypeVar("Value")
 MAX_NAMED = 20
 """Largest number of images that an error or a message names."""
+
+
+def read_each(
+    items: Iterable[Item], read: Callable[[Item], Value], *, skip: bool, faults: Sequence[str] = ()
+) -> tuple[dict[Item, Value], list[str]]:
+    """Read all items, and name all that cannot be used in one error.
+
+    Args:
+        items: The items, such as files.
+        read: Function that reads an item; an InputError says that it cannot be used.
+        skip: Leave out such items, without an error.
+        faults: Sentences about further items that cannot be used.
+
+    Returns:
+        What was read of each item, and a sentence for each that is left out.
+    """
+    values, damaged = dict[Item, Value](), list(faults)
+    for item in items:
+        try:
+            values[item] = read(item)
+        except InputError as error:
+            damaged.append(str(error))
+    refuse_damaged(damaged, len(values) + len(damaged), skip=skip)
+    return values, damaged
 
 
 def refuse_damaged(damaged: Sequence[str], total: int, *, skip: bool) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from torchcaps.checks import check
 from torchcaps.datasets.image_set import Images, ImageSet
-from torchcaps.datasets.patch_set import patches_of
 from torchcaps.errors import InputError
 from torchcaps.tasks import Task, TaskName, find_task, widest_task
 from torchcaps.words import counted
@@ -79,19 +78,6 @@ class Splits:
             convert = partial(target.convert_targets, num_outputs=len(self.class_names), where=name)
             changed[part] = images.with_labels(convert)
         return replace(self, task=target.name, **changed)
-
-    def in_patches(self, patch: int | tuple[int, ...], where: str) -> Splits:
-        """Return the same images with masks as sets that training takes patches of, with these sides in pixels.
-
-        Raises:
-            InputError: The images have no masks; the error begins with ``where``.
-        """
-        if not all(images.task.has_masks for images in self.parts.values()):
-            raise InputError(
-                f"{where} has no masks, and only images with masks are trained on in patches; leave patch (--patch) out"
-            )
-        changed: dict[str, Any] = {part: patches_of(each, patch) for part, each in self.parts.items()}
-        return replace(self, **changed)
 
 
 @dataclass(frozen=True, eq=False)

@@ -104,9 +104,9 @@ class Images(ABC):
     def with_labels(self, change: Callable[[Tensor], Tensor]) -> Images:
         """Return the same images with ``change`` applied to their labels."""
 
-    @abstractmethod
     def for_evaluation(self) -> Images:
         """Return the images as evaluation takes them; InputError if they are for training only."""
+        return self
 
     @abstractmethod
     def cropped(self, size: int) -> Images:
@@ -163,7 +163,6 @@ class ImageSet(Images):
 
     @property
     def in_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of every image: (C, H, W)."""
         _, channels, height, width = self.images.shape
         return channels, height, width
 
@@ -174,12 +173,10 @@ class ImageSet(Images):
 
     @property
     def num_objects(self) -> int:
-        """Number of objects in every image: P."""
         return self.task.objects
 
     @property
     def has_parts(self) -> bool:
-        """True for one object in each image, or with ``parts``."""
         return self.num_objects == 1 or self.parts is not None
 
     @cached_property
@@ -189,11 +186,9 @@ class ImageSet(Images):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Images and labels, and parts if present."""
         return (self.images, self.labels) if self.parts is None else (self.images, self.labels, self.parts)
 
     def to(self, device: torch.device | str) -> ImageSet:
-        """Return the images on another device; the set itself if it is on this device."""
         if self.images.device == torch.device(device):
             return self
         return self._each(lambda tensor: tensor.to(device))
@@ -203,7 +198,6 @@ class ImageSet(Images):
         return self if n is None or n >= len(self) else self._each(lambda tensor: tensor[:n])
 
     def preview(self, n: int) -> ImageSet:
-        """Return the first ``n`` images, to be shown."""
         return self.take(n)
 
     def gather(
@@ -213,7 +207,6 @@ class ImageSet(Images):
         n: int = 0,  # noqa: ARG002
         share: slice = slice(None),  # noqa: ARG002
     ) -> tuple[Tensor, ...]:
-        """Return the tensors of the images at ``index``."""
         return tuple(tensor[index] for tensor in self.tensors)
 
     def select(self, indices: Int64[Tensor, "n"]) -> ImageSet:
@@ -254,16 +247,12 @@ class ImageSet(Images):
         return replace(self, images=change(self.images), labels=labels, parts=parts)
 
     def with_labels(self, change: Callable[[Tensor], Tensor]) -> ImageSet:
-        """Return the same images with ``change`` applied to their labels."""
         return replace(self, labels=change(self.labels))
 
-    def for_evaluation(self) -> ImageSet:
-        """Return the set itself."""
-        return self
-
     def cropped(self, size: int) -> ImageSet:
-        """Return the square of ``size`` pixels in the middle of each image; see :func:`center_crop`."""
-        return center_crop(self, size)
+        check_crop(self.in_shape, size)
+        y, x = ((length - size) // 2 for length in self.in_shape[1:])
+        return self.with_pixels(lambda images: images[..., y : y + size, x : x + size])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> ImageSet:
         """Return the set with ``change`` applied to every tensor."""
@@ -372,9 +361,7 @@ def center_crop(image_set: ImageSet, size: int) -> ImageSet:
     Raises:
         InputError: ``size`` is below 1 or larger than the images.
     """
-    check_crop(image_set.in_shape, size)
-    y, x = ((length - size) // 2 for length in image_set.in_shape[1:])
-    return image_set.with_pixels(lambda images: images[..., y : y + size, x : x + size])
+    return image_set.cropped(size)
 
 
 def check_crop(in_shape: tuple[int, ...], size: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from PIL import Image
 
 from torchcaps.datasets.image_files import FORMATS, opened_pages
 from torchcaps.datasets.preparation import Preparation, Prepared, prepare_image, resized
-from torchcaps.datasets.scaling import Pixels, Scale, as_bytes, as_pixels, inverted, note_dark
+from torchcaps.datasets.scaling import Pixels, Scale, alike, as_bytes, as_pixels, inverted, note_dark
 from torchcaps.errors import InputError
 from torchcaps.ranges import Pages, image_shape
 from torchcaps.words import counted
@@ -212,6 +212,19 @@ def with_channels(image: Pixels, channels: int, pages: Pages | None = None, name
         return np.tensordot(np.array([0.299, 0.587, 0.114], np.float32), image, 1)[None]
     flat = image.reshape(3, -1, image.shape[-1]).transpose(1, 2, 0)
     return np.array(Image.fromarray(flat).convert("L")).reshape(1, *image.shape[1:])
+
+
+def in_one_form(
+    images: Mapping[Path, Pixels], where: str, scale: Scale | None = None, pages: Pages | None = None
+) -> dict[Path, Pixels]:
+    """Return the images of a data set with one dtype and one number of channels: grey if all are grey, else colour.
+
+    A warning that begins with ``where`` says if all are dark.
+    """
+    note_dark([*images.values()], f"all images of {where}", scale)
+    channels = max(map(len, images.values()), default=1)
+    pixels = zip(images, alike([*images.values()]), strict=True)
+    return {file: with_channels(image, channels, pages, str(file)) for file, image in pixels}
 
 
 def _padded(image: Pixels, size: tuple[int, int]) -> Pixels:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -13,6 +12,7 @@ import torchcaps.datasets.sources  # noqa: F401  registers the data sets of torc
 from torchcaps.checks import checked
 from torchcaps.datasets.dataset import Dataset, Part, Splits
 from torchcaps.datasets.image_set import Images, ImageSet
+from torchcaps.datasets.patch_set import sized
 from torchcaps.datasets.registry import _DATASETS, DataRequest, DatasetInfo
 from torchcaps.datasets.rng import FIXED_SEED
 from torchcaps.datasets.scaling import check_scale
@@ -108,12 +108,17 @@ def load_dataset(
     Raises:
         InputError: The name is unknown, files are missing or broken, or a number does not fit the images.
     """
-    options: Any = {"data_dir": data_dir, "image_size": image_size, "scale": scale, "task": task, "patch": patch}
-    splits = _read(spec, limit_test=limit_test, skip_damaged=skip_damaged, pages=pages, **options)
+    size = _both_sides(image_size)
+    request: Any = {"data_dir": data_dir, "limit_test": limit_test, "skip_damaged": skip_damaged, "scale": scale}
+    splits = _read(spec, size, task=task, pages=pages, **request)
     held_out: Any = {"validation_size": validation_size, "validation": validation, "seed": seed}
-    dataset = _split(spec, splits, image_size, limit_train=limit_train, **held_out)
+    parts = _split(spec, splits, limit_train=limit_train, **held_out)
+    sets: Any = {part: sized(images, size, patch, spec) for part, images in parts.items()}
+    sets["test"] = sets["test"].take(limit_test)
+    own: Any = {"skipped": splits.skipped, "has_names": splits.has_names, "colours": splits.colours}
+    dataset = Dataset(spec, **sets, class_names=splits.class_names, task_name=splits.task, **own)
     find_task(splits.task).check_training(dataset.train.labels, splits.class_names, spec)
-    return replace(dataset, test=dataset.test.take(limit_test))
+    return dataset
 
 
 @checked
@@ -131,7 +136,8 @@ def load_part(spec: str, part: PartName = "test", *, seed: Seed = 0, **options: 
     Raises:
         InputError: As for `load_dataset`, or the data set has no such part.
     """
-    splits, note = _read(spec, part=part if part in ("test", "all") else None, **options), None
+    size, patch = _both_sides(options.pop("image_size", None)), options.pop("patch", None)
+    splits, note = _read(spec, size, part=part if part in ("test", "all") else None, **options), None
     if part == "all" or (part == "test" and splits.train is None and splits.test is None):
         if splits.as_train is not Splits.as_train:
             raise InputError(f"{spec} makes new training images in each epoch; choose --split test")
@@ -146,12 +152,11 @@ def load_part(spec: str, part: PartName = "test", *, seed: Seed = 0, **options: 
             "the network was trained on none of them, choose --split all"
         )
     else:
-        chosen = _split(spec, splits, None, seed=seed).parts[part]
+        chosen = _split(spec, splits, seed=seed)[part]
         images = chosen.preview(len(chosen))
-    size = _both_sides(options.get("image_size"))
-    images = images if size is None else images.resize(size)
     words = f"images of {spec}" if part == "all" else f"{part} images of {spec}"
-    return Part(spec, words, images, splits.class_names, splits.has_names, splits.task, note, splits.colours)
+    own: Any = {"has_names": splits.has_names, "task_name": splits.task, "colours": splits.colours, "note": note}
+    return Part(spec, words, cast(ImageSet, sized(images, size, patch, spec)), splits.class_names, **own)
 
 
 def joined(sets: Sequence[Images], where: str) -> ImageSet:
@@ -175,49 +180,44 @@ def _both_sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
 
 def _read(
     spec: str,
+    size: tuple[int, int] | None,
     *,
     data_dir: str | Path | None = None,
-    image_size: int | tuple[int, int] | None = None,
-    limit_test: int | None = None,
-    skip_damaged: bool = False,
-    scale: tuple[float, float] | None = None,
     task: TaskName | None = None,
-    patch: int | tuple[int, ...] | None = None,
-    part: PartName | None = None,
-    pages: Pages | None = None,
+    **options: Any,
 ) -> Splits:
-    """Return the parts that the source of a data set has, with labels in the form of the task."""
+    """Return the parts that the source of a data set has, with labels in the form of the task.
+
+    ``options`` are further fields of a `DataRequest`.
+    """
     info, path = find_dataset(spec)
-    if data_dir is not None and info.find is None:
+    folder = None if data_dir is None else user_path(data_dir)
+    request = DataRequest(path or Path(), folder, size, task=task, **options)
+    if folder is not None and info.find is None:
         raise InputError(f'the data set "{info.name}" has no files in a data folder; leave data_dir (--data-dir) out')
-    if skip_damaged and not info.can_skip_damaged:
+    if request.skip_damaged and not info.can_skip_damaged:
         fitting = ", ".join(each.spec for each in _DATASETS.values() if each.can_skip_damaged)
         raise InputError(f"{spec} has no image files to leave out; skip_damaged (--skip-damaged) is for {fitting}")
-    if scale is not None:
-        check_scale(scale)
+    if request.scale is not None:
+        check_scale(request.scale)
         if not info.takes_scale:
             raise InputError(f"the pixels of {spec} have a fixed range; leave scale (--scale) out")
-    if pages is not None and not info.takes_pages:
+    if request.pages is not None and not info.takes_pages:
         fitting = ", ".join(each.spec for each in _DATASETS.values() if each.takes_pages)
         raise InputError(f"{spec} has no files with pages; pages (--pages) is for {fitting}")
-    folder = None if data_dir is None else user_path(data_dir)
-    size = _both_sides(image_size)
-    request = DataRequest(path or Path(), folder, size, limit_test, skip_damaged, scale, task, part, patch, pages)
-    splits = info.load(request).for_task(task, spec)
-    return splits if patch is None else splits.in_patches(patch, spec)
+    return info.load(request).for_task(task, spec)
 
 
 def _split(
     spec: str,
     splits: Splits,
-    image_size: int | tuple[int, int] | None,
     *,
     seed: int,
     validation_size: int | None = None,
     validation: ValidationSplit = "random",
     limit_train: int | None = None,
-) -> Dataset:
-    """Return the three parts of a data set; the arguments are those of `load_dataset`."""
+) -> dict[str, Images]:
+    """Return the three parts of a data set by name; the arguments are those of `load_dataset`."""
     if splits.train is None:
         raise InputError(
             f"{spec} has only {' and '.join(splits.parts)} images, and none to train on; add them in train"
@@ -236,11 +236,7 @@ def _split(
     else:
         option = "validation" if validation_size is None else "validation_size"
         raise InputError(f"{spec} brings its own validation images; leave {option} out")
-    train, held = splits.as_train(learned), splits.as_validation(chosen)
-    if (size := _both_sides(image_size)) is not None:
-        train, held, test = train.resize(size), held.resize(size), test.resize(size)
-    skipped, names = splits.skipped, splits.class_names
-    return Dataset(spec, train, held, test, names, skipped, splits.task, splits.has_names, splits.colours)
+    return {"train": splits.as_train(learned), "validation": splits.as_validation(chosen), "test": test}
 
 
 def _set_test_aside(spec: str, splits: Splits) -> tuple[ImageSet, ImageSet]:

@@ -74,13 +74,11 @@ class PairSet(Images):
 
     @property
     def in_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of every pair: (C, H, W)."""
         channels, *sides = self.objects.in_shape
         height, width = self.size or (side + 2 * self.max_shift for side in sides)
         return channels, height, width
 
     def to(self, device: torch.device | str) -> PairSet:
-        """Return the set on another device; itself if it is on this device."""
         objects = self.objects.to(device)
         return self if objects is self.objects else replace(self, objects=objects)
 
@@ -90,7 +88,6 @@ class PairSet(Images):
 
     @property
     def factors(self) -> Mapping[str, Tensor]:
-        """No further values."""
         return {}
 
     @property
@@ -98,17 +95,14 @@ class PairSet(Images):
         """None, because pairs are made anew in each epoch."""
 
     def with_labels(self, change: Callable[[Tensor], Tensor]) -> PairSet:
-        """Return pairs of the same objects with ``change`` applied to their labels."""
         return replace(self, objects=self.objects.with_labels(change))
 
     def for_evaluation(self) -> PairSet:
-        """Raise InputError, because pairs are made anew in each epoch."""
         raise InputError(
             "a PairSet makes new pairs each time, for training only (shuffle=True); validate with fixed_pairs"
         )
 
     def cropped(self, size: int) -> PairSet:  # noqa: ARG002  as the base class
-        """Raise InputError, because only the objects exist before an epoch."""
         raise InputError("new training images are made in each epoch, and these cannot be cropped; omit crop (--crop)")
 
     def preview(self, n: int) -> ImageSet:
@@ -119,17 +113,7 @@ class PairSet(Images):
     def gather(
         self, index: Int64[Tensor, "B"], key: Key, n: int, share: slice = slice(None)
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return pairs of the objects at ``index`` with random partners of other classes, all equally likely.
-
-        Args:
-            index: The objects, on their device.
-            key: Batch (seed, epoch, batch), from which all random numbers follow.
-            n: Number of pairs in the full batch.
-            share: Slice of the full batch to return.
-
-        Returns:
-            Images, labels and parts, as of an `ImageSet`.
-        """
+        """Return pairs of the objects at ``index`` with random partners of other classes, all equally likely."""
         m = self.max_shift
         dice = torch.randint(_DICE, (n,), generator=stream_of(PARTNERS, key))
         shifts = torch.randint(-m, m + 1, (n, 2, 2), generator=stream_of(PLACES, key))

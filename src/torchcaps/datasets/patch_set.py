@@ -13,7 +13,7 @@ from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
 from torchcaps.checks import check
-from torchcaps.datasets.image_set import ImageSet, is_pixels, resize_images, resize_masks
+from torchcaps.datasets.image_set import Images, ImageSet, is_pixels, resize_images, resize_masks
 from torchcaps.datasets.rng import PATCHES, Key, stream_of
 from torchcaps.errors import InputError
 from torchcaps.ranges import IGNORED
@@ -22,6 +22,10 @@ from torchcaps.words import counted
 
 CLASS_SHARE = 0.5
 """Share of the patches that are taken around a pixel of a class; all other patches lie anywhere."""
+NO_PATCH: tuple[int, ...] = ()
+"""Sides of the patches of a set before :func:`sized` decides them."""
+MAX_NAMED = 3
+"""Largest number of sizes that an error names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +41,8 @@ class PatchSet(ImageSet):
         images: Pixels of each image (C, H, W) or (C, D, H, W), all with the same number of channels and axes, and all
             uint8 of 0..255 or all float32 of 0..1.
         labels: Mask of each image, uint8 (H, W) or (D, H, W); 255: ignored.
-        patch: Sides of a patch, pixels, one for each axis.
+        patch: Sides of a patch, pixels, one for each axis. Without them, images may have any sizes until
+            ``load_dataset`` decides on patches or one size.
         spacing: Distances of neighbouring pixels along the axes of each image, such as millimetres; None: 1.
         is_whole: Images are taken whole.
 
@@ -47,7 +52,7 @@ class PatchSet(ImageSet):
 
     images: Any
     labels: Any
-    patch: tuple[int, ...] = ()
+    patch: tuple[int, ...] = NO_PATCH
     spacing: tuple[tuple[float, ...], ...] | None = None
     is_whole: bool = False
 
@@ -71,7 +76,7 @@ class PatchSet(ImageSet):
                     "of its image"
                 )
         axes = self.labels[0].ndim
-        if axes not in (2, 3) or any(mask.ndim != axes for mask in self.labels) or len(self.patch) != axes:
+        if axes not in (2, 3) or any(mask.ndim != axes for mask in self.labels) or len(self.patch) not in (0, axes):
             raise InputError(f"images must have 2 axes, or 3, and patch a side for each, got {self.patch} for {axes}")
 
     @property
@@ -81,22 +86,18 @@ class PatchSet(ImageSet):
 
     @cached_property
     def task(self) -> Task:
-        """The task ``pixels``."""
         return find_task("pixels")
 
     @cached_property
     def can_be_augmented(self) -> bool:
-        """True for uint8 and floats of 0..1."""
         return all(map(is_pixels, self.images))
 
     @property
     def epoch_size(self) -> int:
-        """Number of patches in an epoch; of whole images, their number."""
         return len(self._image_of)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All images, then all masks."""
         return *self.images, *self.labels
 
     @cached_property
@@ -115,25 +116,19 @@ class PatchSet(ImageSet):
         return 1 if self.is_whole else None
 
     def for_evaluation(self) -> PatchSet:
-        """Return the set whose images are taken whole."""
         return replace(self, is_whole=True)
 
     def with_labels(self, change: Callable[[Tensor], Tensor]) -> PatchSet:
-        """Return the same images with ``change`` applied to each mask."""
         return replace(self, labels=tuple(map(change, self.labels)))
 
     def to(self, device: torch.device | str) -> PatchSet:
-        """Return the images on another device."""
         images, masks = (tuple(each.to(device) for each in tensors) for tensors in (self.images, self.labels))
         return replace(self, images=images, labels=masks)
 
     def take(self, n: int | None) -> PatchSet:
-        """Return the first ``n`` images; the set itself if ``n`` is None or at least its size."""
         return self if n is None or n >= len(self) else self.select(torch.arange(n))
 
     def select(self, indices: Int64[Tensor, "n"]) -> PatchSet:
-        """Return the images at ``indices``, in that order."""
-
         def chosen(values: Sequence[Any]) -> tuple[Any, ...]:
             return tuple(values[i] for i in indices.tolist())
 
@@ -141,38 +136,25 @@ class PatchSet(ImageSet):
         return replace(self, images=chosen(self.images), labels=chosen(self.labels), spacing=spacing)
 
     def followed_by(self, other: Any) -> PatchSet:
-        """Return the images of both sets, those of ``other`` last."""
         spacing = None if self.spacing is None or other.spacing is None else (*self.spacing, *other.spacing)
         images, labels = (*self.images, *other.images), (*self.labels, *other.labels)
         return replace(self, images=images, labels=labels, spacing=spacing)
 
     def resize(self, size: tuple[int, int]) -> PatchSet:
         """Return the set with all images resized to (height, width), and masks to the nearest pixel."""
-        if len(self.patch) != 2:
+        if self.labels[0].ndim != 2:
             raise InputError("volumes cannot be resized; leave image_size (--image-size) out")
         images = tuple(resize_images(each[None], size)[0] for each in self.images)
         masks = tuple(resize_masks(each[None, None], size)[0, 0] for each in self.labels)
         return replace(self, images=images, labels=masks, patch=tuple(map(min, self.patch, size)))
 
-    def with_pixels(
-        self,
-        change: Callable[[Tensor], Tensor],  # noqa: ARG002  as the base class
-        change_masks: Callable[[Tensor], Tensor] | None = None,  # noqa: ARG002
-    ) -> PatchSet:
-        """Raise InputError, because images of different sizes have no common crop."""
+    def cropped(self, size: int) -> PatchSet:  # noqa: ARG002  as the base class
         raise InputError("images that training takes patches of cannot be cropped; leave crop (--crop) out")
 
     def gather(
         self, index: Int64[Tensor, "B"], key: Key = (0, 0, 0), n: int = 0, share: slice = slice(None)
     ) -> tuple[Tensor, ...]:
-        """Return patches, or whole images of one size, and their masks.
-
-        Args:
-            index: Numbers of the patches in the epoch.
-            key: Batch (seed, epoch, batch), from which all random numbers follow.
-            n: Number of patches in the full batch.
-            share: Slice of the full batch to return.
-        """
+        """Return patches, or whole images of one size, and their masks."""
         numbers = self._image_of[index.cpu()].tolist()
         if self.is_whole:
             pairs = [(self.images[i], self.labels[i]) for i in numbers]
@@ -206,8 +188,39 @@ class PatchSet(ImageSet):
         return image, mask
 
 
-def patches_of(images: ImageSet, patch: int | tuple[int, ...]) -> PatchSet:
-    """Return images with masks as a set that training takes patches of, with these sides in pixels."""
-    sides = (patch,) * images.labels[0].ndim if isinstance(patch, int) else patch
-    spacing = getattr(images, "spacing", None)  # of a `PatchSet`
-    return PatchSet(tuple(images.images), tuple(images.labels), patch=sides, spacing=spacing)
+def sized(images: Images, size: tuple[int, int] | None, patch: int | tuple[int, ...] | None, where: str) -> Images:
+    """Return images of a data set in the size that training takes.
+
+    Args:
+        images: The images.
+        size: Height and width to resize them to; None: they keep their size.
+        patch: Sides of the patches of images with masks, or one side for all axes. None: whole images.
+        where: Name of the data set, which begins errors.
+
+    Raises:
+        InputError: Images cannot be resized, images for patches have no masks, or whole images differ in size.
+    """
+    images = images if size is None else images.resize(size)
+    if not images.task.has_masks and patch is not None:
+        raise InputError(
+            f"{where} has no masks, and only images with masks are trained on in patches; leave patch (--patch) out"
+        )
+    if patch is None and getattr(images, "patch", None) != NO_PATCH:
+        return images
+    sides = {tuple(mask.shape) for mask in images.labels}
+    axes = len(next(iter(sides)))
+    if patch is None and len(sides) > 1:
+        side = max(8, min(min(map(min, sides)), 128) // 8 * 8)
+        resize = ", or bring them to one size with --image-size" if axes == 2 else ""
+        first = ", ".join("×".join(map(str, each)) for each in sorted(sides)[:MAX_NAMED]) + ", …" * (
+            len(sides) > MAX_NAMED
+        )
+        raise InputError(
+            f"{where} has images of {len(sides)} sizes ({first}); train on patches of them with --patch, such as "
+            f"--patch {side}{resize}"
+        )
+    many: Any = images
+    if patch is None and axes == 2:
+        return ImageSet(torch.stack(many.images), torch.stack(many.labels))
+    patch = (patch,) * axes if isinstance(patch, int) else patch or sides.pop()
+    return PatchSet(tuple(many.images), tuple(many.labels), patch=patch, spacing=getattr(images, "spacing", None))

@@ -42,8 +42,6 @@ class DataRequest:
     """Task of the targets; None: the form of the targets decides."""
     part: str | None = None
     """The only part to use, ``"test"``, or ``"all"``: nothing is trained on the images. None: all parts."""
-    patch: int | tuple[int, ...] | None = None
-    """Side of the patches of images with masks that training takes, pixels; None: whole images."""
     pages: Pages | None = None
     """Meaning of the pages of image files; None: files of several pages are refused."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -13,20 +14,13 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from torchcaps.checks import checked
-from torchcaps.datasets.damaged import refuse_damaged
+from torchcaps.datasets.damaged import read_each
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, resize_images
-from torchcaps.datasets.images import (
-    SUFFIXES,
-    image_files_in,
-    read_image,
-    read_pixels,
-    subfolders,
-    with_channels,
-)
+from torchcaps.datasets.images import SUFFIXES, image_files_in, in_one_form, read_image, read_pixels, subfolders
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
-from torchcaps.datasets.scaling import Pixels, Scale, alike, as_bytes, as_floats, check_scale, note_dark
+from torchcaps.datasets.scaling import Pixels, Scale, as_bytes, as_floats, check_scale
 from torchcaps.datasets.sources.segmentation_folder import (
     files_beside,
     folders_of_numbers,
@@ -80,26 +74,19 @@ def load_folder(request: DataRequest) -> Splits:
         ask_for_task(request)
     files = _files(root)
     class_names = _class_names(files)
-    listed = [file for by_class in files.values() for each in by_class.values() for file in each]
-    images, damaged = read_files(listed, request, str(root))
-    sets = {}
+    listed, targets = dict[str, list[Path]](), dict[str, Tensor]()
     for part, by_class in files.items():
-        is_split = part == "train" and request.part is None
-        needed = 1 + ("test" not in files) + ("validation" not in files) if is_split else 0
-        labelled = []
-        for label, name in enumerate(class_names):
-            good = [file for file in by_class.get(name, ()) if file in images]
-            if len(good) < needed:
+        labelled = [(file, label) for label, name in enumerate(class_names) for file in by_class.get(name, ())]
+        listed[part], targets[part] = [file for file, _ in labelled], torch.tensor([label for _, label in labelled])
+    sets, damaged = read_labelled(listed, targets, request, str(root))
+    if request.part is None and "train" in sets:
+        needed = 1 + ("test" not in files) + ("validation" not in files)
+        for name, count in zip(class_names, sets["train"].labels.bincount(minlength=len(class_names)), strict=True):
+            if count < needed:
                 raise InputError(
-                    f"{root}: of the class {name}, {len(good)} of the {part} images can be read, but at least {needed} "
+                    f"{root}: of the class {name}, {count} of the train images can be read, but at least {needed} "
                     "are needed to train, choose the best epoch and test"
                 )
-            labelled += [(file, label) for file in good]
-        if not labelled:
-            raise InputError(f"{root}: none of the {part} images can be read")
-        shuffled = [labelled[i] for i in generator(FIXED_SEED).permutation(len(labelled))]
-        chosen, labels = [file for file, _ in shuffled], torch.tensor([label for _, label in shuffled])
-        sets[part] = to_image_set(chosen, images, labels, request.pages)
     return Splits.of(sets, class_names, skipped=tuple(damaged))
 
 
@@ -217,43 +204,44 @@ def _refuse_masks(name: str, files: Sequence[Path]) -> None:
         )
 
 
-def to_image_set(
-    files: Sequence[Path], images: Mapping[Path, Pixels], labels: Tensor, pages: Pages | None = None
-) -> ImageSet:
-    """Return the images of ``files`` as a set: grey if all of ``images`` are grey, otherwise in colour."""
-    channels = max(map(len, images.values()))
-    pixels = np.stack([with_channels(images[file], channels, pages, str(file)) for file in files])
-    return ImageSet(torch.from_numpy(pixels), labels)
+def read_labelled(
+    files: Mapping[str, Sequence[Path]], targets: Mapping[str, Tensor], request: DataRequest, where: str
+) -> tuple[dict[str, ImageSet], list[str]]:
+    """Read the image files of each part, with a target for each, in a fixed random order.
 
-
-def _read_planes(file: Path, request: DataRequest) -> Pixels:
-    """Read the image of a file, whose pages may be channels."""
-    if request.pages == "depth":
-        raise InputError(f"{file} has no mask, and only volumes with masks have a depth; set --pages channels")
-    return read_pixels(file, scale=request.scale, pages=request.pages)
-
-
-def read_files(listed: Sequence[Path], request: DataRequest, where: str) -> tuple[dict[Path, Pixels], list[str]]:
-    """Read all images of the data set ``where``, which must have one size.
+    Images have one size, and they are grey if all are grey, otherwise in colour.
 
     Returns:
-        The readable images, and a sentence for each unreadable one (only with ``skip``).
+        The sets by part, and a sentence for each image that is left out (only with ``skip_damaged``).
+
+    Raises:
+        InputError: An image cannot be read, none of a part can, or images differ in size; errors begin with ``where``.
     """
-    images, damaged, size = dict[Path, Pixels](), list[str](), request.image_size
-    for file in listed:
-        try:
-            image = _read_planes(file, request)
-        except InputError as error:
-            damaged.append(str(error))
-            continue
-        images[file] = image if size is None else resize_images(torch.from_numpy(image)[None], size)[0].numpy()
+    listed = [file for part in files.values() for file in part]
+    images, damaged = read_each(listed, partial(_read_image, request=request), skip=request.skip_damaged)
+    for file, image in images.items():
         first = next(iter(images))
-        own, other = ("×".join(map(str, images[each].shape[1:])) for each in (file, first))
+        own, other = ("×".join(map(str, each.shape[1:])) for each in (image, images[first]))
         if own != other:
             raise InputError(
                 f"{file} is {own} pixels (height × width), but {first} is {other}; bring all images to one size with "
                 "--image-size"
             )
-    refuse_damaged(damaged, len(listed), skip=request.skip_damaged)
-    note_dark([*images.values()], f"all images of {where}", request.scale)
-    return dict(zip(images, alike([*images.values()]), strict=True)), damaged
+    images, sets = in_one_form(images, where, request.scale, request.pages), dict[str, ImageSet]()
+    for part, of_part in files.items():
+        kept = [n for n, file in enumerate(of_part) if file in images]
+        if not kept:
+            raise InputError(f"{where}: none of the {part} images can be read")
+        order = [kept[n] for n in generator(FIXED_SEED).permutation(len(kept))]
+        pixels = np.stack([images[of_part[n]] for n in order])
+        sets[part] = ImageSet(torch.from_numpy(pixels), targets[part][order])
+    return sets, damaged
+
+
+def _read_image(file: Path, request: DataRequest) -> Pixels:
+    """Read an image file, whose pages may be channels, and resize it: files differ in size, and may be large."""
+    if request.pages == "depth":
+        raise InputError(f"{file} has no mask, and only volumes with masks have a depth; set --pages channels")
+    image = read_pixels(file, scale=request.scale, pages=request.pages)
+    size = request.image_size
+    return image if size is None else resize_images(torch.from_numpy(image)[None], size)[0].numpy()

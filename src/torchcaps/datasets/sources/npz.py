@@ -15,11 +15,11 @@ from torch import Tensor
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, pad_sequences
 from torchcaps.datasets.masks import MAX_COLOURS, as_mask, channel_axis, colours_of, number_array, number_values
+from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.pixels import MAX_CHANNELS, channels_first, scale_pixels
 from torchcaps.datasets.reading import check_archive
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.scaling import Scale, alike, as_bytes, note_dark
-from torchcaps.datasets.sources.segmentation_folder import to_set
 from torchcaps.errors import InputError, shown
 from torchcaps.files import one_sentence, require_file
 from torchcaps.machine import check_memory
@@ -154,8 +154,8 @@ def _with_masks(path: Path, pairs: Names, arrays: Mapping[str, Any], request: Da
         labels = task.convert_targets(arrays[y], len(names), f"{path}: {y}")
         pixels = _scaled(arrays[x], scale, f"{path}: {x}", is_volume=labels.ndim == 4)
         axis = axes[part]
-        pixels = pixels.unsqueeze(1) if axis is None else pixels.movedim(axis, 1)
-        sets[part] = to_set(list(pixels.contiguous()), list(labels), request, f"{path}: {x}")
+        pixels = (pixels.unsqueeze(1) if axis is None else pixels.movedim(axis, 1)).contiguous()
+        sets[part] = ImageSet(pixels, labels) if labels.ndim == 3 else PatchSet(tuple(pixels), tuple(labels))
     return Splits.of(sets, names, task=task.name, has_names=has_names, colours=colours)
 
 

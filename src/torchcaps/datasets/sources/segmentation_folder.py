@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float32, UInt8
 
-from torchcaps.datasets.damaged import refuse_damaged
+from torchcaps.datasets.damaged import read_each, refuse_damaged
 from torchcaps.datasets.dataset import Splits
-from torchcaps.datasets.image_set import ImageSet, resize_images, resize_masks
-from torchcaps.datasets.images import image_files_in, read_pixels, stem_of, subfolders, with_channels
+from torchcaps.datasets.image_set import ImageSet
+from torchcaps.datasets.images import image_files_in, in_one_form, read_pixels, stem_of, subfolders
 from torchcaps.datasets.masks import Mask, number_masks, read_classes, read_mask
 from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.registry import DataRequest
 from torchcaps.datasets.rng import FIXED_SEED, generator
-from torchcaps.datasets.scaling import Pixels, alike, note_dark
+from torchcaps.datasets.scaling import Pixels
 from torchcaps.errors import InputError
 from torchcaps.ranges import IGNORED, Pages
 
@@ -39,8 +38,6 @@ MAX_CLASSES = 32
 """Classes of a mask in a folder whose name does not say that it holds masks."""
 CHANNEL = re.compile(r"_\d{4}$")
 """End of the names of images in data sets of nnU-Net, such as _0000, the number of the channel; masks lack it."""
-MAX_NAMED = 3
-"""Files that an error names."""
 
 
 class Labelled(NamedTuple):
@@ -190,12 +187,12 @@ def load_segmentation_folder(
     Args:
         root: Folder of the data set.
         parts: Folder of images/ and masks/ of each part.
-        request: Options; with ``patch``, training takes patches of this side.
+        request: Options.
         kind: Kind of the files; None: image files.
 
     Raises:
-        InputError: A part has no masks, an image has no mask, a mask has no image or another size, it holds no numbers
-            of classes, or images differ in size and neither ``patch`` nor ``image_size`` is given.
+        InputError: A part has no masks, an image has no mask, a mask has no image or another size, or it holds no
+            numbers of classes.
     """
     kind = kind or FileKind(image_files_in, partial(_read_image_files, request.pages), ".png", "an image file")
     sources = {part: _sources_of(folder, kind, request) for part, folder in parts.items()}
@@ -203,62 +200,33 @@ def load_segmentation_folder(
     if len(test) == len(TEST) and "test" not in sources:
         sources["test"] = _sources_in(test[0], test[1], kind)
     names, table = read_classes(root / CLASSES)
-    labelled_parts, damaged = _read_parts(sources, kind, request)
-    _check_parts(root, labelled_parts, damaged)
-    masks = {str(pair.mask): each.mask for labelled in labelled_parts.values() for pair, each in labelled.items()}
+    pairs, faults = dict[str, list[Pair]](), list[str]()
+    for part, files in sources.items():
+        pairs[part], of_part = _pairs_of(files)
+        faults += of_part
+    read, skip = partial(_read_pair, kind=kind, scale=request.scale), request.skip_damaged
+    labelled, faults = read_each((pair for part in pairs.values() for pair in part), read, skip=skip, faults=faults)
+    masks = {str(pair.mask): each.mask for pair, each in labelled.items()}
     numbered, class_names, colours, unknown = number_masks(masks, names, table)
-    if len(unknown) == len(masks):  # not the masks are wrong, but the list
+    if unknown and len(unknown) == len(masks):  # not the masks are wrong, but the list
         raise InputError(unknown[0])
-    refuse_damaged(unknown, len(masks), skip=request.skip_damaged)
-    labelled_parts = {
-        part: {pair: each for pair, each in labelled.items() if str(pair.mask) in numbered}
-        for part, labelled in labelled_parts.items()
-    }
-    _check_parts(root, labelled_parts, unknown)
-    pairs = [pair for labelled in labelled_parts.values() for pair in labelled.items()]
-    note_dark([each.image for _, each in pairs], f"all images of {root}", request.scale)
-    images = dict(zip((pair for pair, _ in pairs), alike([each.image for _, each in pairs]), strict=True))
-    channels = max(map(len, images.values()))
-    sets = {}
-    for part, labelled in labelled_parts.items():
-        planes = (with_channels(images[pair], channels, request.pages, str(pair.image)) for pair in labelled)
-        pixels = list(map(torch.from_numpy, planes))
-        labels = [torch.from_numpy(numbered[str(pair.mask)]) for pair in labelled]
-        spacing = [each.spacing for each in labelled.values() if each.spacing is not None]
-        sets[part] = to_set(pixels, labels, request, str(root), spacing or None)
+    refuse_damaged(unknown, len(masks), skip=skip)
+    faults += unknown
+    images = {pair.image: each.image for pair, each in labelled.items() if str(pair.mask) in numbered}
+    images, sets = in_one_form(images, str(root), request.scale, request.pages), dict[str, ImageSet]()
+    for part, of_pairs in pairs.items():
+        kept = [pair for pair in of_pairs if pair.image in images]
+        if not kept:
+            raise InputError(": ".join([f"{root}: none of the {part} images and masks can be used", *faults[:1]]))
+        spacing = tuple(each for pair in kept if (each := labelled[pair].spacing) is not None)
+        sets[part] = PatchSet(
+            tuple(torch.from_numpy(images[pair.image]) for pair in kept),
+            tuple(torch.from_numpy(numbered[str(pair.mask)]) for pair in kept),
+            spacing=spacing or None,
+        )
     has_names = class_names != tuple(map(str, range(len(class_names))))
-    fields: Any = {"skipped": (*damaged, *unknown), "task": "pixels", "has_names": has_names, "colours": colours}
+    fields: Any = {"skipped": tuple(faults), "task": "pixels", "has_names": has_names, "colours": colours}
     return Splits.of(sets, class_names, **fields)
-
-
-def _check_parts(root: Path, labelled_parts: Mapping[str, Mapping[Pair, Labelled]], faults: Sequence[str]) -> None:
-    """Raise InputError if no image of a part is left; ``faults`` says why."""
-    for part, labelled in labelled_parts.items():
-        if not labelled:
-            why = f": {faults[0]}" if faults else ""
-            raise InputError(f"{root}: none of the {part} images and masks can be used{why}")
-
-
-def _read_parts(
-    parts: Mapping[str, Sources], kind: FileKind, request: DataRequest
-) -> tuple[dict[str, dict[Pair, Labelled]], list[str]]:
-    """Read the pairs of each part in a fixed random order.
-
-    Returns:
-        The pairs that can be used, and a sentence for each that cannot (only with ``skip``).
-    """
-    labelled_parts: dict[str, dict[Pair, Labelled]] = {}
-    damaged, total = list[str](), 0
-    for part, sources in parts.items():
-        pairs, faults = _pairs_of(sources)
-        damaged, total, labelled_parts[part] = damaged + faults, total + len(pairs) + len(faults), {}
-        for pair in pairs:
-            try:
-                labelled_parts[part][pair] = _read_pair(pair, kind, request.scale)
-            except InputError as error:
-                damaged.append(str(error))
-    refuse_damaged(damaged, total, skip=request.skip_damaged)
-    return labelled_parts, damaged
 
 
 def _read_pair(pair: Pair, kind: FileKind, scale: tuple[float, float] | None) -> Labelled:
@@ -356,36 +324,3 @@ def _is_similar(mask: str, image: str) -> bool:
 def _read_image_files(pages: Pages | None, pair: Pair, scale: tuple[float, float] | None) -> Labelled:
     image = read_pixels(pair.image, scale=scale, pages=pages)
     return Labelled(image, read_mask(pair.mask, str(pair.mask), is_volume=pages == "depth"))
-
-
-def to_set(
-    images: Sequence[UInt8[torch.Tensor, "C *S"] | Float32[torch.Tensor, "C *S"]],
-    masks: Sequence[UInt8[torch.Tensor, "*S"]],
-    request: DataRequest,
-    where: str,
-    spacing: Sequence[tuple[float, ...]] | None = None,
-) -> ImageSet:
-    """Return an `ImageSet` of planes of one size, or a `PatchSet` of others and of images to take patches of.
-
-    Raises:
-        InputError: Images differ in size, and there is no patch; errors begin with ``where``.
-    """
-    if request.image_size is not None and masks[0].ndim == 2:
-        images = [resize_images(each[None], request.image_size)[0] for each in images]
-        masks = [resize_masks(each[None, None], request.image_size)[0, 0] for each in masks]
-    sizes = sorted({tuple(each.shape) for each in masks})
-    axes, patch = len(sizes[0]), request.patch
-    if patch is None and len(sizes) > 1:
-        shown_sizes = ", ".join("×".join(map(str, size)) for size in sizes[:MAX_NAMED]) + ", …" * (
-            len(sizes) > MAX_NAMED
-        )
-        side = max(8, min(min(map(min, sizes)), 128) // 8 * 8)
-        resize = ", or bring them to one size with --image-size" if axes == 2 else ""
-        raise InputError(
-            f"{where} has images of {len(sizes)} sizes ({shown_sizes}); train on patches of them with --patch, such as "
-            f"--patch {side}{resize}"
-        )
-    if patch is None and axes == 2:
-        return ImageSet(torch.stack(list(images)), torch.stack(list(masks)))
-    sides = sizes[0] if patch is None else (patch,) * axes if isinstance(patch, int) else patch
-    return PatchSet(tuple(images), tuple(masks), patch=sides, spacing=None if spacing is None else tuple(spacing))

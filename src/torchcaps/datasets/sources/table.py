@@ -11,8 +11,7 @@ from torch import Tensor
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.images import SUFFIXES, image_files_in, is_hidden
 from torchcaps.datasets.registry import DataRequest, register_dataset
-from torchcaps.datasets.rng import FIXED_SEED, generator
-from torchcaps.datasets.sources.folder import PARTS, read_files, to_image_set
+from torchcaps.datasets.sources.folder import PARTS, read_labelled
 from torchcaps.datasets.table_file import Table, numbers_of, read_table
 from torchcaps.errors import InputError, shown
 from torchcaps.tasks import Task, find_task, guess_task
@@ -68,16 +67,14 @@ def load_table(request: DataRequest) -> Splits:
     chosen = named if len(named) == 1 else others
     row_files, hidden = _find_files(path, columns[image], table.lines, files)
     task, names, targets = _targets(table, chosen, request)
-    kept = [row for row in range(len(row_files)) if row not in hidden]
-    images, damaged = read_files([row_files[row] for row in kept], request, str(path))
     parts = ["train"] * len(row_files) if split is None else _parts(path, columns[split], table.lines)
-    sets = {}
-    for part in sorted(set(parts), key=("train", "validation", "test").index):
-        rows = [row for row in kept if parts[row] == part and row_files[row] in images]
-        if not rows:
-            raise InputError(f"{path}: no image for {part} can be read")
-        order = [rows[n] for n in generator(FIXED_SEED).permutation(len(rows))]
-        sets[part] = to_image_set([row_files[row] for row in order], images, targets[order], request.pages)
+    rows = {
+        part: [row for row in range(len(row_files)) if parts[row] == part and row not in hidden]
+        for part in sorted(set(parts), key=("train", "validation", "test").index)
+    }
+    by_part = {part: [row_files[row] for row in of_part] for part, of_part in rows.items()}
+    labels = {part: targets[of_part] for part, of_part in rows.items()}
+    sets, damaged = read_labelled(by_part, labels, request, str(path))
     skipped = (*(f"{path}, line {table.lines[row]}: {row_files[row]} is hidden" for row in sorted(hidden)), *damaged)
     return Splits.of(sets, names, skipped=skipped, task=task.name)
 
