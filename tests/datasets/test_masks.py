@@ -372,8 +372,13 @@ def test_usual_names_of_folders_are_read_as_they_are(tmp_path: Path, images: str
         assert np.array_equal(mask, known[image.numpy().tobytes()])
     save_class(tmp_path / part / "overlays")  # a third folder changes nothing, as the names of the files agree
     assert load_dataset(f"folder:{tmp_path}", task="pixels").task.name == "pixels"
-    words = "has a mask for each image; set --task pixels"
-    assert_raises(InputError, load_dataset, f"folder:{tmp_path}", task="classes", say=words)
+    config = make_config("compact", data=f"folder:{tmp_path}")
+    words = f"the names of {images}/ and {masks}/ are those of images and masks; set --task pixels if"
+    assert_raises(InputError, load_run_data, config, say=words)  # a task that nobody named does not decide
+    names = tuple(sorted((images, masks, "overlays")))
+    assert load_dataset(f"folder:{tmp_path}", task="classes", image_size=16).class_names == names
+    config = make_config("compact", data=f"folder:{tmp_path}", task="classes", image_size=16)
+    assert load_run_data(config).class_names == names
 
 
 def save_class(folder: Path) -> None:
@@ -417,10 +422,10 @@ def test_the_task_decides_where_names_say_nothing(
 ) -> None:
     renamed(write_folder(tmp_path / "right" / part, 8, change=change), "images", "masks")
     right = load_dataset(f"folder:{tmp_path / 'right'}")
-    renamed(write_folder(root := tmp_path / "own" / part, 8, change=change), *names)
+    renamed(write_folder(tmp_path / "own" / part, 8, change=change), *names)
     own = f"folder:{tmp_path / 'own'}"
     for read in (partial(load_dataset, own), partial(load_run_data, make_config("compact", data=own))):
-        words = f"{root}: {names[1]}/ holds only numbers of classes"
+        words = f"{tmp_path / 'own'}: {names[1]}/ holds only numbers of classes"
         assert_raises(InputError, read, say=words)
         assert_raises(InputError, read, say="set --task pixels if they are the masks of")
     data = load_dataset(own, task="pixels")
@@ -511,12 +516,33 @@ def test_parts_below_images_are_moved(tmp_path: Path, names: tuple[str, str]) ->
     assert_raises(InputError, load, tmp_path, say=words.replace("DIR", str(tmp_path)))
 
 
-def test_the_task_must_be_named_and_patches_need_masks(tmp_path: Path) -> None:
-    write_folder(tmp_path, 8)
-    assert load_dataset(f"folder:{tmp_path}").task.name == "pixels"
-    words = "has a mask for each image; set --task pixels"
-    assert_raises(InputError, load_dataset, f"folder:{tmp_path}", task="classes", say=words)
+def test_patches_need_masks() -> None:
     assert_raises(InputError, load_dataset, "digits", patch=8, say="digits has no masks")
+
+
+@pytest.mark.parametrize("value", [0, 1, 2, IGNORED])
+def test_masks_of_a_part_may_hold_one_number(tmp_path: Path, value: int) -> None:
+    for part, change in (("train", np.asarray), ("val", lambda mask: np.full_like(mask, value))):
+        renamed(write_folder(tmp_path / part, 8, change=change), "input", "target")
+    assert_raises(InputError, load_dataset, f"folder:{tmp_path}", say="target/ holds only numbers of classes")
+    data = load_dataset(f"folder:{tmp_path}", task="pixels")
+    assert data.validation.labels.unique().tolist() == [value]
+
+
+@pytest.mark.parametrize(
+    "names", [("x.png", "x_mask.png", "x_label.png"), ("images/x.png", "masks/x_1.png", "masks/x_2.png")]
+)
+@pytest.mark.parametrize("task", ["pixels", None])
+def test_several_masks_of_an_image_are_named(tmp_path: Path, names: tuple[str, ...], task: str | None) -> None:
+    image, mask = discs(1)
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        save(tmp_path / name, (image if name == names[0] else mask)[0])
+    with pytest.raises(
+        InputError, match="but an image has one mask, with the number of a class in each pixel; "
+    ) as error:
+        load_dataset(f"folder:{tmp_path}", task=task)  # type: ignore[arg-type]
+    assert all(str(tmp_path / name) in str(error.value) for name in names[1:])
 
 
 def test_digits_of_pixels_are_those_of_the_brighter_part() -> None:

@@ -74,7 +74,9 @@ def test_pages_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     words = "0.tif has 3 channels in its pages, but 5 are needed"
     assert_raises(InputError, load_dataset, f"folder:{tmp_path}", pages="channels", say=words)
     assert_raises(InputError, load_dataset, f"folder:{tmp_path}", pages="depth", say="set --pages channels")
-    assert_raises(InputError, load_dataset, "digits", pages="channels", say="has no files with pages; pages (--pages)")
+    assert_raises(
+        InputError, load_dataset, "digits", pages="channels", say="digits takes no pages (--pages), which is for"
+    )
     mixed = [Image.fromarray(np.zeros((4, 4), kind)) for kind in (np.uint8, np.uint16)]
     mixed[0].save(tmp_path / "mixed.tif", save_all=True, append_images=mixed[1:])
     say = "its pages hold numbers of different kinds"

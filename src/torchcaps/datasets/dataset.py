@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from torchcaps.checks import check
-from torchcaps.datasets.image_set import Images, ImageSet
+from torchcaps.datasets.image_set import Images, ImageSet, for_task
 from torchcaps.errors import InputError
 from torchcaps.tasks import Task, TaskName, find_task, widest_task
 from torchcaps.words import counted
@@ -69,14 +68,10 @@ class Splits:
         target = find_task(task or self.task or own.name)
         if own.name == target.name:
             return replace(self, task=target.name)
-        if own.has_masks:
-            raise InputError(f"{where} has a mask for each image; set --task {own.name}")
-
-        changed: dict[str, Any] = {}
-        for part, images in self.parts.items():
-            name = f"{where}: {part} labels"
-            convert = partial(target.convert_targets, num_outputs=len(self.class_names), where=name)
-            changed[part] = images.with_labels(convert)
+        changed: Any = {
+            part: for_task(images, target, len(self.class_names), f"{where}: {part} labels")
+            for part, images in self.parts.items()
+        }
         return replace(self, task=target.name, **changed)
 
 

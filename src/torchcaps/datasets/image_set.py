@@ -118,6 +118,21 @@ def images_of(data: Any) -> Images | None:
     return data if isinstance(data, Images) else None
 
 
+def for_task(images: Images, task: Task, num_outputs: int | None, where: str = "labels") -> Images:
+    """Return images with their labels in the form of a task.
+
+    Raises:
+        InputError: The labels do not fit the task; the error begins with ``where``.
+    """
+    if images.task.name == task.name or task.has_form(images.labels):
+        return images
+    if images.task.has_masks:
+        raise InputError(
+            f'{where} are masks, but the task is {task.name}; set task="{images.task.name}" (--task {images.task.name})'
+        )
+    return images.with_labels(partial(task.convert_targets, num_outputs=num_outputs, where=where))
+
+
 @dataclass(frozen=True, eq=False)
 class ImageSet(Images):
     """Images in memory, with one class each, or with the classes of P objects each.
@@ -260,13 +275,28 @@ class ImageSet(Images):
         return ImageSet(*map(change, self.tensors), factors=factors)
 
 
-def pad_sequences(sequences: Sequence[Float[np.ndarray, "C l"]], length: int, where: str) -> Float32[Tensor, "N C 1 L"]:
-    """Pad sequences with NaN to one length.
+def pad_sequences(
+    sequences: Sequence[Float[np.ndarray, "C l"]],
+    length: int,
+    where: str,
+    lengths: Shaped[np.ndarray, "N"] | None = None,
+    name: str = "lengths",
+) -> Float32[Tensor, "N C 1 L"]:
+    """Pad sequences with NaN to one length; ``lengths``: the steps of each, after which it is padding.
 
     Raises:
-        InputError: A number is NaN, infinite or beyond float32; the message begins with ``where``.
+        InputError: A number is NaN, infinite or beyond float32, or the lengths are no whole numbers from 1 to the last
+            step; the message begins with ``where`` and calls the lengths ``name``.
     """
-    padded = torch.full((len(sequences), len(sequences[0]), 1, length), torch.nan)
+    count = len(sequences)
+    if lengths is not None:
+        is_whole = lengths.dtype.kind in "iu" and lengths.shape == (count,)
+        if not is_whole or lengths.min() < 1 or lengths.max() > length:
+            raise InputError(
+                f"{where} must have {name}, whole numbers from 1 to {length}, one for each of {count} sequences"
+            )
+        sequences = [each[:, :steps] for each, steps in zip(sequences, lengths, strict=True)]
+    padded = torch.full((count, len(sequences[0]), 1, length), torch.nan)
     for row, each in zip(padded, sequences, strict=True):
         with np.errstate(over="ignore"):
             numbers = np.asarray(each, np.float32)
@@ -287,25 +317,6 @@ def _pad_sequences_to(sequences: Float32[Tensor, "N C 1 l"], size: tuple[int, in
             "sequences that are longer than those of a trained network"
         )
     return F.pad(sequences, (0, size[1] - steps), value=torch.nan)
-
-
-def end_sequences(
-    sequences: Shaped[Tensor, "N C 1 L"], lengths: Shaped[Tensor, "N"], where: str
-) -> Float32[Tensor, "N C 1 L"]:
-    """Return sequences with NaN after the number of steps of each.
-
-    Raises:
-        InputError: The lengths are no whole numbers from 1 to L; the message begins with ``where``.
-    """
-    steps = sequences.shape[-1]
-    is_fitting = (
-        lengths.shape == sequences.shape[:1] and not lengths.is_floating_point() and lengths.dtype != torch.bool
-    )
-    if not is_fitting or int(lengths.min()) < 1 or int(lengths.max()) > steps:
-        raise InputError(f"{where} must be whole numbers from 1 to {steps}, one for each of {len(sequences)} sequences")
-    numbers = to_floats(sequences).float()
-    is_after = torch.arange(steps, device=numbers.device) >= lengths.to(numbers.device)[:, None]
-    return numbers.masked_fill(is_after[:, None, None], torch.nan)
 
 
 def to_floats(images: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -24,6 +24,8 @@ from torchcaps.tasks import TaskName, find_task
 from torchcaps.words import counted
 
 PartName = Literal["test", "validation", "train", "all"]
+OPTIONS = {"skip_damaged": "can_skip_damaged", "scale": "takes_scale", "pages": "takes_pages"}
+"""Options that not every data set takes, with the field of `DatasetInfo` that says so."""
 _TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.1
 
 
@@ -195,16 +197,12 @@ def _read(
     request = DataRequest(path or Path(), folder, size, task=task, **options)
     if folder is not None and info.find is None:
         raise InputError(f'the data set "{info.name}" has no files in a data folder; leave data_dir (--data-dir) out')
-    if request.skip_damaged and not info.can_skip_damaged:
-        fitting = ", ".join(each.spec for each in _DATASETS.values() if each.can_skip_damaged)
-        raise InputError(f"{spec} has no image files to leave out; skip_damaged (--skip-damaged) is for {fitting}")
-    if request.scale is not None:
-        check_scale(request.scale)
-        if not info.takes_scale:
-            raise InputError(f"the pixels of {spec} have a fixed range; leave scale (--scale) out")
-    if request.pages is not None and not info.takes_pages:
-        fitting = ", ".join(each.spec for each in _DATASETS.values() if each.takes_pages)
-        raise InputError(f"{spec} has no files with pages; pages (--pages) is for {fitting}")
+    for option, field in OPTIONS.items():
+        if getattr(request, option) not in (None, False) and not getattr(info, field):
+            fitting = ", ".join(each.spec for each in _DATASETS.values() if getattr(each, field))
+            typed = f"{option} (--{option.replace('_', '-')})"
+            raise InputError(f"{spec} takes no {typed}, which is for {fitting}; leave it out")
+    check_scale("auto" if request.scale is None else request.scale)
     return info.load(request).for_task(task, spec)
 
 

@@ -92,7 +92,7 @@ def _pillow_array(image: Image.Image, channels: int | None) -> Shaped[np.ndarray
 
 
 def scale_pixels(
-    values: Any, scale: Scale = "auto", where: str = "images", channels: int | None = None
+    values: Any, scale: Scale = "auto", where: str = "images"
 ) -> UInt8[Tensor, "..."] | Float[Tensor, "..."]:
     """Convert numbers of any dtype to uint8 of 0..255 or float32 of 0..1.
 
@@ -104,14 +104,13 @@ def scale_pixels(
         values: See :func:`as_numbers`.
         scale: Range of the pixels, as above.
         where: The name of the argument in errors.
-        channels: See :func:`as_numbers`.
 
     Raises:
         WrongType: The values are no real numbers.
         InputError: A number is out of range, NaN or infinite, or ``scale`` is invalid.
     """
     check_scale(scale)
-    numbers = as_numbers(values, where, channels)
+    numbers = as_numbers(values, where)
     if scale == "none" or (numbers.dtype == torch.float32 and numbers.numel() == 0):
         return numbers.float()
     array = (numbers.float() if numbers.dtype == torch.bfloat16 else numbers).cpu().numpy()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from torchcaps.datasets.dataset import Dataset
-from torchcaps.datasets.image_set import Images, ImageSet, end_sequences, images_of
+from torchcaps.datasets.image_set import ImageSet, for_task, images_of, pad_sequences, to_floats
 from torchcaps.datasets.item_reader import ItemReader, Keys, SampledBatches, are_items, find_keys, sampled_batches
 from torchcaps.datasets.masks import as_mask, channel_axis, number_array, number_values
 from torchcaps.datasets.patch_set import PatchSet
@@ -178,27 +177,16 @@ def _open(data: Any, form: Form, keys: Keys | None, where: str) -> Opened:
     if isinstance(data, Dataset):
         return Opened(data)
     if (images := images_of(data)) is not None:
-        return Opened(_with_labels(images, form))
+        return Opened(images if form.task is None else for_task(images, form.task, form.num_outputs))
     pair = data.tensors if isinstance(data, TensorDataset) else data
-    message, lengths = None, None
-    if isinstance(pair, Mapping):
+    if isinstance(pair, Mapping | tuple | list) and not are_items(pair):
         image, label = find_keys(pair, keys, where)
-        lengths = pair.get("lengths")
-        message = None if keys else _message((image, label))
-        pair = (pair[image], pair[label])
-    elif keys is not None and isinstance(pair, tuple):
-        image, label = find_keys(pair, keys, where)
-        pair = (pair[image], pair[label])
-    if isinstance(pair, tuple | list) and not are_items(pair):
-        if len(pair) != 2:
-            raise InputError(
-                f"{where} must be images and labels, two tensors or arrays, got {counted(len(pair), 'part')}"
-            )
-        names = form.class_names
-        labels = pair[1]
+        lengths = pair.get("lengths") if isinstance(pair, Mapping) else None
+        names, labels = form.class_names, pair[label]
         if names is None and form.task is not None and not form.wants_masks and _are_texts(labels):
             names = form.task.names(labels)
-        in_memory, table = _in_memory(pair[0], labels, form, lengths)
+        in_memory, table = _in_memory(pair[image], labels, form, lengths)
+        message = None if keys else _message((image, label))
         return Opened(in_memory, class_names=names, message=message, table=table)
     has_items = all(callable(getattr(type(data), name, None)) for name in ("__getitem__", "__len__"))
     if not has_items or isinstance(data, IterableDataset | str | bytes | Tensor | np.ndarray):
@@ -244,7 +232,9 @@ def _in_memory(images: Any, labels: Any, form: Form, lengths: Any = None) -> tup
         (labels,), table = form.masks([labels], [size])
     targets = form.labels(labels)
     if lengths is not None and form.in_shape is not None and form.in_shape[1:-1] == (1,):
-        pixels = end_sequences(pixels, as_numbers(lengths, f"{form.where}lengths"), f"{form.where}lengths")
+        steps = as_numbers(lengths, f"{form.where}lengths").cpu().numpy()
+        rows = list(to_floats(pixels)[:, :, 0].cpu().numpy())
+        pixels = pad_sequences(rows, pixels.shape[-1], f"{form.where}images", steps)
     if len(pixels) != len(targets):
         raise InputError(
             f"there must be a label for each image, got {counted(len(pixels), 'image')} and "
@@ -280,15 +270,3 @@ def _in_patches(images: Sequence[Any], labels: Any, form: Form) -> tuple[PatchSe
     masks, table = form.masks(labels, [image.shape[1:] for image in pixels])
     targets = tuple(form.labels(mask[None])[0] for mask in masks)
     return PatchSet(tuple(map(torch.from_numpy, alike(pixels))), targets, patch=form.in_shape[1:]), table
-
-
-def _with_labels(images: Images, form: Form) -> Images:
-    """Return the set with labels converted to the form of the task."""
-    if form.task is None or images.task.name == form.task.name or form.task.has_form(images.labels):
-        return images
-    if images.task.has_masks:
-        raise InputError(
-            f'the images have masks, but the task is {form.task.name}; set task="{images.task.name}" of a network, or '
-            "as an attribute of your own module"
-        )
-    return images.with_labels(partial(form.task.convert_targets, num_outputs=form.num_outputs))

@@ -190,8 +190,8 @@ def load_run_data(config: TrainConfig) -> Dataset:
     fields = flat(config.fields)
     options = {name: fields[name] for name in inspect.signature(load_dataset).parameters if name in fields}
     info, path = find_dataset(config.data)
-    if info.name == "folder" and path and "task" in config.fitted and not find_task(fields.get("task")).has_masks:
-        ask_for_task(DataRequest(path, scale=config.scale, pages=config.pages))
+    if info.name == "folder" and path and "task" in config.fitted:
+        ask_for_task(DataRequest(path, scale=config.scale, pages=config.pages, task=fields.get("task")))
     loaded = load_dataset(config.data, **({"task": find_task(None).name} | options))
     objects, required = loaded.num_objects, config.model["objects"]
     if objects != required:

@@ -54,10 +54,10 @@ def test_sequences_of_an_npz_file_are_padded_with_nan(tmp_path: Path) -> None:
 def test_what_no_sequences_are(tmp_path: Path) -> None:
     for changes, said in (
         ({"x": X[:, 0]}, "x must hold numbers in the shape (N, C, L)"),
-        ({"lengths": LENGTHS[:5]}, "x needs lengths, whole numbers from 1 to 9 in the shape (40,)"),
-        ({"lengths": LENGTHS - 2}, "x needs lengths, whole numbers from 1 to 9"),
-        ({"lengths": LENGTHS + 1}, "x needs lengths, whole numbers from 1 to 9"),
-        ({"lengths": LENGTHS / 2}, "x needs lengths, whole numbers from 1 to 9"),
+        ({"lengths": LENGTHS[:5]}, "x must have lengths, whole numbers from 1 to 9, one for each of 40 sequences"),
+        ({"lengths": LENGTHS - 2}, "x must have lengths, whole numbers from 1 to 9"),
+        ({"lengths": LENGTHS + 1}, "x must have lengths, whole numbers from 1 to 9"),
+        ({"lengths": LENGTHS / 2}, "x must have lengths, whole numbers from 1 to 9"),
         (
             {"x": np.full_like(X, np.nan)},
             "x has a number that is NaN, infinite or beyond float32 before the end of its sequence",
@@ -144,7 +144,9 @@ def test_fit_reads_each_sequence_up_to_its_length() -> None:
         assert image[:, 0, length:].isnan().all()
     for lengths in (LENGTHS[:5], LENGTHS - 2, LENGTHS + 1, LENGTHS / 2):
         data = {"x": X, "y": Y, "lengths": lengths}
-        assert_raises(InputError, open_data, data, form, say="lengths must be whole numbers from 1 to 9, one for each")
+        assert_raises(
+            InputError, open_data, data, form, say="must have lengths, whole numbers from 1 to 9, one for each"
+        )
 
 
 def test_what_an_npz_file_holds_beyond_is_named(tmp_path: Path) -> None:

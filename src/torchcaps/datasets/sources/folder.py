@@ -24,8 +24,8 @@ from torchcaps.datasets.scaling import Pixels, Scale, as_bytes, as_floats, check
 from torchcaps.datasets.sources.segmentation_folder import (
     files_beside,
     folders_of_numbers,
-    has_masks,
     load_segmentation_folder,
+    mask_folders,
 )
 from torchcaps.errors import InputError
 from torchcaps.files import user_path
@@ -57,7 +57,7 @@ def load_folder(request: DataRequest) -> Splits:
 
     A folder, or its train/, with images/ and masks/, or with x.png and x_mask.png, has a mask for each image, for the
     task ``pixels``: see :func:`~torchcaps.datasets.sources.segmentation_folder.load_segmentation_folder`. If only the
-    files of two folders look like images and masks, the task must be named.
+    files of two folders look like images and masks, the task must be named. A named task always decides on two folders.
 
     Raises:
         InputError: There are fewer than two classes, a class has too few images, the parts differ in classes, images
@@ -68,7 +68,9 @@ def load_folder(request: DataRequest) -> Splits:
     if not root.is_dir():
         raise InputError(f"there is no folder {root} to read images from")
     parts = parts_of(root)
-    if request.wants_masks or any(map(has_masks, parts.values())):
+    are_named = any(mask_folders(each, image_files_in) for each in parts.values())
+    are_beside = any(not subfolders(each) and files_beside(image_files_in(each)).masks for each in parts.values())
+    if request.wants_masks or are_beside or (are_named and request.task is None):
         return load_segmentation_folder(root, parts, request)
     if request.task is None:
         ask_for_task(request)
@@ -91,15 +93,24 @@ def load_folder(request: DataRequest) -> Splits:
 
 
 def ask_for_task(request: DataRequest) -> None:
-    """Raise InputError if two folders could be two classes, or images and their masks; the task must be named."""
-    for folder in parts_of(request.path).values() if request.path.is_dir() else ():
-        if not has_masks(folder) and (folders := folders_of_numbers(folder, request)) is not None:
-            images, masks = (each.name for each in folders)
-            raise InputError(
-                f"{folder}: {masks}/ holds only numbers of classes, as masks do, in files with the names and sizes of "
-                f"those in {images}/; set --task pixels if they are the masks of {images}/, or --task classes if "
-                f"{images} and {masks} are two classes of images"
-            )
+    """Raise InputError if the folders of a data set could be two classes, or images and their masks."""
+    if request.wants_masks or not request.path.is_dir():
+        return
+    parts = [*parts_of(request.path).values()]
+    folders = next(filter(None, (mask_folders(each, image_files_in) for each in parts)), None)
+    names = folders_of_numbers(parts, request) if folders is None else (folders[0].name, folders[1].name)
+    if names is None:
+        return
+    images, masks = names
+    why = (
+        f"{masks}/ holds only numbers of classes, as masks do, in files with the names and sizes of those in {images}/"
+        if folders is None
+        else f"the names of {images}/ and {masks}/ are those of images and masks"
+    )
+    raise InputError(
+        f"{request.path}: {why}; set --task pixels if they are the masks of {images}/, or --task classes if {images} "
+        f"and {masks} are two classes of images"
+    )
 
 
 class ImageFiles(TorchDataset[tuple[Tensor, int]]):

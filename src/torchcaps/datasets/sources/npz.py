@@ -217,17 +217,13 @@ def _scaled(values: np.ndarray, scale: Scale, where: str, *, is_volume: bool = F
 
 def _to_sequences(arrays: Mapping[str, Any], x: str, where: str) -> Float32[Tensor, "N C 1 L"]:
     """Return sequences of numbers, padded with NaN."""
-    values, lengths = arrays[x], arrays.get(_LENGTHS[x])
+    values, lengths = arrays[x], arrays.get(_LENGTHS[x], np.zeros(0))
     if values.ndim != 3 or values.dtype.kind not in "fiu" or 0 in values.shape:
         raise InputError(
             f"{where} must hold numbers in the shape (N, C, L), channels and steps, because the file has lengths, got "
             f"{values.dtype} in the shape {shown(values.shape)}"
         )
-    N, _, L = values.shape
-    is_whole = isinstance(lengths, np.ndarray) and lengths.dtype.kind in "iu" and lengths.shape == (N,)
-    if lengths is None or not is_whole or lengths.min() < 1 or lengths.max() > L:
-        raise InputError(f"{where} needs {_LENGTHS[x]}, whole numbers from 1 to {L} in the shape ({N},)")
-    return pad_sequences([each[:, :length] for each, length in zip(values, lengths, strict=True)], L, where)
+    return pad_sequences(list(values), values.shape[2], where, lengths, _LENGTHS[x])
 
 
 def _class_names(

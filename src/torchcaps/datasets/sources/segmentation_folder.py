@@ -80,13 +80,6 @@ class FileKind(NamedTuple):
     """A file of this kind in an error."""
 
 
-def has_masks(folder: Path, files_in: Callable[[Path], list[Path]] = image_files_in) -> bool:
-    """Return True if names say that a folder has images and masks, in two folders or beside each other."""
-    return mask_folders(folder, files_in) is not None or (
-        not subfolders(folder) and bool(files_beside(files_in(folder)).masks)
-    )
-
-
 def files_beside(files: Sequence[Path]) -> Sources:
     """Return images and the masks beside them, such as x.png and x_mask.png."""
     stems = {(file.parent, stem_of(file).lower()) for file in files}
@@ -105,34 +98,41 @@ def files_beside(files: Sequence[Path]) -> Sources:
     return Sources(images, masks, lambda image: image.with_name(f"{stem_of(image)}{ending}.png"), where)
 
 
-def folders_of_numbers(folder: Path, request: DataRequest) -> tuple[Path, Path] | None:
-    """Return the folders of images and of masks in a folder whose names do not say so, but whose files do.
+def folders_of_numbers(parts: Sequence[Path], request: DataRequest) -> tuple[str, str] | None:
+    """Return the names of the folders of images and of masks in each part, if not they but their files say so.
 
-    There are two folders with files of the same names and sizes. Exactly one of them holds only the numbers 0 to K - 1,
-    or 0 and 255, as masks do.
+    Each part has two folders with files of the same names and sizes. Exactly one of them holds only the numbers 0 to
+    K - 1, or 0 and 255, as masks do, in all parts together.
     """
-    folders = subfolders(folder)
-    sources = [_by_stem(image_files_in(each)) for each in folders]
-    if len(folders) != 2 or not sources[0] or sources[0].keys() != sources[1].keys():
+    names = [each.name for each in subfolders(parts[0])]
+    if len(names) != 2 or any([each.name for each in subfolders(part)] != names for part in parts):
         return None
-    sizes = [_sizes_of_numbers(files, request) for files in sources]
-    if (sizes[0] is None) == (sizes[1] is None):
+    listed: dict[str, dict[str, Path]] = {name: {} for name in names}
+    for part in parts:
+        for name in names:
+            by_stem = _by_stem(image_files_in(part / name))
+            listed[name] |= {f"{part.name}/{stem}": files[0] for stem, files in by_stem.items()}
+    if not listed[names[0]] or listed[names[0]].keys() != listed[names[1]].keys():
         return None
-    of_masks = 0 if sizes[1] is None else 1
-    for stem, files in sources[1 - of_masks].items():
+    sizes = {name: size for name in names if (size := _sizes_of_numbers(listed[name], request)) is not None}
+    if len(sizes) != 1:
+        return None
+    ((of_masks, size_of),) = sizes.items()
+    (of_images,) = (name for name in names if name != of_masks)
+    for stem, file in listed[of_images].items():
         try:
-            image = read_pixels(files[0], scale=request.scale, pages=request.pages)
+            image = read_pixels(file, scale=request.scale, pages=request.pages)
         except InputError:  # the reader of the data set names it
             continue
-        if image.shape[1:] != sizes[of_masks][stem]:  # type: ignore[index]
+        if image.shape[1:] != size_of[stem]:
             return None
-    return folders[1 - of_masks], folders[of_masks]
+    return of_images, of_masks
 
 
-def _sizes_of_numbers(files: Mapping[str, list[Path]], request: DataRequest) -> dict[str, tuple[int, ...]] | None:
+def _sizes_of_numbers(files: Mapping[str, Path], request: DataRequest) -> dict[str, tuple[int, ...]] | None:
     """Return the sizes of files that hold only numbers of classes, or only 0 and 255; None for other files."""
     values, sizes = set[int](), dict[str, tuple[int, ...]]()
-    for stem, (file, *_) in files.items():
+    for stem, file in files.items():
         try:
             mask = read_mask(file, str(file), is_volume=request.pages == "depth")
         except InputError:
@@ -145,7 +145,7 @@ def _sizes_of_numbers(files: Mapping[str, list[Path]], request: DataRequest) -> 
     return sizes if len(values) > 1 and numbers == list(range(len(numbers))) else None
 
 
-def mask_folders(folder: Path, files_in: Callable[[Path], list[Path]] = image_files_in) -> tuple[Path, Path] | None:
+def mask_folders(folder: Path, files_in: Callable[[Path], list[Path]]) -> tuple[Path, Path] | None:
     """Return the folders of images and of masks, by their usual names, such as images/ and masks/, or raw/ and seg/.
 
     None: there are no such folders, or they are among the folders of other classes and the names of their files differ.
@@ -195,7 +195,7 @@ def load_segmentation_folder(
             numbers of classes.
     """
     kind = kind or FileKind(image_files_in, partial(_read_image_files, request.pages), ".png", "an image file")
-    sources = {part: _sources_of(folder, kind, request) for part, folder in parts.items()}
+    sources = {part: _sources_of(folder, kind, parts, request) for part, folder in parts.items()}
     test = [each for name in TEST for each in subfolders(root) if each.name.lower() == name]
     if len(test) == len(TEST) and "test" not in sources:
         sources["test"] = _sources_in(test[0], test[1], kind)
@@ -241,7 +241,7 @@ def _read_pair(pair: Pair, kind: FileKind, scale: tuple[float, float] | None) ->
     return labelled
 
 
-def _sources_of(folder: Path, kind: FileKind, request: DataRequest) -> Sources:
+def _sources_of(folder: Path, kind: FileKind, parts: Mapping[str, Path], request: DataRequest) -> Sources:
     """Return the images and masks of a folder: in two folders, or beside each other, also in folders of classes.
 
     Raises:
@@ -252,7 +252,9 @@ def _sources_of(folder: Path, kind: FileKind, request: DataRequest) -> Sources:
         beside = files_beside(image_files_in(folder, deep=True))
         if beside.masks and (not subfolders(folder) or beside.masks.keys() == beside.images.keys()):
             return beside
-        folders = folders_of_numbers(folder, request)
+        unnamed = [each for each in parts.values() if mask_folders(each, kind.files_in) is None]
+        names = folders_of_numbers(unnamed, request)
+        folders = names and (folder / names[0], folder / names[1])
     if folders is None:
         raise InputError(f"{folder} must have images/ and masks/, with {kind.words} of the same name in each")
     return _sources_in(*folders, kind)
@@ -265,9 +267,7 @@ def _sources_in(of_images: Path, of_masks: Path, kind: FileKind) -> Sources:
         InputError: There is no image.
     """
     masks = _by_stem(kind.files_in(of_masks))
-    images: dict[str, list[Path]] = {}
-    for file in kind.files_in(of_images):
-        images.setdefault(_without_channel(stem_of(file), masks), []).append(file)
+    images = _by_stem(kind.files_in(of_images), lambda stem: _without_channel(stem, masks))
     if not images:
         raise InputError(f"{of_images} has no images")
     return Sources(images, masks, lambda image: of_masks / f"{stem_of(image)}{kind.suffix}", of_images)
@@ -279,20 +279,28 @@ def _pairs_of(sources: Sources) -> tuple[list[Pair], list[str]]:
     faults = [
         f"{files[0]} and {files[1]} have one name; keep one of them"
         if stem_of(files[0]).lower() == stem_of(files[1]).lower()
-        else f"{files[0]} and {files[1]} are channels of one image, but an image is one file; keep one, or join them"
-        for by_stem in (images, masks)
+        else f"{files[0]} and {files[1]} are {what}; keep one, or join them"
+        for by_stem, what in (
+            (images, "channels of one image, but an image is one file"),
+            (masks, "masks of one image, but an image has one mask, with the number of a class in each pixel"),
+        )
         for files in by_stem.values()
         if len(files) > 1
     ]
     alone = sorted(masks.keys() - images.keys())
     for stem in sorted(images.keys() - masks.keys()):
-        place = sources.mask_of(images[stem][0])
-        similar = next((each for each in alone if _is_similar(each, stem)), None)
-        advice = f"put {place} there, or move the image away"
-        if similar is not None:
-            alone.remove(similar)
-            advice = f"rename {masks[similar][0]} to {place.name}"
-        faults.append(f"{images[stem][0]} has no mask; {advice}")
+        image, place = images[stem][0], sources.mask_of(images[stem][0])
+        similar = [each for each in alone if _is_similar(each, stem)]
+        alone = [each for each in alone if each not in similar]
+        files = [masks[each][0] for each in similar]
+        faults.append(
+            f"{image} has no mask; put {place} there, or move the image away"
+            if not files
+            else f"{image} has no mask; rename {files[0]} to {place.name}"
+            if len(files) == 1
+            else f"{image} has {len(files)} masks, such as {files[0]} and {files[1]}, but an image has one mask, with "
+            f"the number of a class in each pixel; join them as {place.name}"
+        )
     faults += [
         f"{masks[stem][0]} has no image in {sources.where}; put it there, or move the mask away" for stem in alone
     ]
@@ -307,11 +315,11 @@ def _without_channel(stem: str, masks: Container[str]) -> str:
     return base if stem not in masks and base in masks else stem
 
 
-def _by_stem(files: Sequence[Path]) -> dict[str, list[Path]]:
-    """Return the files of each name without suffix."""
+def _by_stem(files: Sequence[Path], name: Callable[[str], str] = str) -> dict[str, list[Path]]:
+    """Return the files of each name without suffix; ``name`` changes the names."""
     by_stem: dict[str, list[Path]] = {}
     for file in files:
-        by_stem.setdefault(stem_of(file), []).append(file)
+        by_stem.setdefault(name(stem_of(file)), []).append(file)
     return by_stem
 
 
