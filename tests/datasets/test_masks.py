@@ -569,3 +569,18 @@ def test_multimnist_has_masks(mnist_dir: Path) -> None:
     assert (data.task.name, data.num_classes, len(data.train), len(data.validation)) == ("pixels", 11, 55_000, 5_000)
     assert data.train.labels.unique().tolist() == list(range(11))
     assert (data.test.images[:, 0][data.test.labels == 0] < 160).all()  # two dark parts
+
+
+@pytest.mark.parametrize(("images", "masks"), [("images", "masks"), ("Training_Input", "Training_GroundTruth")])
+@pytest.mark.parametrize("ending", ["_segmentation", "_mask", "-GT"])
+def test_masks_in_a_folder_may_end_with_their_name(tmp_path: Path, images: str, masks: str, ending: str) -> None:
+    right = load_dataset(f"folder:{write_folder(tmp_path / 'right', 8)}")
+    root = write_folder(tmp_path / "own", 8)
+    for file in (root / "masks").iterdir():
+        file.rename(file.with_stem(file.stem + ending))
+    renamed(root, images, masks)
+    if masks != "masks":
+        assert_raises(InputError, load_dataset, f"folder:{root}", say=f"{masks}/ holds only numbers of classes")
+    data = load_dataset(f"folder:{root}", task="pixels")
+    assert torch.equal(data.train.images, right.train.images)
+    assert torch.equal(data.train.labels, right.train.labels)

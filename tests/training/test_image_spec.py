@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,10 @@ import pytest
 from torchcaps.analysis.calibration import Calibration
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError
+from torchcaps.files import write_json
+from torchcaps.models import create_model
 from torchcaps.training.image_spec import MAX_IMAGE_VALUES, ImageSpec
+from torchcaps.training.load import _read_spec
 
 PLAIN = ImageSpec(in_shape=(1, 28, 28), class_names=("a", "b", "c"))
 FULL = dataclasses.replace(
@@ -74,3 +78,24 @@ def test_values_that_are_refused(name: str, value: Any) -> None:
         dataclasses.replace(PLAIN, **{name: value})
     with pytest.raises(InputError, match=name):
         ImageSpec.from_dict(PLAIN.to_dict() | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("data", "names", "has_names"),
+    [
+        ("npz:a.npz", ["0", "1"], False),
+        ("npz:a.npz", ["cat", "dog"], True),
+        ("folder:photos", ["0", "1"], True),
+        ("mnist", ["0", "1"], True),
+        (None, ["0", "1"], True),
+    ],
+)
+def test_numbers_of_an_array_are_no_names_in_files_that_do_not_say_so(
+    tmp_path: Path, data: str | None, names: list[str], has_names: bool
+) -> None:
+    model = create_model("compact-shared", (1, 20, 20), 2)
+    file = tmp_path / "classes.json"
+    write_json(file, {"class_names": names})
+    assert _read_spec(file, model, data).has_names == has_names
+    write_json(file, {"class_names": names, "has_names": not has_names})
+    assert _read_spec(file, model, data).has_names != has_names

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from torchcaps.analysis.collector import collector_of
+from torchcaps.analysis.inference import inference, to_pixels
 from torchcaps.datasets import Augmentation, BatchLoader, Dataset, load_dataset
 from torchcaps.datasets.image_set import Images, images_of
 from torchcaps.datasets.item_reader import Keys, SampledBatches
@@ -142,6 +143,8 @@ def fit_data(
         sizes: dict[str, Any] = {"num_outputs": network.num_classes, "in_shape": network.in_shape}
         form = dataclasses.replace(form, cropped=recipe.crop is not None, **sizes)
     opened = open_data(dataset, form, keys)
+    if isinstance(network, Network):
+        check_padding(network, opened.data)
     form = dataclasses.replace(form, class_names=opened.class_names, table=opened.table)
     check = None if validation is None else open_data(validation, form, keys, "validation")
     needs_labels = recipe.class_weights == "balanced" or (form.task is not None and bool(form.task.buffers(1)))
@@ -219,6 +222,27 @@ def cropped(dataset: Dataset, recipe: Recipe) -> Dataset:
         return dataset
     seen = {part: _center_cropped(getattr(dataset, part), recipe) for part in ("train", "validation", "test")}
     return dataclasses.replace(dataset, **seen)
+
+
+def check_padding(network: Network, data: Any) -> None:
+    """Raise InputError if sequences are padded with NaN, and a network computes with the padding.
+
+    Args:
+        network: The network.
+        data: An image set or a ``TensorDataset``, whose first tensor holds the images; other data are not checked.
+    """
+    images = next(iter(getattr(data, "tensors", ())), None)
+    if images is None or images.dtype == torch.uint8 or images.shape[1:] != torch.Size(network.in_shape):
+        return
+    padded = images.flatten(1).isnan().any(1).nonzero()[:1, 0]
+    if len(padded):
+        with inference(network):
+            scores = network(to_pixels(network, images[padded])).scores
+        if scores.isnan().any():
+            raise InputError(
+                "the sequences have several lengths, and this network computes with their padding; choose one that "
+                "leaves it out, such as the preset sequences, or cut all sequences to one length"
+            )
 
 
 def check_patch(network: Network, recipe: Recipe) -> None:

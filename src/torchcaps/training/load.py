@@ -179,7 +179,7 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
         if which == "last":
             raise InputError(f"{path} is a saved network with one set of weights; omit --which last")
         model = load_pretrained(folder).to(device)
-        return Run(path, model, None, None, _read_spec(folder / CLASSES, model, must_exist=False))
+        return Run(path, model, None, None, _read_spec(folder / CLASSES, model))
 
     config = read_config(path / CONFIG)
     # metrics.csv is written after the first network, so without it no network was written yet
@@ -193,19 +193,24 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
         checkpoint = read_checkpoint(path / CHECKPOINT)
         load_weights(model, checkpoint["model"], path / CHECKPOINT)
     summary = read_summary(path / SUMMARY) if (path / SUMMARY).exists() else None
-    images = _read_spec(path / BEST / CLASSES, model, must_exist=True)
+    images = _read_spec(path / BEST / CLASSES, model, config.data)
     return Run(path, model.to(device), config, summary, images)
 
 
-def _read_spec(path: Path, model: Network, *, must_exist: bool) -> ImageSpec:
-    """Read the description of the images beside the weights. Without it, the class names are numbers."""
+def _read_spec(path: Path, model: Network, data: str | None = None) -> ImageSpec:
+    """Read the description of the images beside the weights; ``data`` is the data set of a run.
+
+    Only a saved network may lack it; the class names are then numbers. Without "has_names", as of runs of earlier
+    versions, numbers are no names if they come from an array.
+    """
     from_network = {"in_shape": model.in_shape, "objects": model.objects, "task": model.task}
-    if not must_exist and not path.exists():
-        names = tuple(map(str, range(model.num_classes)))
+    names = tuple(map(str, range(model.num_classes)))
+    if data is None and not path.exists():
         return ImageSpec.from_dict({"class_names": names, "has_names": False, **from_network})
     values = read_json(path, "list of classes")
     with reading(path, "list of classes"):
-        spec = ImageSpec.from_dict(values | from_network)
+        of_array = data is not None and data.startswith("npz:") and values.get("class_names") == list(names)
+        spec = ImageSpec.from_dict({"has_names": not of_array} | values | from_network)
         if len(spec.class_names) != model.num_classes:
             raise InputError(f"it must have {counted(model.num_classes, 'name')}, one for each class of the network")
     return spec

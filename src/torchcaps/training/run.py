@@ -30,7 +30,7 @@ from torchcaps.ranges import as_text
 from torchcaps.tasks import task_of
 from torchcaps.training import devices, small_data
 from torchcaps.training.config import LOCATION_FIELDS, TrainConfig, override, read_config
-from torchcaps.training.data import check_patch, cropped, load_run_data, run_data
+from torchcaps.training.data import check_padding, check_patch, cropped, load_run_data, run_data
 from torchcaps.training.folder import (
     BEST,
     CHECKPOINT,
@@ -231,6 +231,7 @@ def _prepare(config: TrainConfig) -> Start:
     torch.manual_seed(config.seed)
     network = build_network(config.model, in_shape, data.num_classes)
     check_patch(network, config.recipe)
+    check_padding(network, data.train)
     return Start(config, data, network)
 
 

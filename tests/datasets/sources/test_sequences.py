@@ -2,6 +2,7 @@
 
 import sys
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from torchcaps.datasets.user_data import Form, open_data
 from torchcaps.errors import InputError
 from torchcaps.nn import Capsules
 from torchcaps.tasks import find_task
+from torchcaps.training import Recipe, make_config
+from torchcaps.training.data import fit_data
+from torchcaps.training.devices import launch
+from torchcaps.training.run import _prepare
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(40, 3, 9))
@@ -62,7 +67,7 @@ def test_what_no_sequences_are(tmp_path: Path) -> None:
             {"x": np.full_like(X, np.nan)},
             "x has a number that is NaN, infinite or beyond float32 before the end of its sequence",
         ),
-        ({"x_test": X, "y_test": Y}, "x_test needs lengths_test"),
+        ({"x_test": X, "y_test": Y}, "x_test must have lengths_test"),
     ):
         assert_raises(InputError, load, tmp_path, **ARRAYS | changes, say=said)
 
@@ -121,7 +126,7 @@ def test_arrays_that_could_be_sequences_name_lengths(tmp_path: Path) -> None:
     assert_raises(
         InputError, load, tmp_path, x=X, y=Y, say="if these are sequences (N, C, L), add an array lengths (N,)"
     )
-    assert_raises(InputError, load, tmp_path, **ARRAYS, x_test=X, y_test=Y, say="x_test needs lengths_test")
+    assert_raises(InputError, load, tmp_path, **ARRAYS, x_test=X, y_test=Y, say="x_test must have lengths_test")
 
 
 def test_sequences_are_padded_to_a_length_and_never_resized(tmp_path: Path) -> None:
@@ -157,3 +162,26 @@ def test_what_an_npz_file_holds_beyond_is_named(tmp_path: Path) -> None:
         arrays: dict[str, Any] = {"x": pixels, "y": Y, name: pixels}
         assert_raises(InputError, load, tmp_path, **arrays, say=f"has an array {name!r}, which is not read")
     assert len(load(tmp_path, x=pixels, y=Y, patients=Y, weights=Y).train) > 0
+
+
+@pytest.mark.parametrize("preset", ["sequences", "baseline-cnn", "cnn-matched", "compact-shared"])
+@pytest.mark.parametrize("door", ["run", "fit"])
+def test_a_network_that_computes_with_padding_is_refused(tmp_path: Path, preset: str, door: str) -> None:
+    long = np.concatenate([X] * 4, 2)  # 36 steps
+    for lengths in (LENGTHS * 4, np.full_like(LENGTHS, 36)):
+        np.savez(tmp_path / "a.npz", x=long, y=Y, lengths=lengths)
+        if door == "run":
+            config = make_config(preset, data=f"npz:{tmp_path / 'a.npz'}")
+            call = partial(_prepare, config)
+        else:
+            network = create_model(preset, (3, 1, 36), 4)
+            data: Any = {"x": long, "y": Y, "lengths": lengths}
+            fabric = launch("cpu")
+            form: Any = {"task": find_task("classes"), "loss": None, "scale": "auto", "keys": None}
+            call = partial(fit_data, network, data, None, Recipe(batch_size=4), fabric, seed=0, workers=0, **form)
+        if preset == "sequences" or lengths.min() == 36:
+            call()
+        else:
+            assert_raises(
+                InputError, call, say="this network computes with their padding; choose one that leaves it out"
+            )

@@ -226,6 +226,14 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         numbered("im{n},of {n}", "file,patient").encode(),
         "has 'of 00', and every line has another",
     ),
+    "masks": (
+        numbered("im{n}.png,im{n}_mask.png", "image,mask").encode(),
+        "line 2: the column mask has 'im00_mask.png', an image file, but a table has one image a line; masks are read",
+    ),
+    "missing files beside names of others": (
+        numbered("gone{n}.png,im01", "image,label").encode(),
+        "there is no image file",
+    ),
     "an index beside numbers": (numbered("{n},im{n},{x},{y}", ",file,x,y").encode(), "has a column without a name"),
 }
 

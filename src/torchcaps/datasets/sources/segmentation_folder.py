@@ -110,7 +110,9 @@ def folders_of_numbers(parts: Sequence[Path], request: DataRequest) -> tuple[str
     listed: dict[str, dict[str, Path]] = {name: {} for name in names}
     for part in parts:
         for name in names:
-            by_stem = _by_stem(image_files_in(part / name))
+            (other,) = (part / each for each in names if each != name)
+            stems = {stem_of(file) for file in image_files_in(other)}
+            by_stem = _by_stem(image_files_in(part / name), stems)
             listed[name] |= {f"{part.name}/{stem}": files[0] for stem, files in by_stem.items()}
     if not listed[names[0]] or listed[names[0]].keys() != listed[names[1]].keys():
         return None
@@ -266,8 +268,11 @@ def _sources_in(of_images: Path, of_masks: Path, kind: FileKind) -> Sources:
     Raises:
         InputError: There is no image.
     """
-    masks = _by_stem(kind.files_in(of_masks))
-    images = _by_stem(kind.files_in(of_images), lambda stem: _without_channel(stem, masks))
+    files = kind.files_in(of_images)
+    masks = _by_stem(kind.files_in(of_masks), {stem_of(file) for file in files})
+    images: dict[str, list[Path]] = {}
+    for file in files:
+        images.setdefault(_without_channel(stem_of(file), masks), []).append(file)
     if not images:
         raise InputError(f"{of_images} has no images")
     return Sources(images, masks, lambda image: of_masks / f"{stem_of(image)}{kind.suffix}", of_images)
@@ -315,11 +320,13 @@ def _without_channel(stem: str, masks: Container[str]) -> str:
     return base if stem not in masks and base in masks else stem
 
 
-def _by_stem(files: Sequence[Path], name: Callable[[str], str] = str) -> dict[str, list[Path]]:
-    """Return the files of each name without suffix; ``name`` changes the names."""
+def _by_stem(files: Sequence[Path], others: Container[str]) -> dict[str, list[Path]]:
+    """Return the files by their stems, without an ending such as ``_mask`` where the rest is a stem of ``others``."""
     by_stem: dict[str, list[Path]] = {}
     for file in files:
-        by_stem.setdefault(name(stem_of(file)), []).append(file)
+        stem = stem_of(file)
+        bases = (stem[: -len(end)] for end in MASK_ENDINGS if stem.lower().endswith(end) and stem not in others)
+        by_stem.setdefault(next((base for base in bases if base in others), stem), []).append(file)
     return by_stem
 
 

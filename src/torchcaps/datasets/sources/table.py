@@ -12,6 +12,7 @@ from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.images import SUFFIXES, image_files_in, is_hidden
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.folder import PARTS, read_labelled
+from torchcaps.datasets.sources.segmentation_folder import IMAGES, MASKS
 from torchcaps.datasets.table_file import Table, numbers_of, read_table
 from torchcaps.errors import InputError, shown
 from torchcaps.tasks import Task, find_task, guess_task
@@ -65,6 +66,12 @@ def load_table(request: DataRequest) -> Splits:
     if not others:
         raise InputError(f"{path} has no column of labels, only {image}")
     chosen = named if len(named) == 1 else others
+    for name in chosen:
+        if PureWindowsPath(columns[name][0]).suffix.lower() in SUFFIXES:
+            raise InputError(
+                f"{table.where(name, 0)}, an image file, but a table has one image a line; masks are read from a "
+                f"folder:PATH with {IMAGES}/ and {MASKS}/"
+            )
     row_files, hidden = _find_files(path, columns[image], table.lines, files)
     task, names, targets = _targets(table, chosen, request)
     parts = ["train"] * len(row_files) if split is None else _parts(path, columns[split], table.lines)
@@ -82,11 +89,10 @@ def load_table(request: DataRequest) -> Splits:
 def _image_column(path: Path, columns: Mapping[str, Sequence[str]], files: _Files) -> str:
     """Return the column with the image files: the first whose first cell is a file; usual names go first."""
     usual = [name for name in columns if name.lower() in IMAGE_COLUMNS]
-    naming = [name for name in (*usual, *columns) if files.find(columns[name][0])]
-    if naming:
-        return naming[0]
-    if usual:
-        return usual[0]
+    naming = [name for name in usual if PureWindowsPath(columns[name][0]).suffix.lower() in SUFFIXES]
+    naming += [name for name in (*usual, *columns) if files.find(columns[name][0])]
+    if naming or usual:
+        return [*naming, *usual][0]
     names = ", ".join(list(columns)[:MAX_NAMED])
     raise InputError(f"{path} has no column with image files in or below {path.parent}; its columns are {shown(names)}")
 
