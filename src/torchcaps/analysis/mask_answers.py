@@ -20,9 +20,9 @@ from torchcaps.analysis.photos import MAX_PREVIEW
 from torchcaps.analysis.results import Result, Table, percent
 from torchcaps.analysis.segmentation import SIDE, coloured, legend_of, middle_slice, palette
 from torchcaps.checks import checked
-from torchcaps.datasets.images import read_pixels, stem_of, with_channels
-from torchcaps.datasets.nifti import Volume, is_volume, read_volume
-from torchcaps.datasets.scaling import Pixels, as_bytes, as_floats, as_pixels, inverted, note_dark
+from torchcaps.datasets.images import stem_of
+from torchcaps.datasets.nifti import Volume, is_volume, read_input
+from torchcaps.datasets.scaling import Pixels, as_floats, inverted
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path
 from torchcaps.models import Network
@@ -186,13 +186,7 @@ def answer_files(
     read, sizes, shares, pictures, damaged = list[Path](), [], [], [], list[str]()
     for path in paths:
         try:
-            volume = read_volume(path) if is_volume(path) else None
-            if volume is None:
-                pixels = read_pixels(path, scale=spec.scale, pages=spec.pages)
-                pixels = with_channels(pixels, spec.in_shape[0], spec.pages, str(path))
-                note_dark([pixels], "an image file", spec.scale)
-            else:
-                pixels = as_bytes(as_pixels(volume.values, spec.scale, str(path), "volume"))[None]
+            pixels, volume = read_input(path, spec.in_shape[0], spec.scale, spec.pages)
             mask = answer(inverted(pixels) if options.invert else pixels)
         except InputError as error:
             damaged.append(str(error) if str(path) in str(error) else f"{path}: {error}")

@@ -192,13 +192,13 @@ def number_masks(masks: Mapping[str, Mask], names: Sequence[str] | None, listed:
     count = max(highest + 1, 2) if names is None else len(names)
     faults = dict[str, str]()
     for name, mask in masks.items():
-        if wrong := [value for value in mask.values if not _is_class(table.get(value), count)]:
+        if wrong := [value for value in mask.values if table.get(value) not in (*range(count), IGNORED)]:
             faults[name] = _wrong_value(name, wrong[0], names, listed)
         numbers = [value for value in mask.values if value < COLOUR and value != IGNORED]
         is_large = numbers and (numbers[-1] > IGNORED or numbers[-1] > 2 * max(len(values), 4))
         if names is None and is_large and table[numbers[-1]] == numbers[-1]:
             raise InputError(_large_values(name, mask.values))
-    numbered = {name: _looked_up(mask, table) for name, mask in masks.items() if name not in faults}
+    numbered = {name: number_array(mask, table) for name, mask in masks.items() if name not in faults}
     colours = colours_of(listed or table)
     if names is None and colours is None:
         _note_instances(masks)
@@ -238,12 +238,8 @@ def number_values(
 
 
 def number_array(mask: Mask, table: Mapping[int, int]) -> Shaped[np.ndarray, "..."]:
-    """Return masks of an array with the class of each value; values that ``table`` lacks stay."""
-    return _looked_up(mask, {value: table.get(value, value) for value in mask.values})
-
-
-def _looked_up(mask: Mask, table: Mapping[int, int]) -> Shaped[np.ndarray, "..."]:
-    numbers = [table[value] for value in mask.values]
+    """Return masks with the class of each value; values that ``table`` lacks stay."""
+    numbers = [table.get(value, value) for value in mask.values]
     return np.array(numbers, np.min_scalar_type(max(numbers, default=0)))[mask.positions]
 
 
@@ -265,10 +261,6 @@ def _note_instances(masks: Mapping[str, Mask]) -> None:
 def _colour_of(value: int) -> int:
     """Return the code of a colour. A brightness up to 255 is a grey: a mask in colour may be all grey or all black."""
     return value if value > IGNORED else COLOUR + value * 0x010101
-
-
-def _is_class(number: int | None, count: int) -> bool:
-    return number == IGNORED or (number is not None and number < count)
 
 
 def _check_greys(held: Mapping[str, Sequence[int]]) -> None:

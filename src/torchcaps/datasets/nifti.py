@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from torchcaps.datasets.images import is_hidden
+from torchcaps.datasets.images import is_hidden, read_pixels, with_channels
 from torchcaps.datasets.reading import unpacked
+from torchcaps.datasets.scaling import Pixels, as_bytes, as_pixels, note_dark
 from torchcaps.errors import InputError, install
 from torchcaps.files import atomic_path, one_sentence, require_file
 from torchcaps.machine import check_memory
+from torchcaps.ranges import Pages
 
 SUFFIXES = (".nii", ".nii.gz")
 MAX_SIDE = 2048
@@ -55,6 +57,10 @@ class Volume:
             header["cal_min"] = header["cal_max"] = 0
             data = type(self.source)(own, self.source.affine, header).to_bytes()
             temporary.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+
+    def pixels(self, scale: tuple[float, float] | None, name: str) -> UInt8[np.ndarray, "1 D H W"]:
+        """Return the voxels as pixels of one channel; ``name`` begins errors."""
+        return as_bytes(as_pixels(self.values, scale, name, "volume"))[None]
 
     @property
     def has_place(self) -> bool:
@@ -118,6 +124,22 @@ def read_volume(path: Path, place: Float[np.ndarray, "4 4"] | None = None) -> Vo
     if values.dtype.kind not in "iuf" or not np.isfinite(values).all():
         raise InputError(f"{path} has voxels that are no finite numbers")
     return Volume(values, spacing, source)
+
+
+def read_input(
+    path: Path, channels: int, scale: tuple[float, float] | None, pages: Pages | None
+) -> tuple[Pixels, Volume | None]:
+    """Read an image file or a volume as the input of a network for pixels: all of it, in this number of channels.
+
+    Returns:
+        The pixels, and the volume, with which its mask is written; None for an image file.
+    """
+    if is_volume(path):
+        volume = read_volume(path)
+        return volume.pixels(scale, str(path)), volume
+    pixels = with_channels(read_pixels(path, scale=scale, pages=pages), channels, pages, str(path))
+    note_dark([pixels], "an image file", scale)
+    return pixels, None
 
 
 @contextmanager

@@ -75,7 +75,7 @@ def range_of(
     Raises:
         InputError: A number is NaN or infinite, or the dtype does not tell the range.
     """
-    low, high = _ends(numbers)
+    low, high = float(numbers.min()), float(numbers.max())  # NaN if any number is NaN
     if not math.isfinite(low) or not math.isfinite(high):
         raise InputError(f"{where} must be finite, got NaN or infinite numbers")
     kind = numbers.dtype.kind
@@ -134,8 +134,7 @@ def rescaled(numbers: Shaped[np.ndarray, "..."], low: Any, high: Any) -> Float32
     width = np.subtract(high, low, dtype=np.float64)
     width = np.where(width == 0, np.finfo(np.float64).tiny, width)
     if numbers.dtype == np.float32 and np.ndim(low) == 0 and (low, high) == (0.0, 1.0):
-        lowest, highest = _ends(numbers)
-        return numbers if lowest >= 0 and highest <= 1 else numbers.clip(0, 1)
+        return numbers if numbers.min() >= 0 and numbers.max() <= 1 else numbers.clip(0, 1)
     if np.ndim(width):
         return ((numbers - np.asarray(low, np.float64)) / width).clip(0, 1).astype(np.float32)
     made = np.empty(numbers.shape, np.float32)
@@ -204,8 +203,3 @@ def _chunks(numbers: Shaped[np.ndarray, "..."]) -> Iterator[np.ndarray]:
     """Yield flat pieces of a few million numbers, which limit the memory of conversions."""
     flat = numbers.reshape(-1)
     return (flat[start : start + _CHUNK] for start in range(0, max(flat.size, 1), _CHUNK))
-
-
-def _ends(numbers: Shaped[np.ndarray, "..."]) -> tuple[float, float]:
-    """Return the smallest and the largest number; NaN if any number is NaN."""
-    return float(numbers.min()), float(numbers.max())

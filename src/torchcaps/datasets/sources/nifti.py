@@ -8,7 +8,6 @@ from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.masks import as_mask
 from torchcaps.datasets.nifti import Volume, import_nibabel, read_volume, volumes_in
 from torchcaps.datasets.registry import DataRequest, register_dataset
-from torchcaps.datasets.scaling import as_bytes, as_pixels
 from torchcaps.datasets.sources.folder import parts_of
 from torchcaps.datasets.sources.segmentation_folder import FileKind, Labelled, Pair, load_segmentation_folder
 from torchcaps.errors import InputError
@@ -72,5 +71,4 @@ def _in_one_place(pair: Pair) -> tuple[Volume, Volume]:
 def _read(pair: Pair, scale: tuple[float, float] | None) -> Labelled:
     image, mask = _in_one_place(pair)
     numbers = as_mask(mask.values, mask.values.shape, str(pair.mask))
-    pixels = as_bytes(as_pixels(image.values, scale, str(pair.image), "volume"))
-    return Labelled(pixels[None], numbers, image.spacing)
+    return Labelled(image.pixels(scale, str(pair.image)), numbers, image.spacing)

@@ -63,8 +63,6 @@ class Sources(NamedTuple):
     masks: dict[str, list[Path]]
     mask_of: Callable[[Path], Path]
     """Returns the place of the mask of an image."""
-    where: Path
-    """Folder of the images."""
 
 
 class FileKind(NamedTuple):
@@ -94,8 +92,7 @@ def files_beside(files: Sequence[Path]) -> Sources:
         name = stem.removesuffix(ending).lower()
         (masks if ending else images).setdefault(str(file.parent / name), []).append(file)
     ending = endings[0] if endings else "_mask"
-    where = files[0].parent if files else Path()
-    return Sources(images, masks, lambda image: image.with_name(f"{stem_of(image)}{ending}.png"), where)
+    return Sources(images, masks, lambda image: image.with_name(f"{stem_of(image)}{ending}.png"))
 
 
 def folders_of_numbers(parts: Sequence[Path], request: DataRequest) -> tuple[str, str] | None:
@@ -275,12 +272,13 @@ def _sources_in(of_images: Path, of_masks: Path, kind: FileKind) -> Sources:
         images.setdefault(_without_channel(stem_of(file), masks), []).append(file)
     if not images:
         raise InputError(f"{of_images} has no images")
-    return Sources(images, masks, lambda image: of_masks / f"{stem_of(image)}{kind.suffix}", of_images)
+    return Sources(images, masks, lambda image: of_masks / f"{stem_of(image)}{kind.suffix}")
 
 
 def _pairs_of(sources: Sources) -> tuple[list[Pair], list[str]]:
     """Return the images with their masks, in a fixed random order, and a sentence for each other file."""
     images, masks = sources.images, sources.masks
+    folder = next((files[0].parent for files in images.values()), "its folder")
     faults = [
         f"{files[0]} and {files[1]} have one name; keep one of them"
         if stem_of(files[0]).lower() == stem_of(files[1]).lower()
@@ -306,9 +304,7 @@ def _pairs_of(sources: Sources) -> tuple[list[Pair], list[str]]:
             else f"{image} has {len(files)} masks, such as {files[0]} and {files[1]}, but an image has one mask, with "
             f"the number of a class in each pixel; join them as {place.name}"
         )
-    faults += [
-        f"{masks[stem][0]} has no image in {sources.where}; put it there, or move the mask away" for stem in alone
-    ]
+    faults += [f"{masks[stem][0]} has no image in {folder}; put it there, or move the mask away" for stem in alone]
     stems = sorted(stem for stem in images.keys() & masks.keys() if len(images[stem]) == len(masks[stem]) == 1)
     order = generator(FIXED_SEED).permutation(len(stems))
     return [Pair(images[stems[i]][0], masks[stems[i]][0]) for i in order], faults
