@@ -25,17 +25,10 @@ def cut_windows(
     margin: int = 0,
     fill: Fill = "zeros",
 ) -> Shaped[Tensor, "B C h w"]:
-    """Cut a window out of each image, with ``margin`` pixels around it.
+    """Cut a window of ``size`` (height, width) out of each image, with ``margin`` pixels of ``fill`` around it.
 
     A window with the corner (y, x) begins at row y - margin and column x - margin of the image. So a window as large as
-    the image shows the image moved by margin - y pixels down and margin - x pixels to the right.
-
-    Args:
-        images: Images to cut from.
-        corners: Row and column where each window begins, 0 or more.
-        size: Height and width of the windows, pixels.
-        margin: Pixels added around each image.
-        fill: Values of the margin: zeros, or the nearest pixel of the edge.
+    the image shows the image moved by margin - y pixels down and margin - x pixels to the right. Corners are 0 or more.
     """
     if margin and fill == "zeros":
         images = F.pad(images, (margin,) * 4)
@@ -79,12 +72,8 @@ def warp(
 ) -> Float[Tensor, "B C h w"]:
     """Resample images: output(x, y) = image(map·(x, y, 1)).
 
-    Args:
-        images: Images to resample.
-        maps: Map of each image from output positions to image positions, both relative to the centre.
-        size: Height and width of the output, pixels.
-        fill: Values outside of the image: zeros, or the nearest pixel of the edge.
-        mode: Interpolation between pixels; masks need ``"nearest"``.
+    A map takes positions of the output to positions of the image, both relative to the centre. ``size`` is height and
+    width of the output, ``fill`` the value outside of the image. Masks need the ``mode`` ``"nearest"``.
 
     Returns:
         Values in the range of the images, in the dtype of the maps.

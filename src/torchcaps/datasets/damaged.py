@@ -16,12 +16,12 @@ MAX_NAMED = 20
 def read_each(
     items: Iterable[Item], read: Callable[[Item], Value], *, skip: bool, faults: Sequence[str] = ()
 ) -> tuple[dict[Item, Value], list[str]]:
-    """Read all items, and name all that cannot be used in one error.
+    """Read all items, and name all that cannot be used in one error; ``skip`` leaves them out, without an error.
 
     Args:
         items: The items, such as files.
         read: Function that reads an item; an InputError says that it cannot be used.
-        skip: Leave out such items, without an error.
+        skip: Leave out items that cannot be used.
         faults: Sentences about further items that cannot be used.
 
     Returns:
@@ -38,12 +38,9 @@ def read_each(
 
 
 def refuse_damaged(damaged: Sequence[str], total: int, *, skip: bool) -> None:
-    """Raise InputError if images cannot be used, unless they are left out.
+    """Raise InputError if images cannot be used, unless they are left out (``skip``).
 
-    Args:
-        damaged: A sentence for each image that cannot be used.
-        total: Number of all images.
-        skip: True: the images are left out.
+    ``damaged`` has a sentence for each of them; ``total`` is the number of all images.
     """
     if skip or not damaged:
         return

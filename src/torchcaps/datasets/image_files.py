@@ -82,15 +82,9 @@ def opened_pages(
     """Open an image file, and yield its pages, decoded and rotated upright by their EXIF data.
 
     Pages are the images of a TIFF file, and the frames of an animated GIF, PNG or WebP. Reduced copies and masks inside
-    a TIFF file, and the previews inside a JPEG file of a phone, are no pages. Errors of the block become an InputError,
-    too.
-
-    Args:
-        path: The file.
-        name: Name of the file in errors.
-        several: Read all pages, which have one size. False: refuse files of more than one page.
-        what: Words for the file in errors.
-        formats: Formats that are read, keys of :data:`FORMATS`.
+    a TIFF file, and the previews inside a JPEG file of a phone, are no pages. All have one size. Without ``several``, a
+    file of more than one is refused. Errors of the block become an InputError, too; ``name`` and ``what`` are the words
+    for the file in errors.
 
     Raises:
         InputError: The file is missing, damaged or too large, a checksum is wrong, or the file holds pages, channels or
@@ -165,15 +159,10 @@ def _is_copy_or_mask(image: ImageFile.ImageFile, number: int) -> bool:
 
 
 def check_size(image: ImageFile.ImageFile, name: str, before: int = 0) -> int:
-    """Return the number of pixels of an image that is not yet decoded.
-
-    Args:
-        image: The image.
-        name: Name of its file in errors.
-        before: Pixels of earlier pages, which count too.
+    """Return the number of pixels of an image that is not yet decoded; ``before`` is that of earlier pages.
 
     Raises:
-        InputError: The image, or one of its tiles, has too many pixels.
+        InputError: All pages together, or a tile of the image, have too many pixels.
     """
     sizes = {"": image.size}
     if image.format == "TIFF":

@@ -143,9 +143,6 @@ class SampledBatches:
     each epoch, and ``set_epoch`` is called if the sampler has it. So an epoch can be drawn again, unless the sampler
     has randomness of another kind.
 
-    Args:
-        loader: The loader.
-
     Raises:
         InputError: A sampler gives no batches, or other things than indices of images.
     """

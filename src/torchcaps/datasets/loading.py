@@ -165,8 +165,7 @@ def joined(sets: Sequence[Images], where: str) -> ImageSet:
     """Return all images of several sets as one.
 
     Raises:
-        InputError: The sets differ in the shape of images, or images are made anew in each epoch; the error begins with
-            ``where``.
+        InputError: The sets differ in the shape of images, or images are made anew in each epoch.
     """
     images: Any = None
     for each in sets:

@@ -38,11 +38,9 @@ class Mask(NamedTuple):
 def as_mask(array: Shaped[np.ndarray, "..."], size: Sequence[int], where: str) -> Mask:
     """Return masks of any form in one form.
 
-    Args:
-        array: Whole numbers of the shape ``size``, or with a further axis, first (after the images) or last: one
-            channel, three or four of a colour, or a channel for each class (one-hot).
-        size: Size of the image; for several masks their number and the size.
-        where: Name of the masks in errors.
+    The array holds whole numbers of the shape ``size``, or has a further axis, first (after the images) or last: one
+    channel, three or four of a colour, or a channel for each class (one-hot). For several masks, ``size`` begins with
+    their number.
 
     Raises:
         InputError: The array has another shape, or it holds negative numbers, fractions or numbers above 2³².
@@ -176,12 +174,9 @@ class Numbered(NamedTuple):
 
 
 def number_masks(masks: Mapping[str, Mask], names: Sequence[str] | None, listed: Mapping[int, int]) -> Numbered:
-    """Replace the values of all masks of a data set by numbers of classes; see :func:`number_values`.
+    """Replace the values of all masks of a data set, by their names in errors, by numbers of classes.
 
-    Args:
-        masks: Each mask by its name in errors.
-        names: Names of the classes; None: their numbers or colours.
-        listed: Number of the class of each colour or number in classes.txt; empty: none.
+    ``names`` and ``listed`` are those of :func:`read_classes`. :func:`number_values` gives the rule.
 
     Raises:
         InputError: The masks hold no numbers of classes, or some are in colour and others are not.

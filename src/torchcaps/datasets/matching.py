@@ -36,14 +36,9 @@ class Named(Protocol):
 def match_outputs(data: Loaded, network: Named, *, by_number: bool = False) -> Loaded:
     """Return a data set with the outputs of a network: its classes, labels or numbers, in its order.
 
-    If both have names, outputs of equal names belong together. Otherwise their numbers decide, and a warning names the
-    pairs if the names differ. A data set may lack classes of the network. Colours of masks are those of the network, or
-    of the data set if the network has none.
-
-    Args:
-        data: The data set.
-        network: Names of the network's outputs, such as its :class:`~torchcaps.image_spec.ImageSpec`.
-        by_number: Match by number even if both have names.
+    If both have names, outputs of equal names belong together, unless ``by_number``. Otherwise their numbers decide,
+    and a warning names the pairs if the names differ. A data set may lack classes of the network. Colours of masks are
+    those of the network, or of the data set if the network has none.
 
     Raises:
         InputError: The data set has an output that the network does not know, or lacks a number of a regression.

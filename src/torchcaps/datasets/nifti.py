@@ -103,9 +103,7 @@ def import_nibabel() -> Any:
 def read_volume(path: Path, place: Float[np.ndarray, "4 4"] | None = None) -> Volume:
     """Read a NIfTI file of one volume, gzipped or not. The sizes in its header are checked before more is read.
 
-    Args:
-        path: The file.
-        place: Affine map to use instead of the file's own.
+    ``place`` is an affine map to use instead of the file's own.
 
     Raises:
         InputError: nibabel or the file is missing, the file is damaged, it goes on after its last voxel, or it holds

@@ -26,10 +26,7 @@ Channels = Literal["first", "last"]
 def as_numbers(values: Any, where: str, channels: int | None = None) -> Shaped[Tensor, "..."]:
     """Convert a tensor, an array, a list, Pillow images, or any object that NumPy can read, to a tensor.
 
-    Args:
-        values: Numbers, or images of one size.
-        where: Name of the argument in errors.
-        channels: Number of channels to convert Pillow images to, 1 or 3; None: no conversion.
+    Pillow images get 1 or 3 ``channels``; None: they keep their own.
 
     Raises:
         WrongType: The values are no real numbers.
@@ -94,16 +91,11 @@ def _pillow_array(image: Image.Image, channels: int | None) -> Shaped[np.ndarray
 def scale_pixels(
     values: Any, scale: Scale = "auto", where: str = "images"
 ) -> UInt8[Tensor, "..."] | Float[Tensor, "..."]:
-    """Convert numbers of any dtype to uint8 of 0..255 or float32 of 0..1.
+    """Convert numbers of any dtype to uint8 of 0..255 or float32 of 0..1; ``where`` is their name in errors.
 
     - "auto": :func:`~torchcaps.datasets.scaling.range_of` decides by the dtype, or refuses.
     - (low, high): x becomes (x - low) / (high - low), clipped to 0..1.
     - "none": numbers become float32 and keep their values.
-
-    Args:
-        values: See :func:`as_numbers`.
-        scale: Range of the pixels, as above.
-        where: The name of the argument in errors.
 
     Raises:
         WrongType: The values are no real numbers.
@@ -133,11 +125,8 @@ def channels_first(
 ) -> Shaped[Tensor, "N C H W"]:
     """Reorder images (N, H, W), (N, C, H, W) or (N, H, W, C) to (N, C, H, W).
 
-    Args:
-        images: The images.
-        where: Name of the images in errors.
-        order: Position of the channels. None: the axis of length 1 to 4, if only one of the two is that short.
-        option: How a user gives the order, in errors.
+    Without ``order``, the axis of length 1 to 4 has the channels, if only one of the two is that short. Errors say that
+    ``option`` gives the order.
 
     Raises:
         InputError: The shape is none of these, or ``order`` is None and the shape fits both orders or none.
@@ -172,17 +161,11 @@ def fit_shape(
     cropped: bool = False,
     any_size: bool = False,
 ) -> Shaped[Tensor, "N C *S"]:
-    """Reorder images to the axes (N, C, *S) of a network. The shape of the network decides which axis is which.
+    """Reorder images to the axes (N, C, *S) of a network. Its ``in_shape`` (C, *S) decides which axis is which.
 
     Takes (N, C, *S) and (N, *S, C), and (N, *S) for one channel; S is (H, W), (L,) of lines or (D, H, W) of volumes.
-    For height 1 it takes (N, C, L), and (N, L) for one channel.
-
-    Args:
-        images: The images.
-        in_shape: Input shape of the network (C, *S).
-        where: Name of the images in errors.
-        cropped: Images may be larger, because a crop follows.
-        any_size: Images may have any size, and need not be larger.
+    For height 1 it takes (N, C, L), and (N, L) for one channel. ``cropped`` images may be larger, because a crop
+    follows; those of ``any_size`` may be smaller, too.
 
     Raises:
         InputError: No order of the axes fits.

@@ -35,11 +35,8 @@ def unpacked(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
 def check_archive(archive: zipfile.ZipFile, members: Collection[str]) -> None:
     """Raise an error if a member of an archive, or the list of all members, does not fit its checksum and sizes.
 
-    Readers of archives trust the list at its end, which has no checksum; each member repeats what it says.
-
-    Args:
-        archive: The open archive.
-        members: Names of the members to unpack; of all others only the beginning is compared with the list.
+    Readers of archives trust the list at its end, which has no checksum; each member repeats what it says. Only of
+    ``members``, which will be unpacked, more than the beginning is compared with the list.
     """
     entries = archive.infolist()
     if any(info.comment for info in entries):  # a damaged length of a comment hides the next member
@@ -59,17 +56,9 @@ def check_archive(archive: zipfile.ZipFile, members: Collection[str]) -> None:
 def read_binary(
     path: Path, what: str, header: bytes, shape: tuple[int, ...], dtype: DTypeLike = np.uint8
 ) -> Shaped[np.ndarray[Any, Any], "..."]:
-    """Read a file that consists of a known header and numbers of a known shape. No further byte is unpacked.
+    """Read a file of a known header and numbers of a known shape, gzipped or not. No further byte is unpacked.
 
-    Args:
-        path: File, gzipped or not; its first bytes decide, not its name.
-        what: Description of the expected file for the error.
-        header: Bytes at the beginning of the file.
-        shape: Shape of the numbers.
-        dtype: Type of the numbers.
-
-    Returns:
-        The numbers, read-only.
+    ``what`` describes the expected file in the error. The numbers are read-only.
 
     Raises:
         InputError: The file is missing, truncated, corrupt or not the expected one.

@@ -41,11 +41,9 @@ class Table(NamedTuple):
 
 
 def read_table(path: Path, image_of: Callable[[str], Path | None]) -> Table:
-    """Read a table whose first line names the columns. A table of two columns may lack this line.
+    """Read a table, UTF-8 or UTF-16, whose first line names the columns. A table of two columns may lack this line.
 
-    Args:
-        path: The file: UTF-8, or UTF-16 with a mark at its beginning.
-        image_of: Function that returns the image file that a cell of the first line names; None: it names none.
+    ``image_of`` returns the image file that a cell of the first line names; None: it names none.
 
     Raises:
         InputError: The file is missing, too large or no table, or its columns have no names.
@@ -137,12 +135,9 @@ def _rows(path: Path, text: str, delimiter: str) -> list[tuple[int, list[str]]]:
 
 
 def numbers_of(table: Table, name: str, *, must: bool = False) -> np.ndarray | None:
-    """Return a column as integers or floats; None if it holds texts. Commas are decimal points unless they end cells.
+    """Return a column as integers or floats; None if it holds texts, which ``must`` refuses.
 
-    Args:
-        table: The table.
-        name: Name of the column.
-        must: Refuse texts.
+    Commas are decimal points unless they end cells.
 
     Raises:
         InputError: Among numbers, some of which are fractions, is a text; or among any numbers a sign of a missing one.

@@ -138,13 +138,9 @@ class Opened(NamedTuple):
 
 
 def open_data(data: Any, form: Form, keys: Keys | None = None, where: str = "dataset") -> Opened:
-    """Convert data for a run.
+    """Convert data of :data:`FORMS` for a run, to the form of images and labels that the network takes.
 
-    Args:
-        data: See :data:`FORMS`.
-        form: Form of images and labels that the network takes.
-        keys: Names or positions of image and label in an item; see `ItemReader`.
-        where: Name of the argument in errors.
+    ``keys`` are those of `ItemReader`; ``where`` is the name of the argument in errors.
 
     Raises:
         WrongType: The data have none of these forms.

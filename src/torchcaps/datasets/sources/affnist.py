@@ -87,15 +87,11 @@ def affine_versions(digits: ImageSet, versions: int = VERSIONS, limit: int | Non
 
     Width and height of each digit are scaled by two factors uniform in 0.8..1.2. The digit is sheared by ±0.2 and
     rotated by ±20 degrees. Its position is uniform among all positions that keep its ink inside. Pixels are
-    interpolated bilinearly.
-
-    Args:
-        digits: Images of one object each; zeros are background.
-        versions: Number of versions of each digit.
-        limit: Number of images to generate, the first ones; None: all.
+    interpolated bilinearly; zeros are background.
 
     Returns:
-        Images of 40×40 pixels: one version of each digit in random order, then the next versions in another order.
+        Images of 40×40 pixels: one version of each digit in random order, then the next versions in another order; the
+        first ``limit`` of them.
     """
     random = generator(FIXED_SEED)
     order = np.concatenate([random.permutation(len(digits)) for _ in range(versions)])[:limit]

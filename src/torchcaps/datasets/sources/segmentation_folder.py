@@ -177,17 +177,11 @@ def mask_folders(folder: Path, files_in: Callable[[Path], list[Path]]) -> tuple[
 def load_segmentation_folder(
     root: Path, parts: Mapping[str, Path], request: DataRequest, kind: FileKind | None = None
 ) -> Splits:
-    """Read the images and masks of each part.
+    """Read the images and masks in the folder of each part.
 
     A mask has the name and size of its image, except for the suffix. ``classes.txt`` beside images/, or beside train/,
     names the classes. Images are in a fixed random order. One error names all images and masks that cannot be used;
-    ``skip_damaged`` leaves them out.
-
-    Args:
-        root: Folder of the data set.
-        parts: Folder of images/ and masks/ of each part.
-        request: Options.
-        kind: Kind of the files; None: image files.
+    ``skip_damaged`` leaves them out. Without a ``kind`` of files, image files are read.
 
     Raises:
         InputError: A part has no masks, an image has no mask, a mask has no image or another size, or it holds no
