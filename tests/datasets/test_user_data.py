@@ -38,6 +38,7 @@ from tiny_runs import NARROW, Heard, StopAt, rows, same_weights
 from torchcaps import create_model, fit
 from torchcaps.analysis import predict
 from torchcaps.datasets import BatchLoader, ImageSet, load_dataset
+from torchcaps.datasets.item_reader import find_keys
 from torchcaps.datasets.user_data import Form, open_data
 from torchcaps.errors import InputError, WrongType
 from torchcaps.sklearn import CapsNetClassifier
@@ -289,11 +290,30 @@ def test_keys_say_which_parts_are_image_and_label(plain: dict[str, list[float]])
     ):
         assert train_tiny(data, keys=keys) == pytest.approx(plain["fit"], rel=2e-3)
     pairs = Made(lambda n: (PIXELS[n], LABELS[n]))
-    for wrong, said in (((0, 2), "have 2 parts"), (("a", "b"), "have 2 parts")):
+    for wrong, said in (((0, 2), "there are 2 parts"), (("a", "b"), "there are 2 parts")):
         assert_raises(InputError, train_tiny, pairs, keys=wrong, say=said)
     assert_raises(WrongType, train_tiny, pairs, keys="image", say="keys must be a sequence")
     dicts = Made(lambda n: {"image": PIXELS[n], "label": LABELS[n]})
     assert_raises(InputError, train_tiny, dicts, keys=("image", "b"), say="have the entries 'image, label'")
+
+
+@pytest.mark.parametrize(
+    ("names", "keys"),
+    [
+        (("image", "mask"), ("image", "mask")),
+        (("Image", "MASKS", "id"), ("Image", "MASKS")),
+        (("mask", "x", "label"), ("x", "label")),
+        (("image", "mask", "masks"), None),
+        (("image", "label", "y"), None),
+        (("image", "img", "label"), None),
+    ],
+)
+def test_usual_names_are_found(names: tuple[str, ...], keys: tuple[str, str] | None) -> None:
+    item = dict.fromkeys(names, 0)
+    if keys is None:
+        assert_raises(InputError, find_keys, item, None, "items", say="name them with keys")
+    else:
+        assert find_keys(item, None, "items") == keys
 
 
 def test_names_that_were_guessed_are_said() -> None:

@@ -337,7 +337,9 @@ def evaluate(
 
     Args:
         model: The network.
-        image_set: Images and their targets; with parts if the network reconstructs several objects.
+        image_set: Images and their targets; with parts if the network reconstructs several objects. Neither they nor
+            the network have names of classes, so class j is output j; ``Run.part`` and ``Run.dataset`` return other
+            data with the classes in the order of a run, matched by name.
         batch_size: Images in a batch, with masks at most 8; changes only speed and memory.
         class_names: Name of each class; None: its number.
         precision: ``"32"``, or ``"bf16"``: the network under bfloat16 autocast, its loss in float32.

@@ -26,6 +26,8 @@ IMAGE_KEYS = ("image", "images", "img", "pixel_values", "x", "input", "inputs")
 """Usual names of the image in a dict; upper and lower case do not matter."""
 LABEL_KEYS = ("label", "labels", "target", "targets", "y", "fine_label")
 """Usual names of the label in a dict."""
+MASK_KEYS = ("mask", "masks")
+"""Usual names of the label in a dict without any of these."""
 
 Keys = tuple[Any, Any]
 """Image and label of an item: two names of a dict, or two positions of a tuple."""
@@ -109,9 +111,11 @@ def find_keys(item: Any, keys: Keys | None, where: str) -> Keys:
     """
     if isinstance(item, Mapping):
         if keys is None:
-            matches = [[key for key in item if str(key).lower() in usual] for usual in (IMAGE_KEYS, LABEL_KEYS)]
-            if all(len(each) == 1 for each in matches):
-                return matches[0][0], matches[1][0]
+            images, labels, masks = (
+                [key for key in item if str(key).lower() in usual] for usual in (IMAGE_KEYS, LABEL_KEYS, MASK_KEYS)
+            )
+            if len(images) == 1 and len(labels or masks) == 1:
+                return images[0], (labels or masks)[0]
         elif all(key in item for key in keys):
             return keys
         raise InputError(
@@ -125,8 +129,8 @@ def find_keys(item: Any, keys: Keys | None, where: str) -> Keys:
         return 0, 1
     if keys is None or not all(type(key) is int and -len(item) <= key < len(item) for key in keys):
         raise InputError(
-            f"{where} have {counted(len(item), 'part')}; give the positions of image and label with keys, such as "
-            "keys=(0, 1)"
+            f"there are {counted(len(item), 'part')} in the {where}; give the positions of image and label with keys, "
+            "such as keys=(0, 1)"
         )
     return keys
 
