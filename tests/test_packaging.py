@@ -60,6 +60,12 @@ def test_links_and_images_of_the_readme_lead_somewhere_from_pypi_too() -> None:
     assert pictures.findall(readme)
 
 
+def test_the_picture_of_the_readme_has_its_dark_form_and_its_link() -> None:
+    """GitHub ends a paragraph at a line that begins with ``<source``, unless the paragraph is a block of HTML."""
+    (block,) = (each for each in (ROOT / "README.md").read_text(encoding="utf-8").split("\n\n") if "<source" in each)
+    assert re.match(r"<p>\s*<a ", block)
+
+
 def test_what_is_required_is_locked_within_its_range() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     locked = dict(line.split("==") for line in lines if not line.startswith("#"))
