@@ -23,9 +23,10 @@ WIDEST = 900
 
 def drawn() -> list[tuple[list[str], str]]:
     """The pictures of each section of the page, and the command that draws them."""
-    sections = re.split(r"^### ", (DOCS / "commands.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    found = [(PICTURE.findall(each), COMMAND.search(each)) for each in sections]
-    return [(names, command[1]) for names, command in found if names and command]
+    page = (DOCS / "commands.md").read_text(encoding="utf-8").replace("\\\n", "")  # a command may have several lines
+    sections = re.split(r"^### ", page, flags=re.MULTILINE)
+    pairs = [(PICTURE.findall(each), COMMAND.search(each)) for each in sections]
+    return [(names, command[1]) for names, command in pairs if names and command]
 
 
 def draw(names: list[str], command: str) -> None:
