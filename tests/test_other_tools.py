@@ -129,7 +129,6 @@ def test_a_snippet_of_the_page(package: str, tmp_path: Path, monkeypatch: pytest
     except importlib.metadata.PackageNotFoundError:
         pytest.skip(f"{package} is not installed")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_MODE", "offline")
     exec(compile(COMMON + SNIPPETS[package], f"docs/other-tools.md, {package}", "exec"), {})
 
 
