@@ -70,6 +70,8 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>',
 LINK_OR_PICTURE = re.compile(r'<a [^>]*>.*?</a>|<img [^>]*?src="([^"]+)"[^>]*>', re.DOTALL)
 #: An option of a command between backticks, which a line must not break at its hyphens.
 OPTION = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
+#: A space that a line must not break at: between a number and its percent sign.
+BEFORE_PERCENT = re.compile(r"(?<=\d) (?=%)")
 INLINE_CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 #: Code and tags, in which notebooks have no formulas; and a formula of a notebook.
 CODE_OR_TAG = re.compile(r"(<(pre|code|script|style)\b.*?</\2>|<[^>]+>)", re.DOTALL)
@@ -122,7 +124,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
 
 
 def on_page_content(html_text: str, page: Page, **_: Any) -> str:
-    """Write formulas as MathML, keep options in one line, and let a click open each picture in full size."""
+    """Write formulas as MathML, keep options and percentages in one line, and let a click open each picture in full size."""
     if page.file.src_uri.endswith(".ipynb"):
         # split at tags and code: every third piece is text, all other pieces are not changed
         pieces = CODE_OR_TAG.split(html_text)
@@ -136,6 +138,7 @@ def on_page_content(html_text: str, page: Page, **_: Any) -> str:
         return f'<div class="formula">{_mathml(formula[2], "block")}</div>'
 
     text = INLINE_CODE.sub(lambda code: OPTION.sub(r'<span class="option">\g<0></span>', code[0]), html_text)
+    text = BEFORE_PERCENT.sub("&nbsp;", text)
     return LINK_OR_PICTURE.sub(_with_link, FORMULA.sub(mathml, text))
 
 
