@@ -124,7 +124,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
 
 
 def on_page_content(html_text: str, page: Page, **_: Any) -> str:
-    """Write formulas as MathML, keep options and percentages in one line, and let a click open each picture in full size."""
+    """Write formulas as MathML, keep options and percentages in one line, and let a click enlarge each picture."""
     if page.file.src_uri.endswith(".ipynb"):
         # split at tags and code: every third piece is text, all other pieces are not changed
         pieces = CODE_OR_TAG.split(html_text)
