@@ -81,17 +81,23 @@ def test_masks_are_written_for_images_of_any_size(run: Path, cli: Cli, tmp_path:
     assert "--fit is for networks that give one answer for each image" in result.err
 
 
-@pytest.mark.parametrize("size", [(16, 16), (50, 30), (33, 17), (9, 40)])
-def test_an_onnx_file_gives_the_masks_of_the_run(run: Path, cli: Cli, size: tuple[int, int]) -> None:
+@pytest.fixture(scope="module")
+def onnx_file(run: Path) -> Path:
     pytest.importorskip("onnxruntime")
-    assert cli("export", run, "--format", "onnx", "--out", "m.onnx").code == 0
+    file = run.parent / "m.onnx"
+    assert Cli()("export", run, "--format", "onnx", "--out", file).code == 0
+    return file
+
+
+@pytest.mark.parametrize("size", [(16, 16), (50, 30), (33, 17), (9, 40)])
+def test_an_onnx_file_gives_the_masks_of_the_run(run: Path, onnx_file: Path, cli: Cli, size: tuple[int, int]) -> None:
     for number in range(2):
         large = discs(1, (60, 60), seed=number)[0][0]
         Image.fromarray(large[: size[0], : size[1]]).save(f"new{number}.png")
     words = ("new0.png", "new1.png")
-    assert cli.out("predict", "m.onnx", *words) == cli.out("predict", run, *words)
-    assert cli.json("predict", "m.onnx", *words) == cli.json("predict", run, *words)
-    assert cli("predict", "m.onnx", *words, "--out", "masks").code == 0
+    assert cli.out("predict", onnx_file, *words) == cli.out("predict", run, *words)
+    assert cli.json("predict", onnx_file, *words) == cli.json("predict", run, *words)
+    assert cli("predict", onnx_file, *words, "--out", "masks").code == 0
     assert cli("predict", run, *words, "--out", "others").code == 0
     for each in words:
         assert Path("masks", each).read_bytes() == Path("others", each).read_bytes()
@@ -125,7 +131,6 @@ def test_further_commands_work(run: Path, cli: Cli) -> None:
     [
         "export RUN --format folder --out folder",
         "export RUN --format torch --out m.pt2",
-        "export RUN --format onnx --out m.onnx",
         "evaluate RUN --figure e.png --json",
         "evaluate RUN --data folder:RUN/../leaves --batch-size 3 --precision bf16",
         "curves RUN --json --figure c.png",

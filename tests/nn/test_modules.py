@@ -3,11 +3,8 @@
 import copy
 import inspect
 import pickle
-import subprocess
-import sys
 import typing
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -346,30 +343,3 @@ def test_a_part_that_was_tried_alone_can_be_bound() -> None:
     transform = Identity()
     assert_raises(InputError, DenseCapsules, 6, 4, 3, 5, transform=transform, say="the same number of components")
     DenseCapsules(6, 4, 3, 4, transform=transform)
-
-
-# ---- types
-
-
-@pytest.mark.slow
-def test_type_checkers_know_the_results(tmp_path: Path) -> None:
-    file = tmp_path / "typed.py"
-    file.write_text(
-        "import torch\n"
-        "from torchcaps.nn import ConvCapsules, CapsuleHead, Decoder, DenseCapsules, DynamicRouting, PrimaryCapsules\n"
-        "from torchcaps.nn import BuiltVotes, ConvBackbone\n"
-        "x = torch.rand(1)\n"
-        "reveal_type(DenseCapsules(6, 4, 3)(x).poses)\n"
-        "reveal_type(ConvCapsules(6, 4)(PrimaryCapsules(3)(x)).activations)\n"
-        "reveal_type(CapsuleHead(3, 4)(x).mask)\n"
-        "reveal_type(DynamicRouting()(BuiltVotes(x)).coupling)\n"
-        "reveal_type(ConvBackbone(3)(x))\n"
-        "reveal_type(Decoder(3, 4, (1, 28, 28))(x))\n"
-    )
-    run = subprocess.run(
-        [sys.executable, "-m", "mypy", "--no-error-summary", "--config-file", "pyproject.toml", str(file)],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
-    revealed = [line.split('"')[1].split(".")[-1] for line in run.stdout.splitlines() if "Revealed type" in line]
-    assert len(revealed) == 6, run.stdout
-    assert all(each.startswith("Tensor") for each in revealed), run.stdout
