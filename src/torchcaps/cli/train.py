@@ -198,6 +198,7 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     """Print the test results of a run, its folder, and commands to go on with."""
     from torchcaps.models.files import CONFIG
     from torchcaps.training.folder import FIGURES
+    from torchcaps.training.run import analyses_of_decoder
 
     out, test, task = Path(summary["out"]), summary["test"], find_task(summary["task"])
     last, best = summary["epochs"], summary["best_epoch"]
@@ -224,8 +225,8 @@ def show_summary(summary: Mapping[str, Any]) -> None:
             ]
         )
     )
-    decoder = read_config(out / CONFIG).model.get("decoder") is not None
-    decoding = [each for each in ("reconstruct", "perturb") if decoder and task.supports(each)]
+    has_decoder = read_config(out / CONFIG).model.get("decoder") is not None
+    decoding = analyses_of_decoder(task) if has_decoder else []
     options = plugin_options(loaded_plugins())
     say("Next:", *(f"  {command_line(name, out, *options)}" for name in ("evaluate", *decoding)))
     if summary["warning"]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torchcaps.errors import InputError, unknown_name
-from torchcaps.tasks.base import TASKS, Metric, Task, TaskName, as_array, form_words
+from torchcaps.tasks.base import TASKS, Metric, Task, as_array, form_words
 from torchcaps.tasks.classes import Classes, Objects
 from torchcaps.tasks.labels import PRESENT, Labels
 from torchcaps.tasks.regression import Regression
@@ -36,6 +36,12 @@ __all__ = [
 ]
 
 TASKS.update({task.name: task for task in (Classes(), Labels(), Regression(), Segmentation())})
+if TYPE_CHECKING:
+    TaskName = str
+else:
+    TaskName = Literal[tuple(TASKS)]
+"""Task of a network: the class of an image or the classes of its objects; several labels that an image may have,
+(B, L); numbers, (B, T); or the class of each pixel, (B, H, W)."""
 
 
 def find_task(name: str | None, objects: int = 1) -> Task:

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int64
     from torch import Tensor
 
-TaskName = Literal["classes", "labels", "regression", "pixels"]
-"""Task of a network: the class of an image or the classes of its objects; several labels that an image may have,
-(B, L); numbers, (B, T); or the class of each pixel, (B, H, W)."""
 TargetAxes = Literal["BHW", "B1HW"]
 """Axes of the masks that a loss of pixels takes; (D, H, W) of volumes take the place of (H, W)."""
 ALWAYS = frozenset({"train", "evaluate", "predict", "curves", "datasets", "export", "share", "folder"})
@@ -91,13 +88,14 @@ class Metric:
 class Task(ABC):
     """Base class of tasks. A new task is a subclass and a module with its evaluation, which the subclass names.
 
-    Its name stands in :data:`TaskName`, and an instance in the list of the package ``torchcaps.tasks``.
+    An instance stands in the list of the package ``torchcaps.tasks``.
 
     Code outside this package calls methods of the task and never compares its name. Nothing here imports torch before a
     tensor exists, because ``predict`` runs ONNX files without torch.
     """
 
-    name: ClassVar[TaskName]
+    name: ClassVar[str]
+    """Name in options and files: ``"classes"``."""
     output: ClassVar[str]
     """Noun for one of the J outputs of a network: ``"class"``."""
     min_outputs: ClassVar[int] = 1

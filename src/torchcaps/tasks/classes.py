@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import InputError
-from torchcaps.tasks.base import Metric, Task, TaskName, advice, as_array, form_words
+from torchcaps.tasks.base import Metric, Task, advice, as_array, form_words
 from torchcaps.words import counted
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Classes(Task):
     (N, J), and texts. Other rows (N, J) of 0..1, such as the shares of mixed images, stay rows.
     """
 
-    name: ClassVar[TaskName] = "classes"
+    name = "classes"
     output, min_outputs, answer_key = "class", 2, "class"
     needs = "whole numbers from 0, the class of each image, (N,), or one-hot rows (N, J)"
     metric = Metric("accuracy", "error", "% of the images")

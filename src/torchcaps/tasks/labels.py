@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from torchcaps.tasks.base import Metric, TaskName, probabilities
+from torchcaps.tasks.base import Metric, probabilities
 from torchcaps.tasks.columns import ColumnTask
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Labels(ColumnTask):
     Integers, booleans and a single column (N,) are converted to this form.
     """
 
-    name: ClassVar[TaskName] = "labels"
+    name = "labels"
     output, answer_key, columns = "label", "labels", "LabelColumns"
     needs = "zeros and ones, (N, L), a 1 for each label that an image has"
     metric = Metric("labels right", "error", "% of the labels")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import InputError
-from torchcaps.tasks.base import Metric, TaskName
+from torchcaps.tasks.base import Metric
 from torchcaps.tasks.columns import ColumnTask
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Regression(ColumnTask):
     which :meth:`row` returns.
     """
 
-    name: ClassVar[TaskName] = "regression"
+    name = "regression"
     output, answer_key = "number", "regression"
     columns = "NumberColumns"
     score_name = "value"

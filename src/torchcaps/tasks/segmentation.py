@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import InputError, reason_of
 from torchcaps.ranges import IGNORED
@@ -11,7 +11,6 @@ from torchcaps.tasks.base import (
     Metric,
     TargetAxes,
     Task,
-    TaskName,
     advice,
     as_array,
     form_words,
@@ -33,7 +32,7 @@ class Segmentation(Task):
     not count in the mean Dice score. Two classes may have a single score, that of class 1.
     """
 
-    name: ClassVar[TaskName] = "pixels"
+    name = "pixels"
     output, min_outputs, answer_key = "class", 2, "classes"
     needs = "masks, the class of each pixel as a whole number from 0 (255: ignored), (N, H, W) or (N, D, H, W)"
     metric = Metric("Dice", "1 − Dice", "%, mean over the images", hub="dice")

@@ -27,7 +27,7 @@ from torchcaps.models.files import CLASSES, CONFIG
 from torchcaps.models.segmentation import PixelNetwork
 from torchcaps.parts import flat
 from torchcaps.ranges import as_text
-from torchcaps.tasks import task_of
+from torchcaps.tasks import Task, task_of
 from torchcaps.training import devices, small_data
 from torchcaps.training.config import LOCATION_FIELDS, TrainConfig, override, read_config
 from torchcaps.training.data import check_padding, check_patch, cropped, load_run_data, run_data
@@ -376,6 +376,11 @@ def _finish(trainer: Trainer, start: Start, out: Path, figures: bool) -> dict[st
     return summary
 
 
+def analyses_of_decoder(task: Task) -> list[str]:
+    """Return the commands that draw what the decoder of a network for this task makes of its capsules."""
+    return [each for each in ("reconstruct", "perturb") if task.supports(each)]
+
+
 def _draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: TaskEvaluation) -> None:
     """Draw metrics, samples and results of the best network into the folder ``figures`` of a run."""
     names, test, of_test = dataset.class_names, dataset.test, f"test images of {dataset.name}"
@@ -388,11 +393,13 @@ def _draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: TaskE
         "samples": analysis.figure_samples(dataset.train, names, title=title),
         evaluated.figure_name: evaluated.figures()[""],
     }
-    if model.decoder is not None and task_of(model).supports("reconstruct"):
+    decoding = analyses_of_decoder(task_of(model)) if model.decoder is not None else []
+    if "reconstruct" in decoding:
         first = test.preview(RECONSTRUCTED_IMAGES)
         decoded = analysis.reconstruct(model, first.images, first.labels)
         decoded = dataclasses.replace(decoded, class_names=names, title=f"{run.name}: first {of_test}")
         figures["reconstructions"] = decoded.figures()[""]
+    if "perturb" in decoding:
         changed = [analysis.perturb_capsule(model, test.images[0])]
         changes = analysis.Perturbations(changed, names, [f"image 0 of the {of_test}"], network=run.name)
         figures["perturbation"] = changes.figures()[""]
