@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from explorer_support import served, settle, shipped, small_network
 from torchcaps.errors import InputError
@@ -78,6 +80,32 @@ def test_answers_in_the_browser_are_those_of_the_server(
         ask("votes", pixels=other, cell=[0, 1], iterations=4)
         noise = np.random.default_rng(0).integers(0, 256, (1, 28, 28), np.uint8)
         assert ask("look", pixels=encode(noise))["caveats"]
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.parametrize("scale", [None, (0.0, 128.0), (0.0, 4095.0)])
+def test_a_file_is_read_in_the_range_of_the_network(
+    open_page: Callable[..., Page], tmp_path: Path, scale: tuple[float, float] | None
+) -> None:
+    explorer = shipped()
+    explorer.scale, explorer.fit = scale, "stretch"
+    write_page(explorer, tmp_path / "site")
+    grey = np.repeat(np.arange(28, dtype=np.uint8)[:, None] * 6, 56, 1)  # twice as wide as high
+    with served(tmp_path / "site") as address:
+        page = open_page(f"{address}#test=3")
+        settle(page)
+        for bits, numbers in ((8, grey), (16, grey.astype(np.uint16) * 257)):
+            file = io.BytesIO()
+            Image.fromarray(numbers).save(file, "PNG")
+            question = ["read", {"name": "ramp.png", "data": base64.b64encode(file.getvalue()).decode()}]
+            if scale is None or (scale[1] < 256 and bits == 8):
+                pixels = np.frombuffer(base64.b64decode(page.evaluate(ASK, question)["pixels"]), np.uint8)
+                (wanted,) = explorer.read("ramp.png", file.getvalue()).image
+                assert np.abs(pixels.reshape(28, 28).astype(int) - wanted).max() <= 2
+            else:
+                with pytest.raises(Exception, match="This page reads images of 8 bits, but the network takes"):
+                    page.evaluate(ASK, question)
 
 
 @pytest.mark.slow

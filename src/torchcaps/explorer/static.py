@@ -126,6 +126,8 @@ def describe_network(explorer: Explorer) -> dict[str, Any]:
         "lengthEps": config["length_eps"],
         "calibration": vars(calibration),
         "near": MIN_RUNNER_UP_RATIO,
+        "fit": explorer.fit,
+        "scale": explorer.scale,
         "pixels": pixels,
         "labels": [explorer.pick(index)[1] for index in range(len(pixels))],
     }

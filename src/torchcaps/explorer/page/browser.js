@@ -213,24 +213,36 @@ const ANSWERS = {
     if (!(index in pixels)) throw new Error(`The number of a test image must be 0 to ${most}, got ${index}.`);
     return { pixels: pixels[index], label: labels[index] };
   },
-  // Draws the file's image on a black ground of the network's size, in grey for one channel.
+  // Draws the file's image on a black ground of the network's size, in grey for one channel. Numbers of the network's
+  // range become 0 to 255; a canvas has 8 bits, so files and ranges of more bits are refused.
   async read({ name, data }) {
-    const [channels, height, width] = props.networks[0].shape, blob = new Blob([decodeBytes(data)]);
-    const image = await createImageBitmap(blob).catch(() => null);
+    const [channels, height, width] = props.networks[0].shape, bytes = decodeBytes(data);
+    const { fit, scale: range } = props.browser, [low, high] = range ?? [0, 255];
+    if (range && (high > 255 || bitsOf(bytes) > 8))
+      throw new Error(`This page reads images of 8 bits, but the network takes numbers from ${low} to ${high} of “${name}”.`);
+    const image = await createImageBitmap(new Blob([bytes])).catch(() => null);
     if (!image) throw new Error(`“${name}” could not be read as an image.`);
     const canvas = Object.assign(document.createElement("canvas"), { width, height }), on = canvas.getContext("2d");
-    const scale = Math.min(width / image.width, height / image.height), [w, h] = [image.width * scale, image.height * scale];
+    const scale = Math.min(width / image.width, height / image.height);
+    const [w, h] = fit === "stretch" ? [width, height] : [image.width * scale, image.height * scale];
     on.fillRect(0, 0, width, height);
     on.imageSmoothingQuality = "high";
     on.drawImage(image, (width - w) / 2, (height - h) / 2, w, h);
     const rgba = on.getImageData(0, 0, width, height).data, size = height * width;
     const pixels = Array.from({ length: channels * size }, (_, n) => {
       const at = 4 * (n % size), grey = 0.299 * rgba[at] + 0.587 * rgba[at + 1] + 0.114 * rgba[at + 2];
-      return channels === 1 ? Math.round(grey) : rgba[at + Math.floor(n / size)];
+      const value = channels === 1 ? grey : rgba[at + Math.floor(n / size)];
+      return Math.round(Math.min(Math.max((255 * (value - low)) / (high - low), 0), 255));
     });
     return { pixels: encode(pixels), changes: [] };
   },
 };
+
+// Bits of a number in an image file: those in the header of a PNG file; other files that browsers read have 8.
+function bitsOf(bytes) {
+  const isPng = [0x89, 0x50, 0x4e, 0x47].every((byte, n) => bytes[n] === byte);
+  return isPng ? bytes[24] : 8;
+}
 
 // Images are picked and read without the weights, so they are shown while these load.
 export async function ask(name, question) {
