@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pixel_support import TinyPixels, disc_set, discs
-from torchcaps.analysis import PixelEvaluation, evaluate
+from torchcaps.analysis import PixelEvaluation, evaluate, figure_samples
 from torchcaps.analysis.segmentation import hausdorff95
 from torchcaps.ops.segmentation import confusions
 from torchcaps.ranges import IGNORED
@@ -46,6 +46,20 @@ def test_a_class_that_no_pixel_is_given_is_named() -> None:
     found = PixelEvaluation(counts, np.zeros((1, 3)), 0.5, NAMES[:3])
     assert found.warning is not None
     assert found.warning.startswith("no pixel of 1 test image was given to: disc, square; try --class-weights")
+
+
+@pytest.mark.parametrize("what", ["evaluate", "sample"])
+def test_masks_are_drawn_in_the_colours_of_their_classes(what: str) -> None:
+    images, colours = disc_set(3), ("#102030", "#00ff00", "#c00000")
+    if what == "evaluate":
+        network = TinyPixels(images.in_shape, 3)
+        figure = evaluate(network, images, class_names=NAMES[:3], colours=colours).figures()[""]
+    else:
+        figure = figure_samples(images, NAMES[:3], count=2, colours=colours)
+    pictures = [image.get_array() for axes in figure.axes for image in axes.images]
+    drawn = np.concatenate([np.asarray(each)[..., :3].reshape(-1, 3) for each in pictures if each.ndim == 3])
+    present = {tuple(colour) for colour in np.round(255 * drawn).astype(int).tolist()}
+    assert {(16, 32, 48), (0, 255, 0)} <= present
 
 
 def masks(size: tuple[int, ...], shift: int) -> np.ndarray:

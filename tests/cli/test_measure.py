@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from cli_support import Cli
 from torchcaps.analysis import accuracy_curve, distance_ratios, fit_detector
@@ -83,6 +84,22 @@ def test_what_is_detected(cli: Cli, run_folder: Path, cnn_folder: Path) -> None:
     assert found["found"][0]["detected"] == int((ratios > 1).sum())
     without_decoder = cli("detect", cnn_folder, "--data", "digits", "--limit", "20", "--steps", "1")
     assert "1 minus the highest score" in without_decoder.out
+
+
+def test_a_folder_of_two_meanings_is_read_for_the_task_that_is_named(cli: Cli, run_folder: Path) -> None:
+    random = np.random.default_rng(0)
+    for name, most in (("scans", 256), ("seen", 2)):
+        Path("odd", name).mkdir(parents=True)
+        for n in range(20):
+            pixels = random.integers(0, most, (28, 28)).astype(np.uint8)
+            Image.fromarray(pixels).save(Path("odd", name, f"{n}.png"))
+    words = ("detect", run_folder, "--limit", "20", "--steps", "1", "--against", "folder:odd")
+    assert "set --task pixels if they are the masks of scans/" in cli(*words).err
+    for task, images in (("pixels", 4), ("classes", 8)):  # a fifth
+        found = cli.json(*words, "--task", task)["found"]
+        assert [each["num_images"] for each in found if each["kind"] == "folder:odd"] == [images]
+    refused = cli("detect", run_folder, "--task", "pixels")
+    assert (refused.code, "--task is for the data sets of --against" in refused.err) == (2, True)
 
 
 def test_detection_ends(cli: Cli, run_folder: Path) -> None:

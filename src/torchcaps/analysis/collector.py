@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self, cast
 
 from torch import Tensor
@@ -51,6 +52,7 @@ class TaskEvaluation(Result):
         return cast(Self, dataclasses.replace(fields, title=title))
 
 
+@dataclasses.dataclass
 class Collector(ABC):
     """Base class of collectors: gather the batches of an evaluation. A task may keep sums instead of all scores.
 
@@ -60,13 +62,16 @@ class Collector(ABC):
         model: The network.
         class_names: Name of each class.
         image_set: The images, whose batches are added in their order.
+        colours: Colour of each class in figures of masks; None: the usual ones.
     """
+
+    model: Network
+    class_names: tuple[str, ...]
+    image_set: ImageSet
+    colours: Sequence[str] | None = None
 
     max_batch: ClassVar[int] = 1_000_000_000
     """Largest number of images in a batch, because the scores of pixels take much memory."""
-
-    def __init__(self, model: Network, class_names: tuple[str, ...], image_set: ImageSet) -> None:
-        self.model, self.class_names, self.image_set = model, class_names, image_set
 
     @abstractmethod
     def add(self, output: ModelOutput, targets: Tensor, images: Tensor) -> None:
@@ -83,13 +88,12 @@ def collector_of(task: Task) -> type[Collector]:
     return collector
 
 
+@dataclasses.dataclass
 class ScoreCollector(Collector):
     """Base class of collectors that keep all scores."""
 
-    def __init__(self, model: Network, class_names: tuple[str, ...], image_set: ImageSet) -> None:
-        super().__init__(model, class_names, image_set)
-        self._scores: list[Tensor] = []
-        self._targets: list[Tensor] = []
+    _scores: list[Tensor] = dataclasses.field(default_factory=list)
+    _targets: list[Tensor] = dataclasses.field(default_factory=list)
 
     def add(self, output: ModelOutput, targets: Tensor, images: Tensor) -> None:  # noqa: ARG002  as the base class
         self._scores.append(output.scores.float())

@@ -324,6 +324,7 @@ def evaluate(
     *,
     batch_size: int = BATCH,
     class_names: Sequence[str] | None = None,
+    colours: Sequence[str] | None = None,
     precision: Precision = "32",
 ) -> TaskEvaluation:
     """Evaluate a network on a set of images. Nothing is random.
@@ -342,6 +343,7 @@ def evaluate(
             data with the classes in the order of a run, matched by name.
         batch_size: Images in a batch, with masks at most 8; changes only speed and memory.
         class_names: Name of each class; None: its number.
+        colours: Colour of each class in figures of masks, such as ``Run.images.colours``; None: the usual ones.
         precision: ``"32"``, or ``"bf16"``: the network under bfloat16 autocast, its loss in float32.
 
     Examples:
@@ -356,7 +358,7 @@ def evaluate(
     names, device = tuple(class_labels(class_names, model.num_classes)), next(model.parameters()).device
     check_labels(model, image_set.labels, len(image_set))
     task, losses = task_of(model), list[Tensor]()
-    collector = collector_of(task)(model, names, image_set)
+    collector = collector_of(task)(model, names, image_set, colours)
     with inference(model):
         size = min(batch_size, collector.max_batch)
         for batch in BatchLoader(image_set, size, shuffle=False, device=device).batches(0):

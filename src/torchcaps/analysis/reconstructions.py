@@ -137,7 +137,12 @@ def _drawn(result: Reconstructions) -> dict[str, Sequence[Cell]]:
 
 @checked
 def figure_samples(
-    image_set: Images, class_names: Sequence[str] | None = None, *, count: int = 40, title: str = ""
+    image_set: Images,
+    class_names: Sequence[str] | None = None,
+    *,
+    count: int = 40,
+    title: str = "",
+    colours: Sequence[str] | None = None,
 ) -> Figure:
     """Draw the first images of a set with their labels; of volumes, the middle slice.
 
@@ -146,6 +151,7 @@ def figure_samples(
         class_names: Name of each class; None: its number.
         count: Number of images to draw, at most.
         title: Above the figure.
+        colours: Colour of each class in masks; None: the usual ones.
     """
     COUNT.check("count", count)
     shown = image_set.preview(count)
@@ -154,6 +160,6 @@ def figure_samples(
     labels: list[Cell] = [shown.task.describe(names, each) for each in shown.labels]
     rows: dict[str, Sequence[Cell]] = {"": [as_floats(middle_slice(each.cpu().numpy())) for each in shown.images]}
     if shown.task.has_masks:
-        rows["mask"] = [coloured(middle_slice(each[None].cpu().numpy())[0]) for each in shown.labels]
+        rows["mask"] = [coloured(middle_slice(each[None].cpu().numpy())[0], colours) for each in shown.labels]
     cells = in_bands(rows | {" ": labels})
     return tiles([row[1:] for row in cells], title=title)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -20,9 +20,8 @@ from torchcaps.analysis.collector import Collector, TaskEvaluation
 from torchcaps.analysis.figures import COLOURS, MUTED, WRONG, Caption, Cell, tiles
 from torchcaps.analysis.results import Table
 from torchcaps.checks import checked
-from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
-from torchcaps.models import ModelOutput, Network
+from torchcaps.models import ModelOutput
 from torchcaps.ops.segmentation import confusions, mean_dice, pixel_classes
 from torchcaps.ranges import IGNORED
 from torchcaps.tasks import find_task
@@ -63,6 +62,7 @@ class PixelEvaluation(TaskEvaluation):
         class_names: Name of each class.
         examples: Images to draw.
         title: Network and images.
+        colours: Colour of each class in the figure; None: the usual ones.
     """
 
     confusion: Int[np.ndarray, "N J J"]
@@ -71,6 +71,7 @@ class PixelEvaluation(TaskEvaluation):
     class_names: tuple[str, ...]
     examples: Sequence[Example] = ()
     title: str = ""
+    colours: Sequence[str] | None = None
     figure_name: ClassVar[str] = "masks"
 
     @property
@@ -171,8 +172,9 @@ class PixelEvaluation(TaskEvaluation):
         rows: list[list[Cell]] = [[Caption(each, MUTED) for each in ("image", "mask", "answer", "difference")]]
         for n, (image, mask, answer) in enumerate(self.examples):
             dice = float(mean_dice(torch.from_numpy(self.confusion[n : n + 1])))
-            words = [Caption(f"Dice {dice:.3f}"), *(legend_of(self.class_names) if n == 0 else [])]
-            rows.append([image, coloured(mask), coloured(answer), _difference(mask, answer), words])
+            words = [Caption(f"Dice {dice:.3f}"), *(legend_of(self.class_names, self.colours) if n == 0 else [])]
+            masks = [coloured(each, self.colours) for each in (mask, answer)]
+            rows.append([image, *masks, _difference(mask, answer), words])
         return {"": tiles(rows, title=self.title, side=SIDE)}
 
 
@@ -258,20 +260,18 @@ def hausdorff95(
     return max(float(np.percentile(distances[1 - n][edges[n]], 95)) for n in (0, 1))
 
 
+@dataclass
 class TaskCollector(Collector):
     """Collector of the task ``pixels``: it keeps counts of each image, and a few images to draw."""
 
     max_batch = 8
-
-    def __init__(self, model: Network, class_names: tuple[str, ...], image_set: ImageSet) -> None:
-        super().__init__(model, class_names, image_set)
-        self._spacing = getattr(image_set, "spacing", None)
-        self._confusions: list[Tensor] = []
-        self._distances: list[list[float]] = []
-        self._examples: list[Example] = []
+    _confusions: list[Tensor] = field(default_factory=list)
+    _distances: list[list[float]] = field(default_factory=list)
+    _examples: list[Example] = field(default_factory=list)
 
     def add(self, output: ModelOutput, targets: Tensor, images: Tensor) -> None:
         answers, classes = pixel_classes(output.scores), range(len(self.class_names))
+        spacings = getattr(self.image_set, "spacing", None)
         self._confusions.append(confusions(answers, targets, len(classes)).cpu())
         for image, predicted, true in zip(images, answers.cpu().numpy(), targets.cpu().numpy(), strict=True):
             if len(self._examples) < MAX_DRAWN:
@@ -279,9 +279,9 @@ class TaskCollector(Collector):
                 image_plane, mask, answer = planes
                 self._examples.append(Example(image_plane, mask[0], answer[0]))
             if len(self._distances) < MAX_DISTANCES:
-                counted, spacing = true != IGNORED, self._spacing and self._spacing[len(self._distances)]
+                counted, spacing = true != IGNORED, spacings and spacings[len(self._distances)]
                 self._distances.append([hausdorff95((predicted == j) & counted, true == j, spacing) for j in classes])
 
     def result(self, loss: float) -> PixelEvaluation:
         counts, distances = torch.cat(self._confusions).numpy(), np.array(self._distances)
-        return PixelEvaluation(counts, distances, loss, self.class_names, self._examples)
+        return PixelEvaluation(counts, distances, loss, self.class_names, self._examples, colours=self.colours)

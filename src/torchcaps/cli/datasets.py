@@ -208,8 +208,8 @@ class Described(Result):
 
         assert self.sample is not None
         assert self.dataset is not None
-        title = f"The {self.title}"
-        return {"": figure_samples(self.sample, self.dataset.class_names, count=len(self.sample), title=title)}
+        shown: Any = {"count": len(self.sample), "title": f"The {self.title}", "colours": self.dataset.colours}
+        return {"": figure_samples(self.sample, self.dataset.class_names, **shown)}
 
 
 def cells(numbers: Sequence[int | float]) -> list[str]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from torchcaps.analysis.defaults import ANGLES, EPSILONS, EVASION_STEPS, PGD_STEPS, STEPS
 from torchcaps.cli.options import Accelerator, Figure, Json, OtherData, Source, WhichEpoch, command
-from torchcaps.cli.runs import data_options, name_of, open_images, open_run, open_runs, refuse_options
+from torchcaps.cli.runs import name_of, open_images, open_run, open_runs, refuse_options
 from torchcaps.cli.show import say, show
-from torchcaps.errors import InputError
-from torchcaps.ranges import Count, Fill, Seed, image_shape
+from torchcaps.ranges import Count, Fill, Seed
+from torchcaps.tasks import TaskName
 from torchcaps.words import counted, first_of
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def evaluate(
     opened = open_run(run, source.which, accelerator)
     part = open_images(opened, source)
     options: Any = {"batch_size": batch_size, "class_names": part.class_names, "precision": precision}
+    options["colours"] = part.colours
     result = measure(opened.model, part.images, **options)
     weights = {"best": "best epoch", "last": "last checkpoint"}[source.which]
     if opened.config is None:
@@ -142,7 +143,7 @@ def probe(
     networks: dict[str, list[Probe]] = {}
     wheres, abouts = {}, []
     for name, place, opened in open_runs(run, which, accelerator):
-        dataset = opened.dataset(**data_options(opened, source))
+        dataset = opened.dataset(source.data, source.data_dir, by_number=source.by_number)
         fitted, held_out = images_with_factors(dataset, limit, seed, fill, fill_of(opened))
         networks[name] = measure(opened.model, fitted, held_out, seed=seed)
         wheres[name] = f"{len(fitted):,} training and {counted(len(held_out), 'test image')} of {dataset.name}"
@@ -187,6 +188,9 @@ def detect(
     which: WhichEpoch = "best",
     source: OtherData,
     against: Annotated[Sequence[str], "Data set of out-of-distribution images; may be repeated."] = (),
+    task: Annotated[
+        TaskName | None, "Task to read the targets of --against for (default: chosen by their form)."
+    ] = None,
     measure: Annotated[
         Measure, "Detection score: distance to the reconstruction, or 1 − the highest class score."
     ] = None,
@@ -204,29 +208,15 @@ def detect(
     from torchcaps.analysis import detect as measure_detection
     from torchcaps.analysis import fit_detector
 
+    if not against:
+        refuse_options(("task",), "is for the data sets of --against, but there are none")
     opened = open_run(run, which, accelerator)
-    dataset = opened.dataset(**data_options(opened, source))
+    dataset = opened.dataset(source.data, source.data_dir, by_number=source.by_number)
     detector = fit_detector(opened.model, dataset.validation, measure=measure)
-    others = {name: other_images(opened, name, source.data_dir).preview(limit) for name in against}
+    others = {name: opened.images_of(name, source.data_dir, task).preview(limit) for name in against}
     test, progress = dataset.test.preview(limit), partial(say, err=True)
     attacks: Any = {"epsilons": epsilons, "steps": steps, "seed": seed}
     result = measure_detection(opened.model, test, detector, others=others, progress=progress, **attacks)
     about = {"run": str(opened.path), "which": which, "data": dataset.name, "steps": steps, "seed": seed}
     result = replace(result, title=f"{name_of(run)}: test images of {dataset.name}, ")
     show(result, json=json, about=about)
-
-
-def other_images(run: Run, data: str, data_dir: str | None) -> ImageSet:
-    """Return the test images of a data set with any classes, in the network's shape."""
-    from torchcaps.datasets import find_dataset
-    from torchcaps.datasets.loading import load_part
-
-    own = find_dataset(data)[0].find is not None
-    how: Any = {"image_size": image_shape(run.model.in_shape)[1:], **run.reading_options(data)}
-    images = load_part(data, data_dir=data_dir if own else None, **how).images
-    if images.in_shape != run.model.in_shape:
-        raise InputError(
-            f"{data} has images of {counted(images.in_shape[0], 'channel')}, but the network takes "
-            f"{run.model.in_shape[0]}"
-        )
-    return images

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,7 +15,7 @@ from torchcaps.tasks import task_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from torchcaps.cli.options import ImageFiles, OtherData, Source, Which
+    from torchcaps.cli.options import ImageFiles, Source, Which
     from torchcaps.datasets import Preparation
     from torchcaps.datasets.dataset import Part
     from torchcaps.training import Run
@@ -71,7 +71,7 @@ def names_of(runs: Sequence[Path]) -> list[str]:
 
 def open_images(run: Run, source: Source) -> Part:
     """Return the images that the options choose."""
-    part = run.part(source.split, **data_options(run, source))
+    part = run.part(source.split, source.data, source.data_dir, by_number=source.by_number)
     if source.data is None and run.config is None:
         say(
             f"This network was trained on MNIST. These images are {part.name}, which come with scikit-learn: "
@@ -81,12 +81,6 @@ def open_images(run: Run, source: Source) -> Part:
     if part.note is not None:
         say(part.note, err=True)
     return part
-
-
-def data_options(run: Run, source: OtherData) -> dict[str, Any]:
-    """Return arguments of :meth:`Run.part` and :meth:`Run.dataset`; a network without a run has a default data set."""
-    data = run.shown_data if source.data is None and run.config is None else source.data
-    return {"data": data, "data_dir": source.data_dir, "by_number": source.by_number}
 
 
 def preparation_for(files: ImageFiles, own: Preparation | None) -> Preparation | None:

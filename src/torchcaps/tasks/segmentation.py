@@ -71,13 +71,8 @@ class Segmentation(Task):
         if not is_whole or masks.ndim not in (3, 4) or 0 in masks.shape:
             raise InputError(f"{where} must be {self.needs}, got {form_words(array)}{advice(array, self)}")
         counted = masks[masks != IGNORED]
-        highest = IGNORED - 1 if num_outputs is None else num_outputs - 1
-        if counted.size and not 0 <= counted.min() <= counted.max() <= highest:
-            raise InputError(
-                f"{where} must be in 0..{highest}, or {IGNORED} for ignored pixels, got {counted.min():g}.."
-                f"{counted.max():g}; number the classes 0, 1, 2 and so on, such as by numpy.unique(labels, "
-                "return_inverse=True)[1].reshape(labels.shape)"
-            )
+        if counted.size:
+            self._check_range(counted.min(), counted.max(), num_outputs, where)
         return torch.from_numpy(np.ascontiguousarray(masks, np.uint8))
 
     def names(self, targets: Any, where: str = "labels", *, complete: bool = True) -> tuple[str, ...]:
@@ -95,8 +90,18 @@ class Segmentation(Task):
         num_images: int | None = None,
     ) -> None:
         super().check_targets(targets, num_outputs, where, num_images)
-        if num_outputs is not None and (highest := self._num_classes(targets) - 1) >= num_outputs:
-            raise InputError(f"{where} is {highest}, but the {num_outputs} classes go from 0 to {num_outputs - 1}")
+        if num_outputs is not None:
+            self._check_range(0, self._num_classes(targets) - 1, num_outputs, where)
+
+    def _check_range(self, lowest: float, highest: float, num_outputs: int | None, where: str) -> None:
+        """Raise InputError unless class numbers lie in 0..J−1."""
+        most = (IGNORED if num_outputs is None else num_outputs) - 1
+        if not 0 <= lowest <= highest <= most:
+            raise InputError(
+                f"{where} must be in 0..{most}, or {IGNORED} for ignored pixels, got {lowest:g}..{highest:g}; number "
+                "the classes 0, 1, 2 and so on, such as by numpy.unique(labels, return_inverse=True)[1].reshape("
+                "labels.shape)"
+            )
 
     def check_training(self, targets: Tensor, names: Sequence[str], where: str) -> None:
         if not self._counts(targets, len(names)).any():

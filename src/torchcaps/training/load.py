@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from torchcaps.checks import checked
-from torchcaps.datasets import Dataset, Preparation, find_dataset, load_dataset
+from torchcaps.datasets import Dataset, ImageSet, Preparation, find_dataset, load_dataset
 from torchcaps.datasets.dataset import Part
 from torchcaps.datasets.loading import PartName, joined, load_part
 from torchcaps.datasets.matching import Loaded, match_outputs
@@ -19,6 +19,7 @@ from torchcaps.files import could_be_repository, read_json, reading
 from torchcaps.models import Network, load_pretrained
 from torchcaps.models.files import CLASSES, CONFIG, SHIPPED, SHIPPED_DATA, WEIGHTS, find_pretrained
 from torchcaps.models.files.weights import load_weights
+from torchcaps.tasks import TaskName
 from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.config import TrainConfig, read_config
 from torchcaps.training.data import cropped, load_run_data
@@ -126,14 +127,36 @@ class Run:
         named: Any = {"has_names": own.has_names, "task_name": own.task_name, "colours": own.colours}
         return Part(own.name, words, images.preview(len(images)), own.class_names, **named)
 
+    def images_of(self, data: str, data_dir: str | None = None, task: TaskName | None = None) -> ImageSet:
+        """Return the test images of a data set with any classes, in the network's shape.
+
+        Args:
+            data: Name of a data set.
+            data_dir: Folder of its files; a data set without a folder of its own ignores it.
+            task: Task to read its targets for; None: their form decides.
+
+        Raises:
+            InputError: The images have other channels than the network's.
+        """
+        own = find_dataset(data)[0].find is not None
+        options = self._options(data, data_dir if own else None) | {"task": task}
+        images = load_part(data, **options).images
+        if images.in_shape != self.model.in_shape:
+            raise InputError(
+                f"{data} has images of {counted(images.in_shape[0], 'channel')}, but the network takes "
+                f"{self.model.in_shape[0]}"
+            )
+        return images
+
     def _is_own(self, data: str | None) -> bool:
         """Return True for the run's own data set."""
         return self.config is not None and data in (None, self.config.data)
 
     def _named(self, data: str | None) -> str:
-        if data is None:
+        """Return the name of a data set; None: the one of :attr:`shown_data`."""
+        if (name := self.shown_data if data is None else data) is None:
             raise InputError(f"{self.path} does not say what it was trained on; name a data set with --data")
-        return data
+        return name
 
     def _options(self, data: str | None, data_dir: str | None) -> dict[str, Any]:
         """Return options to load another data set than the run's."""

@@ -320,7 +320,7 @@ def _finish(trainer: Trainer, start: Start, out: Path, figures: bool) -> dict[st
     state, device, validation = trainer.state, trainer.fabric.device, dataset.validation
     network, last = load_pretrained(out / BEST).to(device), trainer.network
     assert isinstance(last, Network)
-    evaluate = partial(analysis.evaluate, class_names=spec.class_names)
+    evaluate = partial(analysis.evaluate, class_names=spec.class_names, colours=spec.colours)
     best = evaluate(network, dataset.test)
     # if the last epoch is the best one, both networks are the same
     tested = {"best": best, "last": best if trainer.is_best else evaluate(last, dataset.test)}
@@ -390,7 +390,7 @@ def _draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: TaskE
     evaluated = evaluation.titled(f"{run.name} on the {of_test}")
     figures = {
         "curves": curves.figures()[""],
-        "samples": analysis.figure_samples(dataset.train, names, title=title),
+        "samples": analysis.figure_samples(dataset.train, names, title=title, colours=dataset.colours),
         evaluated.figure_name: evaluated.figures()[""],
     }
     decoding = analyses_of_decoder(task_of(model)) if model.decoder is not None else []
