@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torchcaps.analysis.results import Scored
 from torchcaps.errors import WrongType
 from torchcaps.ranges import INDEX, Range
+from torchcaps.tasks import Task, find_task
 
 CALIBRATED_SHARE = 0.99
 """Share of the validation images that pass each threshold of a calibration."""
@@ -96,8 +97,14 @@ class Prediction(Scored):
         reconstruction: Decoded | None,
         calibration: Calibration | None,
         score_name: ScoreName = "length",
+        task: Task | None = None,
     ) -> Self:
-        """Return the prediction for images of pixels 0..1, with caveats by the calibration of the network."""
+        """Return the prediction for images of pixels 0..1, with caveats by the calibration of the network.
+
+        Answers of a task without thresholds have no caveats; None: the task ``classes``.
+        """
+        if not (task or find_task(None)).supports("calibrate"):
+            return cls(classes, scores, reconstruction, [()] * len(classes), score_name)
         thresholds = Calibration() if calibration is None else calibration
         errors = [None] * len(images) if reconstruction is None else squared_errors(images, reconstruction).tolist()
         chosen = classes.reshape(len(classes), -1)

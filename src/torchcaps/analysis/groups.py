@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import re
 from collections.abc import Sequence
@@ -102,13 +101,8 @@ def average_answers(
     scores = np.stack([single.scores[each].mean(0) for each in members])
     order = (-scores).argsort(axis=1, kind="stable")
     classes = order[:, 0] if single.classes.ndim == 1 else order[:, : single.classes.shape[1]]
-    if task_of(answers).supports("calibrate"):
-        images: Any = scores  # any array of this length, because there is no reconstruction to compare with images
-        prediction = Prediction.of(images, classes, scores, None, calibration, score_name=single.score_name)
-    else:
-        prediction = dataclasses.replace(
-            single, classes=classes, scores=scores, reconstruction=None, caveats=[()] * len(groups)
-        )
+    images: Any = scores  # any array of this length, because there is no reconstruction to compare with images
+    prediction = Prediction.of(images, classes, scores, None, calibration, single.score_name, task_of(answers))
     prepared = []
     for each in members:
         changes = dict.fromkeys(change for n in each for change in answers.prepared[n].changes)

@@ -69,9 +69,7 @@ def predict(
     classes = classes_of(scores, model.objects).numpy()
     drawn = decoded[0].numpy() if decoded else None
     name = task.score_name or outputs[0].score_name
-    if not task.supports("calibrate"):  # its answers have no thresholds
-        return Prediction(classes, scores.numpy(), drawn, [()] * len(classes), name)
-    return Prediction.of(pixels.numpy(), classes, scores.numpy(), drawn, calibration, score_name=name)
+    return Prediction.of(pixels.numpy(), classes, scores.numpy(), drawn, calibration, name, task)
 
 
 @checked

@@ -159,7 +159,7 @@ def figure_samples(
     shown.task.check_targets(shown.labels, len(names), "a label")
     labels: list[Cell] = [shown.task.describe(names, each) for each in shown.labels]
     rows: dict[str, Sequence[Cell]] = {"": [as_floats(middle_slice(each.cpu().numpy())) for each in shown.images]}
-    if shown.task.has_masks:
-        rows["mask"] = [coloured(middle_slice(each[None].cpu().numpy())[0], colours) for each in shown.labels]
+    if shown.masks is not None:
+        rows["mask"] = [coloured(middle_slice(each[None].cpu().numpy())[0], colours) for each in shown.masks]
     cells = in_bands(rows | {" ": labels})
     return tiles([row[1:] for row in cells], title=title)

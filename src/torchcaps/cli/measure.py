@@ -213,7 +213,7 @@ def detect(
     opened = open_run(run, which, accelerator)
     dataset = opened.dataset(source.data, source.data_dir, by_number=source.by_number)
     detector = fit_detector(opened.model, dataset.validation, measure=measure)
-    others = {name: opened.images_of(name, source.data_dir, task).preview(limit) for name in against}
+    others = {name: opened.other_images(name, source.data_dir, task).preview(limit) for name in against}
     test, progress = dataset.test.preview(limit), partial(say, err=True)
     attacks: Any = {"epsilons": epsilons, "steps": steps, "seed": seed}
     result = measure_detection(opened.model, test, detector, others=others, progress=progress, **attacks)

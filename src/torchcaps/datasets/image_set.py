@@ -39,6 +39,11 @@ class Images(ABC):
         """Task of the labels."""
 
     @property
+    def masks(self) -> Any:
+        """The labels if they are masks; None for other labels."""
+        return self.labels if self.task.has_masks else None
+
+    @property
     @abstractmethod
     def num_objects(self) -> int:
         """Number of objects in every image: P."""
@@ -126,7 +131,7 @@ def for_task(images: Images, task: Task, num_outputs: int | None, where: str = "
     """
     if images.task.name == task.name or task.has_form(images.labels):
         return images
-    if images.task.has_masks:
+    if images.masks is not None:
         raise InputError(
             f'{where} are masks, but the task is {task.name}; set task="{images.task.name}" (--task {images.task.name})'
         )

@@ -201,7 +201,7 @@ def sized(images: Images, size: tuple[int, int] | None, patch: int | tuple[int, 
         InputError: Images cannot be resized, images for patches have no masks, or whole images differ in size.
     """
     images = images if size is None else images.resize(size)
-    if not images.task.has_masks and patch is not None:
+    if images.masks is None and patch is not None:
         raise InputError(
             f"{where} has no masks, and only images with masks are trained on in patches; leave patch (--patch) out"
         )

@@ -137,8 +137,9 @@ def fit_data(
     network of torchcaps fixes the form of images and labels. With a user's loss, labels other than masks may have any
     form.
     """
-    takes_any = loss is not None and not isinstance(network, Network) and not task.has_masks
-    form = Form(None if takes_any else task, scale=scale)
+    form = Form(task, scale=scale)
+    if loss is not None and not isinstance(network, Network) and not form.wants_masks:
+        form = dataclasses.replace(form, task=None)
     if isinstance(network, Network):
         sizes: dict[str, Any] = {"num_outputs": network.num_classes, "in_shape": network.in_shape}
         form = dataclasses.replace(form, cropped=recipe.crop is not None, **sizes)

@@ -127,7 +127,7 @@ class Run:
         named: Any = {"has_names": own.has_names, "task_name": own.task_name, "colours": own.colours}
         return Part(own.name, words, images.preview(len(images)), own.class_names, **named)
 
-    def images_of(self, data: str, data_dir: str | None = None, task: TaskName | None = None) -> ImageSet:
+    def other_images(self, data: str, data_dir: str | None = None, task: TaskName | None = None) -> ImageSet:
         """Return the test images of a data set with any classes, in the network's shape.
 
         Args:
