@@ -5,7 +5,7 @@ They import only :mod:`.operation`, :mod:`.memory`, and the names of the four pa
 
 - :mod:`.operation`: what a kernel consists of, and where it runs;
 - :mod:`.memory`: the working memory, and the cutting of work into blocks;
-- :mod:`.threads`: small products for several threads;
+- :mod:`.threads`: pieces of work for several threads;
 - :mod:`.dense`: dynamic routing and sums over votes W_ij u_i, which are never built;
 - :mod:`.mixtures`: mixtures of Gaussians;
 - :mod:`.maps`: dynamic routing between types of capsules on maps;

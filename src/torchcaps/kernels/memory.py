@@ -10,7 +10,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, TypeVar
 
 import numpy as np
@@ -198,6 +198,12 @@ def slices(size: int, length: int) -> list[slice]:
     return [slice(start, min(start + length, size)) for start in range(0, size, length)]
 
 
+def used_up(items: list[ItemT]) -> Iterator[ItemT]:
+    """Yield items one after the other, and keep none of them, so that their memory is free when they are done with."""
+    while items:
+        yield items.pop(0)
+
+
 def cut(size: int, item_bytes: int, limit: int, multiple: int = 1) -> list[slice]:
     """Cut items into nearly equal slices of at most ``limit`` bytes; no items into one empty slice.
 
@@ -248,20 +254,22 @@ def in_blocks(work: Callable[[ItemT], Sequence[Tensor]], items: Sequence[ItemT])
 class Buffers:
     """Work buffers of one call, reused by name because fresh memory would cost more than the arithmetic.
 
+    Each thread has its own buffers.
+
     Args:
         like: Tensor with the dtype and device of the buffers.
     """
 
     def __init__(self, like: Tensor) -> None:
         self._like, self._pooled = like, is_float32_on_cpu(like)
-        self._flat: dict[str, Tensor] = {}
+        self._flat: dict[tuple[int, str], Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return the buffer ``name`` in ``shape``, with its old contents."""
-        size = math.prod(shape)
-        flat = self._flat.get(name)
+        size, key = math.prod(shape), (threading.get_ident(), name)
+        flat = self._flat.get(key)
         if flat is None or flat.numel() < size:
-            flat = self._flat[name] = new_empty((size,)) if self._pooled else self._like.new_empty(size)
+            flat = self._flat[key] = new_empty((size,)) if self._pooled else self._like.new_empty(size)
         return flat[:size].view(shape)
 
     def contiguous(self, name: str, tensor: Tensor) -> Tensor:

@@ -1,23 +1,31 @@
-"""Many independent pieces of work for several threads, each of which computes with one thread.
+"""Pieces of work for several threads, each of which computes alone.
 
-PyTorch opens a parallel region of OpenMP for each operation, and each region waits for its last thread. Threads that
-take one of hundreds of small products after the other wait for each other once. This is faster, and if another program
-displaces a thread, the others take its share. It needs idle threads of OpenMP that sleep. By default they wait actively
-and keep the cores busy, so that a step takes 1.15 times as long instead of 0.9.
+PyTorch opens a parallel region of OpenMP for each operation, and each region waits for its last thread. Here each
+thread takes one piece of work after the other, so threads wait for each other once a pass. This is faster, and if
+another program displaces a thread, the others take its share.
+
+Threads of OpenMP that have nothing to do wait actively for some milliseconds and keep a core busy. Passes of a
+convolution are long enough for this. An iteration of routing is not, so routing asks :func:`idle_threads_sleep`.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from itertools import chain, islice
 
 import torch
+from torch import Tensor
+
+from torchcaps.kernels.memory import slices, used_up
 
 MAX_TURNS = 10_000
 """Turns of an OpenMP thread's waiting loop, up to which it counts as sleeping."""
+MAX_SUMS = 8
+"""Sums for each thread that :func:`sum_over_threads` holds at the same time. Threads share work evenly with several."""
 _WORKERS: dict[int, ThreadPoolExecutor] = {}
 """Threads that wait for work, by their number."""
 _LOCK = threading.RLock()
@@ -25,25 +33,80 @@ if hasattr(os, "register_at_fork"):  # a child process has none of the threads
     os.register_at_fork(after_in_child=_WORKERS.clear)
 
 
-def spread_over_threads(work: Callable[..., object], calls: Iterable[tuple[Any, ...]]) -> None:
-    """Call ``work`` with each tuple of arguments, without gradients; the order of the calls is not fixed."""
-    number, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
-    remaining, lock = iter(list(calls)), threading.Lock()
+class Stage:
+    """Pieces of work that other pieces wait for. Iteration yields each piece once.
 
-    def take() -> None:
+    Args:
+        pieces: Pieces that may run at the same time.
+        after: Stages that must be finished before a piece begins. They must have been iterated over before.
+    """
+
+    def __init__(self, pieces: Iterable[Callable[[], object]], *after: Stage) -> None:
+        self._pieces, self._after = list(pieces), after
+        self._unfinished, self._finished, self._lock = len(self._pieces), threading.Event(), threading.Lock()
+
+    def __iter__(self) -> Iterator[Callable[[], None]]:
+        return (partial(self._run, piece) for piece in used_up(self._pieces))
+
+    def _run(self, piece: Callable[[], object]) -> None:
+        for stage in self._after:
+            stage._finished.wait()
+        try:
+            piece()
+        finally:  # after an error, which reaches the caller, nobody waits for ever
+            with self._lock:
+                self._unfinished -= 1
+                if self._unfinished == 0:
+                    self._finished.set()
+
+
+def spread_over_threads(pieces: Iterable[Callable[[], object]]) -> None:
+    """Call each piece of work once, without gradients. Pieces begin in order, and several run at the same time.
+
+    If there are fewer pieces than threads, all threads share each piece.
+    """
+    number, inference, remaining = torch.get_num_threads(), torch.is_inference_mode_enabled(), iter(pieces)
+    lock = threading.Lock()
+
+    def take(pieces: Iterator[Callable[[], object]]) -> None:
         with torch.inference_mode(inference), torch.no_grad():  # modes belong to a thread
             while True:
                 with lock:
-                    arguments = next(remaining, None)
-                if arguments is None:
+                    piece = next(pieces, None)
+                if piece is None:
                     return
-                work(*arguments)
+                piece()
+                del piece  # with the tensors that it holds
 
-    if number == 1 or not idle_threads_sleep():
-        take()
+    first = list(islice(remaining, number))
+    are_few, every = len(first) < number, chain(used_up(first), remaining)
+    if number == 1 or are_few:
+        take(every)
         return
-    for done in [_workers(number).submit(take) for _ in range(number)]:
+    for done in [_workers(number).submit(take, every) for _ in range(number)]:
         done.result()
+
+
+def sum_over_threads(pieces: Sequence[Callable[..., object]], totals: Sequence[Tensor]) -> None:
+    """Call each piece of work with tensors to which it adds, and add all sums to ``totals``.
+
+    The order of the additions depends on the number of pieces and threads only, so rounding is always the same.
+    """
+    number = torch.get_num_threads()
+    if number == 1 or len(pieces) < number:
+        for piece in pieces:
+            piece(*totals)
+        return
+
+    def add(some: slice, *sums: Tensor) -> None:
+        for piece in pieces[some]:
+            piece(*sums)
+
+    lanes = slices(len(pieces), -(-len(pieces) // (number * MAX_SUMS)))
+    sums = [total.new_zeros(len(lanes), *total.shape) for total in totals]
+    spread_over_threads(partial(add, *each) for each in zip(lanes, *sums, strict=True))
+    for total, each in zip(totals, sums, strict=True):
+        total += each.sum(0)
 
 
 def idle_threads_sleep() -> bool:
@@ -56,11 +119,13 @@ def _workers(number: int) -> ThreadPoolExecutor:
     """Return so many threads that compute with one thread each."""
     with _LOCK:
         if number not in _WORKERS:
-            started = threading.Barrier(number)
+            started, processors = threading.Barrier(number), _processors_of_threads(number)
 
             def use_one_thread() -> None:
                 torch.get_num_threads()  # PyTorch sets the number at the first call in a thread, and would undo ours
                 torch.set_num_threads(1)
+                if processors:
+                    os.sched_setaffinity(0, {processors.pop()})
                 started.wait()
 
             workers = ThreadPoolExecutor(number, "torchcaps")
@@ -69,3 +134,13 @@ def _workers(number: int) -> ThreadPoolExecutor:
             torch.set_num_threads(number)  # MKL has one setting for all threads
             _WORKERS[number] = workers
         return _WORKERS[number]
+
+
+def _processors_of_threads(number: int) -> list[int]:
+    """Return a processor for each thread if the threads take all processors of this process; otherwise nothing.
+
+    Without it, Linux often runs two threads on one processor and another program alone on the other one. A step of
+    sabour2017 beside a busy program then takes 1.2 times as long.
+    """
+    processors = list(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return processors if len(processors) == number else []

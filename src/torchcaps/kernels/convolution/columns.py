@@ -7,14 +7,16 @@ stays in the caches.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.kernels.convolution.points import Shape
-from torchcaps.kernels.memory import new_empty
+from torchcaps.kernels.memory import Buffers, new_empty, slices
+from torchcaps.kernels.threads import spread_over_threads, sum_over_threads
 
 MAX_BLOCK_NUMBERS = 2**20
 """Numbers (4 MiB) of the larger matrix of a block; more leave the caches, fewer need more calls."""
@@ -30,7 +32,8 @@ def forward(
     """Convolve, and apply a ReLU if ``relu`` is true."""
     maps = new_empty((*shape.out, features.shape[2], shape.outputs))
     weight = kernel.reshape(shape.outputs, -1).t()
-    for rows, windows in _windows(shape, features):
+
+    def convolve(rows: slice, windows: Float[Tensor, "_ _"]) -> None:
         out = maps[rows].view(-1, shape.outputs)
         if bias is None:
             torch.mm(windows, weight, out=out)
@@ -38,6 +41,8 @@ def forward(
             torch.addmm(bias, windows, weight, out=out)
         if relu:
             out.clamp_min_(0)
+
+    spread_over_threads(_pieces(shape, features, convolve))
     return maps
 
 
@@ -56,19 +61,23 @@ def kernel_gradient(
         maps: Output of the ReLU, where zeros stop the gradient; None without a ReLU.
     """
     sizes, few = (shape.outputs, math.prod(shape.kernel) * shape.channels), _has_few(shape)
-    total = torch.zeros(sizes[::-1] if few else sizes)
-    part, bias = torch.empty_like(total), torch.zeros(shape.outputs)
-    for rows, windows in _windows(shape, features):
+    total, bias = torch.zeros(sizes[::-1] if few else sizes), torch.zeros(shape.outputs)
+    buffers = Buffers(total)
+
+    def add(rows: slice, windows: Float[Tensor, "_ _"], total: Tensor, bias: Tensor) -> None:
         below = gradient[rows]
         if maps is not None:
             below = torch.ops.aten.threshold_backward(below, maps[rows], 0)
         below = below.reshape(-1, shape.outputs)
+        part = buffers.take("part", total.shape)
         if few:  # windows lie in memory as (C · k · l, places · B)
             multiply(windows.t(), below, part)
         else:
             multiply(below.t().contiguous(), windows, part)
         total += part
         bias += below.sum(0)
+
+    sum_over_threads(_pieces(shape, features, add), (total, bias))
     total = total.t().contiguous() if few else total
     return total.view(shape.outputs, shape.channels, *shape.kernel), bias
 
@@ -78,24 +87,26 @@ def _has_few(shape: Shape) -> bool:
     return shape.channels < 16
 
 
-def _windows(shape: Shape, features: Float[Tensor, "H W B C"]) -> Iterator[tuple[slice, Float[Tensor, "_ _"]]]:
-    """Yield slices of output rows with their windows (positions · B, C · k · l), in the order of the kernel.
+def _pieces(shape: Shape, features: Float[Tensor, "H W B C"], work: Callable[..., None]) -> list[Callable[..., None]]:
+    """Return calls of ``work`` with slices of output rows and their windows (positions · B, C · k · l).
 
-    The longest axis stays last in memory: channels if there are many, otherwise positions and images (transposed).
+    Windows are in the order of the kernel. The longest axis stays last in memory: channels if there are many, otherwise
+    positions and images (transposed).
     """
     (h, w), (k, l), (s, t), B = shape.out, shape.kernel, shape.stride, features.shape[2]
     few = _has_few(shape)
     if few:
         features = features.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
-    windows = features.unfold(0, k, s).unfold(1, l, t)  # (h, w, B, C, k, l)
-    length = k * l * shape.channels
+    every = features.unfold(0, k, s).unfold(1, l, t)  # (h, w, B, C, k, l)
+    length, buffers = k * l * shape.channels, Buffers(features)
+
+    def piece(rows: slice, *totals: Tensor) -> None:
+        block = every[rows].permute(3, 4, 5, 0, 1, 2) if few else every[rows]
+        copy = buffers.take("windows", block.shape).copy_(block)
+        work(rows, copy.view(length, -1).t() if few else copy.view(-1, length), *totals)
+
     step = max(1, MAX_BLOCK_NUMBERS // (w * B * max(length, shape.outputs)))
-    buffer = torch.empty(min(step, h) * w * B * length)
-    for start in range(0, h, step):
-        rows = slice(start, min(start + step, h))
-        block = windows[rows].permute(3, 4, 5, 0, 1, 2) if few else windows[rows]
-        copy = buffer[: block.numel()].view(block.shape).copy_(block)
-        yield rows, copy.view(length, -1).t() if few else copy.view(-1, length)
+    return [partial(piece, rows) for rows in slices(h, step)]
 
 
 # ---- the matrix product with the fastest library; the transform uses it too

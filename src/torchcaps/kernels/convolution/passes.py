@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -21,7 +21,7 @@ from torchcaps.kernels.convolution.choice import (
     plain_layout,
 )
 from torchcaps.kernels.convolution.points import Plan, Shape, best_plan
-from torchcaps.kernels.memory import get_working_memory
+from torchcaps.kernels.memory import get_working_memory, used_up
 from torchcaps.kernels.operation import Forward
 from torchcaps.machine import MIB
 from torchcaps.tracing import is_compiled_as_one, is_exporting, is_float32_on_cpu
@@ -113,17 +113,16 @@ def forward(tensors: Tensors, options: Options, needs_grad: Sequence[bool], keep
     if learning:
         if weight in _kept:
             _keep(weight, None)  # training will change the kernel
-        W = list(transform.kernel_planes(plan, weight))
+        W = transform.kernel_planes(plan, weight)
     else:
         W = _kept_planes(plan, weight)
     parts: list[Tensor] = []
     planes: KeptPlanes = []
     for part in places.split(at_once, 2):
-        X: Iterable[Tensor] = transform.feature_planes(plan, part)
+        X = transform.feature_planes(plan, part)
         if keep and at_once >= images:
-            X = made = list(X)
-            planes = [made, W]
-        parts.append(transform.forward(plan, X, W, part.shape[2], bias, relu))
+            planes = [X, W]
+        parts.append(transform.forward(plan, X if planes else used_up(X), W, part.shape[2], bias, relu))
     return Forward(_own(_joined(parts)), planes)
 
 
@@ -219,17 +218,18 @@ def _transform_backward(
         planes.clear()
     at_once = (images_at_once(plan, images) or 1) if X is None else images  # kept planes hold all images
     if wants_features and W is None:
-        W = list(transform.kernel_planes(plan, weight))
+        W = transform.kernel_planes(plan, weight)
     parts: list[Tensor] = []
     grad_features = grad_weight = None
     for part, g in zip(places.split(at_once, 2), below.split(at_once, 2), strict=True):
         G = transform.map_planes(plan, g)
         if wants_features and W is not None:
             last = (len(parts) + 1) * at_once >= images
-            parts.append(transform.features_gradient(plan, _used_up(W) if last else W, G, part.shape[2]))
+            parts.append(transform.features_gradient(plan, used_up(W) if last else W, G, part.shape[2]))
         if wants_weight:
-            made = transform.feature_planes(plan, part) if X is None else _used_up(X)
-            kernel = transform.kernel_gradient(plan, made, G)
+            kernel = transform.kernel_gradient(
+                plan, used_up(transform.feature_planes(plan, part) if X is None else X), G
+            )
             grad_weight = kernel if grad_weight is None else grad_weight.add_(kernel)
     if wants_features:
         grad_features = _joined(parts).permute(2, 3, 0, 1)
@@ -251,12 +251,6 @@ def through_relu(gradient: Tensor, maps: Tensor | None) -> Tensor:
     return gradient if maps is None else torch.ops.aten.threshold_backward(gradient, maps, 0)
 
 
-def _used_up(planes: list[Tensor]) -> Iterator[Tensor]:
-    """Yield planes one after the other, and drop each when the next is requested."""
-    while planes:
-        yield planes.pop(0)
-
-
 def _joined(parts: list[Float[Tensor, "h w b C"]]) -> Float[Tensor, "h w B C"]:
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
@@ -275,7 +269,7 @@ def _kept_planes(plan: Plan, weight: Tensor) -> list[Tensor]:
     """
     of, numbers, planes = _kept.get(weight, (None, None, []))
     if of is not plan or not torch.equal(numbers, weight):
-        planes = list(transform.kernel_planes(plan, weight.detach()))
+        planes = transform.kernel_planes(plan, weight.detach())
         _keep(weight, (plan, weight.detach().clone(), planes))
     return planes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -77,30 +78,34 @@ def _iteration_backward(
     last: bool,
 ) -> None:
     """[backward] Add the gradients of an iteration after the first to ``grads`` and ``grad_summed``."""
-    for j, i, W, grad_W in _weight_blocks(layer, grads, last):
-        for b, u in layer.pose_blocks(i):
-            V, gs = summed_capsules[b, j], grad_s[b, j]
-            VW = layer.pull_back("VW", V, W, u)
-            gsW = layer.pull_back("gsW", gs, W, u)
-            scratch = layer.buffers.take("coupled", VW.shape)
-            coupling = layer.compete(layer.agreement(VW, u, scratch))
 
-            grad_logits = layer.agreement(gsW, u, scratch)  # [coupling, backward]
-            if grad_c is not None:
-                grad_logits += grad_c[j, b, i]
-            _compete_backward(layer, coupling, grad_logits)
+    def add(j: slice, i: slice, W: Float[Tensor, "j D Ki"], total: Float[Tensor, "B J D"]) -> None:
+        with _weight_gradient(layer, grads, j, i, last) as grad_W:
+            for b, u in layer.pose_blocks(i):
+                V, gs = summed_capsules[b, j], grad_s[b, j]
+                VW = layer.pull_back("VW", V, W, u)
+                gsW = layer.pull_back("gsW", gs, W, u)
+                scratch = layer.buffers.take("coupled", VW.shape)
+                coupling = layer.compete(layer.agreement(VW, u, scratch))
 
-            if grads.poses is not None:  # [poses, backward]
-                mixed = gsW.mul_(coupling[:, :, None]).addcmul_(VW, grad_logits[:, :, None])
-                grads.poses[b, :, i] += mixed.sum(0)
-            if grad_W is not None:  # [weight, backward]
-                coupled = torch.mul(coupling[:, :, None], u, out=scratch).flatten(2)
-                grad_W.baddbmm_(gs.permute(1, 2, 0), coupled)
-            coupled = torch.mul(grad_logits[:, :, None], u, out=scratch).flatten(2)
-            if grad_W is not None:
-                grad_W.baddbmm_(V.permute(1, 2, 0), coupled)
-            grad_V = layer.product(coupled, W.transpose(1, 2))  # [logits, backward]
-            grad_summed[b, j] += grad_V.transpose(0, 1)
+                grad_logits = layer.agreement(gsW, u, scratch)  # [coupling, backward]
+                if grad_c is not None:
+                    grad_logits += grad_c[j, b, i]
+                _compete_backward(layer, coupling, grad_logits)
+
+                if grads.poses is not None:  # [poses, backward]
+                    mixed = gsW.mul_(coupling[:, :, None]).addcmul_(VW, grad_logits[:, :, None])
+                    grads.poses[b, :, i] += mixed.sum(0)
+                if grad_W is not None:  # [weight, backward]
+                    coupled = torch.mul(coupling[:, :, None], u, out=scratch).flatten(2)
+                    grad_W.baddbmm_(gs.permute(1, 2, 0), coupled)
+                coupled = torch.mul(grad_logits[:, :, None], u, out=scratch).flatten(2)
+                if grad_W is not None:
+                    grad_W.baddbmm_(V.permute(1, 2, 0), coupled)
+                grad_V = layer.product(coupled, W.transpose(1, 2))  # [logits, backward]
+                total[b, j] += grad_V.transpose(0, 1)
+
+    layer.add_blocks(add, grad_summed)
 
 
 def _stopped_backward(
@@ -109,14 +114,18 @@ def _stopped_backward(
     """[stopped gradient] Add the gradients of the last weighted sum with a constant coupling."""
     if grads.poses is None and grads.weight is None:
         return
-    for j, i, W, grad_W in _weight_blocks(layer, grads, last=True):
-        for b, u in layer.pose_blocks(i):
-            gs, c = grad_s[b, j], coupling[j, b, i][:, :, None]
-            if grads.poses is not None:  # [poses, backward]
-                grads.poses[b, :, i] += layer.pull_back("gsW", gs, W, u).mul_(c).sum(0)
-            if grad_W is not None:  # [weight, backward]
-                coupled = torch.mul(c, u, out=layer.buffers.take("coupled", (W.shape[0], *u.shape)))
-                grad_W.baddbmm_(gs.permute(1, 2, 0), coupled.flatten(2))
+
+    def add(j: slice, i: slice, W: Float[Tensor, "j D Ki"], _total: Tensor) -> None:
+        with _weight_gradient(layer, grads, j, i, last=True) as grad_W:
+            for b, u in layer.pose_blocks(i):
+                gs, c = grad_s[b, j], coupling[j, b, i][:, :, None]
+                if grads.poses is not None:  # [poses, backward]
+                    grads.poses[b, :, i] += layer.pull_back("gsW", gs, W, u).mul_(c).sum(0)
+                if grad_W is not None:  # [weight, backward]
+                    coupled = torch.mul(c, u, out=layer.buffers.take("coupled", (W.shape[0], *u.shape)))
+                    grad_W.baddbmm_(gs.permute(1, 2, 0), coupled.flatten(2))
+
+    layer.add_blocks(add, grad_s.new_zeros(0))
 
 
 def _first_backward(layer: Layer, grad_s: Tensor, grads: Gradients) -> None:
@@ -128,18 +137,18 @@ def _first_backward(layer: Layer, grad_s: Tensor, grads: Gradients) -> None:
         grads.weight.flatten(2).flatten(0, 1).addmm_(gs.t(), u, alpha=layer.uniform_coupling)
 
 
-def _weight_blocks(
-    layer: Layer, grads: Gradients, last: bool
-) -> Iterator[tuple[slice, slice, Float[Tensor, "j D Ki"], Float[Tensor, "j D Ki"] | None]]:
-    """Yield blocks of W with a zero buffer for their gradient, which is then written (``last``) or added."""
-    for j, i, W in layer.weight_blocks():
-        if grads.weight is None:
-            yield j, i, W, None
-            continue
-        grad_W = layer.buffers.take("grad_W", W.shape).zero_()
-        yield j, i, W, grad_W
-        target = grads.weight[j, :, :, i]
-        target.copy_(grad_W.view(target.shape)) if last else target.add_(grad_W.view(target.shape))
+@contextmanager
+def _weight_gradient(
+    layer: Layer, grads: Gradients, j: slice, i: slice, last: bool
+) -> Iterator[Float[Tensor, "j D Ki"] | None]:
+    """Lend a zero buffer for the gradient of a block of W, which is then written (``last``) or added."""
+    if grads.weight is None:
+        yield None
+        return
+    target = grads.weight[j, :, :, i]
+    grad_W = layer.buffers.take("grad_W", target.shape).zero_()
+    yield grad_W.flatten(2)
+    target.copy_(grad_W) if last else target.add_(grad_W)
 
 
 def _compete_backward(layer: Layer, coupling: Tensor, grad: Tensor) -> Tensor:

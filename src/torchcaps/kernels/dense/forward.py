@@ -77,14 +77,17 @@ def _add_weighted_sum(
             coupling_out.copy_(coupling)
         s += (coupling[:, :, None] @ votes.mT).squeeze(2).transpose(0, 1)
         return
-    for j, i, W in layer.weight_blocks():
+
+    def add(j: slice, i: slice, W: Float[Tensor, "j D Ki"], total: Float[Tensor, "B J D"]) -> None:
         for b, u in layer.pose_blocks(i):
             VW = layer.pull_back("VW", summed_capsules[b, j], W, u)
             coupling = layer.compete(layer.agreement(VW, u, scratch=VW))
             if coupling_out is not None:
                 coupling_out[j, b, i] = coupling
             coupled = torch.mul(coupling[:, :, None], u, out=VW)  # VW is no longer needed
-            s[b, j] += layer.product(coupled.flatten(2), W.transpose(1, 2)).transpose(0, 1)
+            total[b, j] += layer.product(coupled.flatten(2), W.transpose(1, 2)).transpose(0, 1)
+
+    layer.add_blocks(add, s)
 
 
 # ---- [held votes]

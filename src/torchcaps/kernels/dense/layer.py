@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -10,12 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.kernels.memory import Buffers, block_bytes, piece, slices
+from torchcaps.kernels.threads import idle_threads_sleep, sum_over_threads
 from torchcaps.ops.precision import full_dtype
 
 MAX_BLOCK_MIB = 16.0  # on a CPU, so that buffers stay in the caches; best for a large layer, near best for MNIST's
 MAX_BATCH_SLICE = 128  # images on a CPU; more do not make the products faster there
 MIN_BATCH_SLICE = 16  # images; with fewer, reading the weights costs more than multiplying by them
 MIN_INPUT_BLOCK = 32  # input capsules; with fewer, the inner loops are short
+MIN_PIECES = 4  # blocks of inputs for each thread, so that threads share the work evenly
 INPUT_MULTIPLE = 16  # input capsules; a vector register holds 16 float32 numbers
 
 
@@ -66,6 +69,9 @@ class Layer:
         self.options, self.buffers = options, Buffers(self.poses)
         self.competing_axis = 2 if options.over_inputs else 0
         """Axis of the logits (j, b, i) for the softmax."""
+        is_spread = self.poses.device.type == "cpu" and not options.over_inputs and idle_threads_sleep()
+        self.threads = torch.get_num_threads() if is_spread else 1
+        """Number of threads that take blocks; 1 for blocks of outputs, which add to the same gradient of the poses."""
         self.outputs, self.inputs, self.batches = self._cut()
 
     def _cut(self) -> tuple[list[slice], list[slice], list[slice]]:
@@ -79,6 +85,7 @@ class Layer:
         b = B if whole else piece(B, max_batch_slice(B, self.poses.device))
         if whole or I * J * (matrix + b * link) <= budget:
             return slices(J, J), slices(I, I), slices(B, b)
+        budget //= self.threads
 
         def smallest() -> int:
             """Return the numbers of the smallest block: one output (its weights need no copy) or one input."""
@@ -89,13 +96,30 @@ class Layer:
             b = -(-b // 2)
         if over_inputs:
             return slices(J, piece(J, budget // smallest())), slices(I, I), slices(B, b)
-        return slices(J, J), slices(I, piece(I, budget // smallest(), INPUT_MULTIPLE)), slices(B, b)
+        most = budget // smallest()
+        if self.threads > 1:
+            most = min(most, max(I // (self.threads * MIN_PIECES), MIN_INPUT_BLOCK))
+        return slices(J, J), slices(I, piece(I, most, INPUT_MULTIPLE)), slices(B, b)
 
-    def weight_blocks(self) -> Iterator[tuple[slice, slice, Float[Tensor, "j D Ki"]]]:
-        """Yield slices of outputs and inputs with their contiguous block of W."""
-        for i in self.inputs:
+    def add_blocks(self, add: Callable[..., None], total: Float[Tensor, "B J D"]) -> None:
+        """Add sums over all blocks of W to ``total``.
+
+        Args:
+            add: Function ``(j, i, W, total)`` that adds the sums of one block: slices of outputs and inputs, and their
+                contiguous W (j, D, K·i).
+            total: Sums of the whole layer.
+        """
+
+        def add_block(i: slice, total: Tensor) -> None:
             for j in self.outputs:
-                yield j, i, self.buffers.contiguous("weight", self.weight[j, :, :, i]).flatten(2)
+                add(j, i, self.buffers.contiguous("weight", self.weight[j, :, :, i]).flatten(2), total)
+
+        pieces = [partial(add_block, i) for i in self.inputs]
+        if self.threads == 1:
+            for piece in pieces:
+                piece(total)
+        else:
+            sum_over_threads(pieces, [total])
 
     def pose_blocks(self, i: slice) -> Iterator[tuple[slice, Float[Tensor, "b K i"]]]:
         """Yield slices of images with their contiguous block of U for some inputs."""
