@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 import stat
 import warnings
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,30 @@ if TYPE_CHECKING:
 
 MAX_TEXT_BYTES = 16 * 2**20
 """Largest text file to read, bytes: far more than any run writes, and its parsed JSON fits into 1 GiB."""
+
+
+def paths_from(root: Path, files: Iterable[Path]) -> tuple[str, ...]:
+    """Return the path of each file from a folder, with slashes; of files elsewhere, the whole path."""
+    return tuple((file.relative_to(root) if file.is_relative_to(root) else file).as_posix() for file in files)
+
+
+def groups_in_paths(paths: Iterable[str], pattern: str) -> list[str]:
+    """Return the group of each path: the part that a regular expression, or its first parentheses, matches.
+
+    Raises:
+        InputError: The pattern is not a regular expression, or does not match a path.
+    """
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise InputError(f"--group must be a regular expression, got {shown(pattern)}: {error}") from None
+    groups = []
+    for path in paths:
+        match = compiled.search(path)
+        if match is None:
+            raise InputError(f"--group {shown(pattern)} does not match {path}; it must match the path of every image")
+        groups.append((compiled.groups and match[1]) or match[0])
+    return groups
 
 
 @contextmanager

@@ -105,6 +105,14 @@ def spatial_shape(in_shape: object, axes: Sequence[int]) -> tuple[int, ...]:
     return tuple(map(int, in_shape))
 
 
+def read_fold(text: str) -> tuple[int, int]:
+    """Return the number of the test part and the number of parts of a fold ``"K/N"``; raise InputError for others."""
+    part, slash, parts = text.partition("/")
+    if not (slash and part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts) in Range(2, 1000)):
+        raise InputError(f"fold must be K/N, such as 2/5 for the second of five parts, got {shown(text)}")
+    return int(part), int(parts)
+
+
 def as_text(value: object) -> str:
     """Return an option's value as users read and type it: ``on``, ``none``, ``0.001``, ``512,1024``."""
     if isinstance(value, bool):

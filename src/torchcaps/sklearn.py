@@ -25,7 +25,7 @@ from sklearn.utils.validation import (
 )
 
 from torchcaps.analysis import predict
-from torchcaps.datasets import ImageSet
+from torchcaps.datasets import ImageSet, stratified_split
 from torchcaps.datasets.batches import WEIGHT
 from torchcaps.datasets.pixels import as_numbers, channels_first, to_bytes
 from torchcaps.datasets.scaling import range_of, rescaled
@@ -144,13 +144,17 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         self.validation_fraction, self.n_iter_no_change = validation_fraction, n_iter_no_change
         self.device, self.precision, self.random_state = device, precision, random_state
 
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+    def fit(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None, groups: ArrayLike | None = None
+    ) -> Self:
         """Train a new network on images and their labels.
 
         Args:
             X: Images; see the class.
             y: Label of each image.
             sample_weight: Weight of each image in the gradient, 0 or more; None: 1.
+            groups: Group of each image, such as its patient; ``early_stopping`` holds out whole groups. None: images
+                are held out one by one.
 
         Raises:
             InputError: An image shape, pixels or an option do not fit; a ValueError, as scikit-learn expects.
@@ -169,7 +173,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
             raise InputError(f"y must have at least two classes, got one class: {classes[0]!r}")
         weights = self._weights(labels, sample_weight)
         seed = check_random_state(self.random_state).randint(2**31)
-        train, held_out = self._split(codes, seed)
+        train, held_out = self._split(codes, groups, seed)
         data = _image_set(images, codes, weights, train)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -273,10 +277,20 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
             raise InputError("sample_weight and class_weight must not be negative, nor zero for all images")
         return weights
 
-    def _split(self, codes: Int64[np.ndarray, "N"], seed: int) -> tuple[Any, Any]:
+    def _split(self, codes: Int64[np.ndarray, "N"], groups: ArrayLike | None, seed: int) -> tuple[Any, Any]:
         """Return the indices of the training images and of the held-out images (None without early stopping)."""
+        if groups is not None and not self.early_stopping:
+            raise InputError(
+                "groups say which images early_stopping holds out; set early_stopping, or leave groups out"
+            )
         if not self.early_stopping:
             return slice(None), None
+        if groups is not None:
+            check_consistent_length(codes, groups)
+            numbers = np.unique(column_or_1d(groups), return_inverse=True)[1]
+            size = max(round(self.validation_fraction * len(codes)), 1)
+            labels, members = torch.from_numpy(codes), torch.from_numpy(numbers)
+            return stratified_split(labels, size, seed=seed, groups=members)
         parts = train_test_split(
             np.arange(len(codes)), test_size=self.validation_fraction, stratify=codes, random_state=seed
         )

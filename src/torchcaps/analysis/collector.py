@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self, cast
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from torchcaps.analysis.results import Result
+from torchcaps.analysis.results import Result, Table
 from torchcaps.datasets import ImageSet
+from torchcaps.datasets.splits import RECORD
 from torchcaps.models import ModelOutput, Network
 from torchcaps.tasks import Task
+from torchcaps.words import counted
 
 
 class TaskEvaluation(Result):
@@ -26,10 +31,14 @@ class TaskEvaluation(Result):
     """Mean loss per image."""
     accuracy: Any
     """Metric of the task, at most 1."""
+    class_names: Any
+    """Name of each output."""
     figure_name: ClassVar[Any]
     """Name of the figure in a run folder."""
     balanced_accuracy: Any = None
     """Mean recall over the classes; None without one class per image."""
+    records: Any = None
+    """Evaluation of one answer for each record, by the mean of the scores of its windows; None without records."""
 
     @property
     def num_images(self) -> int:
@@ -45,6 +54,13 @@ class TaskEvaluation(Result):
     def warning(self) -> str | None:
         """Warning about the answers; None if there is none."""
         return None
+
+    def record_tables(self) -> list[Table]:
+        """Return the first table of the records, if there are some."""
+        if self.records is None:
+            return []
+        title = f"One answer for each of {counted(self.records.num_images, 'record')}: the mean scores of its windows"
+        return [next(iter(self.records.tables()))._replace(title=title)]
 
     def titled(self, title: str) -> Self:
         """Return the same results with another title."""
@@ -81,6 +97,13 @@ class Collector(ABC):
     def result(self, loss: float) -> TaskEvaluation:
         """Return the evaluation of all batches; ``loss`` is the mean over the images."""
 
+    def of_records(self, loss: float) -> TaskEvaluation | None:  # noqa: ARG002  for collectors that keep scores
+        """Return the evaluation of one answer for each record; ``loss`` remains that of the windows.
+
+        None without records, or if the windows of a record have several targets.
+        """
+        return None
+
 
 def collector_of(task: Task) -> type[Collector]:
     """Return the collector of a task."""
@@ -98,3 +121,17 @@ class ScoreCollector(Collector):
     def add(self, output: ModelOutput, targets: Tensor, images: Tensor) -> None:  # noqa: ARG002  as the base class
         self._scores.append(output.scores.float())
         self._targets.append(targets)
+
+    def of_records(self, loss: float) -> TaskEvaluation | None:
+        if RECORD not in self.image_set.names:
+            return None
+        _, first, numbers = np.unique(self.image_set.names[RECORD], return_index=True, return_inverse=True)
+        scores, targets = torch.cat(self._scores), torch.cat(self._targets)
+        record = torch.from_numpy(numbers).to(scores.device)
+        sums = scores.new_zeros(len(first), scores.shape[1], dtype=torch.float64).index_add_(0, record, scores.double())
+        target = targets[torch.from_numpy(first).to(scores.device)]
+        if not torch.equal(target[record], targets):
+            return None
+        answers = copy.copy(self)
+        answers._scores, answers._targets = [(sums / record.bincount()[:, None]).to(scores)], [target]
+        return answers.result(loss)

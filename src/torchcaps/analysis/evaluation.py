@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -31,9 +31,11 @@ from torchcaps.analysis.inference import (
     inference,
     to_pixels,
 )
+from torchcaps.analysis.maps import figure_map
 from torchcaps.analysis.results import MAX_CLASSES, MAX_SHOWN, Scored, Styled, Table, percent
 from torchcaps.checks import check, checked
 from torchcaps.datasets import BatchLoader, ImageSet
+from torchcaps.datasets.splits import PLACE
 from torchcaps.errors import InputError, visible
 from torchcaps.models import Network
 from torchcaps.ops.labels import is_correct, match_labels
@@ -63,6 +65,8 @@ class Evaluation(Scored, TaskEvaluation):
         loss: Mean loss per image, by the network's own loss.
         class_names: Name of each class.
         title: Network and images.
+        places: Row and column of each pixel of a scene; None for other images.
+        records: Evaluation of one answer for each record; None without records.
     """
 
     labels: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"]
@@ -70,6 +74,8 @@ class Evaluation(Scored, TaskEvaluation):
     loss: float
     class_names: tuple[str, ...]
     title: str = ""
+    places: Int[np.ndarray, "N 2"] | None = None
+    records: Evaluation | None = None
     figure_name: ClassVar[str] = "confusion"
     """Name of the figure in a run folder."""
 
@@ -136,6 +142,19 @@ class Evaluation(Scored, TaskEvaluation):
         return float((self.confusion.diagonal() / images.clip(1))[images > 0].mean())
 
     @property
+    def kappa(self) -> float | None:
+        """Cohen's kappa, (accuracy − chance) / (1 − chance): 0 by chance, 1 at best.
+
+        Chance is the accuracy of answers that are drawn at random with the frequencies of the predictions. None if an
+        image has several objects, or if all images have one class and its prediction.
+
+        Source: Cohen 1960, "A coefficient of agreement for nominal scales".
+        """
+        counts = self.confusion / self.num_images
+        chance = float(counts.sum(0) @ counts.sum(1))
+        return None if self.objects > 1 or chance == 1 else (float(counts.trace()) - chance) / (1 - chance)
+
+    @property
     def calibration_error(self) -> float | None:
         """Expected calibration error, 0..1; None if an image has several objects.
 
@@ -182,12 +201,14 @@ class Evaluation(Scored, TaskEvaluation):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        names = ("num_images", "num_correct", "accuracy", "balanced_accuracy", "error", "calibration_error", "objects")
-        return {name: getattr(self, name) for name in (*names, "object_accuracy")} | {
+        names = ("num_images", "num_correct", "accuracy", "balanced_accuracy", "error", "kappa", "calibration_error")
+        records = {} if self.records is None else {"records": self.records.to_dict()}
+        return {name: getattr(self, name) for name in (*names, "objects", "object_accuracy")} | {
             "loss": self.loss if math.isfinite(self.loss) else None,
             "class_names": list(self.class_names),
             "per_class": self.per_class,
             "confusion": self.confusion.tolist(),
+            **records,
         }
 
     def tables(self) -> list[Table]:
@@ -198,6 +219,8 @@ class Evaluation(Scored, TaskEvaluation):
             ["Error", f"{percent(self.error)}  ({images - right:,} wrong)"],
             ["Loss", f"{self.loss:.4f}"],
         ]
+        if self.kappa is not None:
+            rows.append(["Kappa", f"{self.kappa:.4f}  (0 by chance)"])
         if self.calibration_error is not None:
             rows.append(["ECE", f"{percent(self.calibration_error)}  (expected calibration error of the scores)"])
         if self.objects > 1:
@@ -214,14 +237,16 @@ class Evaluation(Scored, TaskEvaluation):
             for each in scores
         ]
         columns = ("class", "images", "precision", "recall", "F1")
-        return [Table(rows, title=self.title), Table(per_class, columns, title), *confusion()]
+        first = [Table(rows, title=self.title), *self.record_tables()]
+        return [*first, Table(per_class, columns, title), *confusion()]
 
     def figures(self, *, ax: Axes | None = None) -> dict[str, Figure]:
         """Draw the confusion matrix: true classes down, predicted classes across.
 
         Correct images (blue, the diagonal) and wrong ones (red) have separate colour scales, in percent of the images
         of the true class, so that a few errors are visible beside many correct images. With up to 20 classes, each cell
-        shows its number of images. With up to 180 classes, their names stand at the sides.
+        shows its number of images. With up to 180 classes, their names stand at the sides. Pixels of a scene are drawn
+        as a map, too.
 
         Args:
             ax: Axes to draw into; None: a new figure.
@@ -279,7 +304,12 @@ class Evaluation(Scored, TaskEvaluation):
         axes.spines[:].set_color("0.8")
         axes.set_xlabel("predicted class", fontsize=TEXT)
         axes.set_ylabel("true class", fontsize=TEXT)
-        return {"": figure}
+        if self.places is None or ax is not None:
+            return {"": figure}
+        return {
+            "": figure,
+            "-map": figure_map(self.labels, self.predictions, self.places, self.class_names, self.title),
+        }
 
     def _confusion(self) -> list[Table]:
         names = list(self.class_names)
@@ -314,7 +344,9 @@ class TaskCollector(ScoreCollector):
 
     def result(self, loss: float) -> Evaluation:
         labels, scores = torch.cat(self._targets), torch.cat(self._scores)
-        return Evaluation(labels.cpu().numpy(), scores.cpu().numpy(), loss, self.class_names)
+        factors = self.image_set.factors
+        places = torch.stack([factors[name] for name in PLACE], 1).numpy() if factors.keys() >= set(PLACE) else None
+        return Evaluation(labels.cpu().numpy(), scores.cpu().numpy(), loss, self.class_names, places=places)
 
 
 @checked
@@ -377,4 +409,6 @@ def evaluate(
             losses.append(model.loss(output, drawn, targets).total * len(targets))
             collector.add(output, targets, images)
     loss = float(torch.stack(losses).cpu().double().sum()) / len(image_set)
-    return collector.result(loss)
+    result: Any = collector.result(loss)
+    records = collector.of_records(loss)
+    return result if records is None else replace(result, records=records)

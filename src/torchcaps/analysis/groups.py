@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from torchcaps.analysis.calibration import Calibration, Prediction
 from torchcaps.analysis.photos import PhotoAnswers
 from torchcaps.analysis.results import Table
 from torchcaps.datasets.preparation import Prepared
-from torchcaps.errors import InputError, shown
+from torchcaps.files import groups_in_paths
 from torchcaps.tasks import task_of
 from torchcaps.words import counted, each_of
 
@@ -74,16 +73,9 @@ def group_files(files: Sequence[Path], pattern: str) -> dict[str, list[int]]:
     Raises:
         InputError: The pattern is not a regular expression, or does not match a path.
     """
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise InputError(f"--group must be a regular expression, got {shown(pattern)}: {error}") from None
     groups: dict[str, list[int]] = {}
-    for position, file in enumerate(files):
-        match = compiled.search(file.as_posix())
-        if match is None:
-            raise InputError(f"--group {shown(pattern)} does not match {file}; it must match the path of every image")
-        groups.setdefault((compiled.groups and match[1]) or match[0], []).append(position)
+    for position, name in enumerate(groups_in_paths(map(Path.as_posix, files), pattern)):
+        groups.setdefault(name, []).append(position)
     return groups
 
 

@@ -114,6 +114,7 @@ class TargetEvaluation(TaskEvaluation):
             the mean squared error, in variances of the training targets.
         class_names: Name of each label or number.
         title: Network and images.
+        records: Evaluation of one answer for each record; None without records.
     """
 
     task: TaskName
@@ -123,6 +124,7 @@ class TargetEvaluation(TaskEvaluation):
     accuracy: float
     class_names: tuple[str, ...]
     title: str = ""
+    records: TargetEvaluation | None = None
 
     @property
     def num_images(self) -> int:
@@ -157,7 +159,8 @@ class TargetEvaluation(TaskEvaluation):
     def to_dict(self) -> dict[str, Any]:
         values = {"task": self.task, "num_images": self.num_images, "loss": self.loss, "accuracy": self.accuracy}
         means = {f"mean_{name}": self.mean(name) for name in self.columns.means}
-        return values | means | {"targets": self.rows}
+        records = {} if self.records is None else {"records": self.records.to_dict()}
+        return values | means | {"targets": self.rows, **records}
 
     def tables(self) -> Iterable[Table]:
         task = find_task(self.task)
@@ -166,7 +169,8 @@ class TargetEvaluation(TaskEvaluation):
         rows.append(["Loss", f"{self.loss:.4f}"])
         names = list(self.rows[0])[1:]
         cells = [[row["name"], *(_shown(row[name], name) for name in names)] for row in self.rows]
-        return [Table(rows, title=self.title), Table(cells, (task.output, *(_WORDS[name] for name in names)))]
+        table = Table(cells, (task.output, *(_WORDS[name] for name in names)))
+        return [Table(rows, title=self.title), *self.record_tables(), table]
 
     def figures(self, *, ax: Axes | None = None) -> dict[str, Figure]:
         """Draw the receiver operating characteristic of each label, or predictions over targets of each number.

@@ -49,6 +49,13 @@ def datasets(
     sample: Annotated[Count | None, "Draw this many images, the first ones, and print their labels."] = None,
     split: Annotated[Split, "Part of the data set that --sample draws."] = "train",
     validation: Annotated[ValidationSplit, "Choice of the validation images, as in train."] = "random",
+    group: Annotated[
+        str | None, "Column, array or regular expression of paths by which images are split in groups, as in train."
+    ] = None,
+    fold: Annotated[str | None, "Part K of N that is tested, as K/N, for data without test images."] = None,
+    window: Annotated[Count | None, "Steps of the windows that sequences are cut into."] = None,
+    stride: Annotated[Count | None, "Steps between two windows (default: --window)."] = None,
+    pca: Annotated[Count | None, "Principal components that replace the bands of a scene."] = None,
     task: Annotated[TaskName | None, "Task to read the targets for (default: chosen by their form)."] = None,
     figure: Annotated[Figure, "File of --sample's figure, .png, .pdf or .svg (default: DATA-sample.png)."] = None,
     json: Json = False,
@@ -69,6 +76,11 @@ def datasets(
             "sample",
             "split",
             "validation",
+            "group",
+            "fold",
+            "window",
+            "stride",
+            "pca",
             "task",
         )
         refuse_options((*of_one, "figure"), "is for one data set, as in torchcaps datasets digits")
@@ -99,6 +111,11 @@ def datasets(
         pages=pages,
         task=task,
         patch=patch,
+        group=group,
+        fold=fold,
+        window=window,
+        stride=stride,
+        pca=pca,
     )
     location = path if info.takes_path else info.locate(data_dir)  # a download may have added it
     file = figure or Path(f"{path.name if path else info.name}-sample.png")
@@ -164,6 +181,7 @@ class Described(Result):
             for part, images in dataset.parts.items()
         }
         sample = {"sample": self.labels} if self.sample else {}
+        loaded |= {} if dataset.num_groups is None else {"groups": dataset.num_groups}
         return entry | {"loaded": {**loaded, "skipped": dataset.skipped, **counts}} | sample
 
     def tables(self) -> Iterator[Table]:
@@ -187,8 +205,13 @@ class Described(Result):
                 dataset.class_names, *(column for each in statistics for column in each.values()), strict=True
             )
         ]
-        images = [cell for each in parts.values() for cell in (f"{len(each):,}", *[""] * (len(names) - 1))]
-        rows += [(), [Styled(cell, "bold") for cell in ("images", *images)]]
+        totals = {"images": [len(each) for each in parts.values()]}
+        if dataset.num_groups is not None:
+            totals["groups"] = list(dataset.num_groups.values())
+        rows.append(())
+        for name, numbers in totals.items():
+            in_columns = [cell for n in numbers for cell in (f"{n:,}", *[""] * (len(names) - 1))]
+            rows.append([Styled(cell, "bold") for cell in (name, *in_columns)])
         columns = [f"{part * (n == 0)}\n{name}" for part in parts for n, name in enumerate(names)]
         columns = list(parts) if len(names) == 1 else columns
         yield Table(rows, (task.output, *columns))

@@ -13,11 +13,12 @@ from torchcaps.cli.options import Accelerator, Figure, Json, OtherData, Source, 
 from torchcaps.cli.runs import name_of, open_images, open_run, open_runs, refuse_options
 from torchcaps.cli.show import say, show
 from torchcaps.ranges import Count, Fill, Seed
-from torchcaps.tasks import TaskName
+from torchcaps.tasks import TaskName, task_of
 from torchcaps.words import counted, first_of
 
 if TYPE_CHECKING:
     from torchcaps.analysis import Probe, RobustnessCurve
+    from torchcaps.analysis.collector import TaskEvaluation
     from torchcaps.datasets import Dataset, ImageSet
     from torchcaps.training import Run
 
@@ -33,10 +34,11 @@ Measure = Literal["reconstruction", "score"] | None
     ("evaluate runs/first-digits-1", "on the test images of the run's data set"),
     ("evaluate runs/photos-1 --data folder:new --split all", "on all images of another folder, by class names"),
     ("evaluate runs/first-digits-1 --figure confusion.png", "draw the confusion matrix, too"),
+    ("evaluate runs/fold-1 runs/fold-2 runs/fold-3", "mean and deviation of runs, and all their test images together"),
     ("evaluate --data mnist", "the network that comes with torchcaps"),
 )
 def evaluate(
-    run: Path | None = None,
+    run: Sequence[Path] = (),
     *,
     source: Source,
     batch_size: Annotated[Count, "Images in a batch."] = 256,
@@ -45,19 +47,30 @@ def evaluate(
     figure: Annotated[Figure, "Draw the confusion matrix to this file, .png, .pdf or .svg."] = None,
     json: Json = False,
 ) -> None:
-    """Measure accuracy, error and loss on test images, for each class, with a confusion matrix."""
-    from torchcaps.analysis import evaluate as measure
+    """Measure accuracy, error and loss on test images, for each class, with a confusion matrix.
 
-    opened = open_run(run, source.which, accelerator)
-    part = open_images(opened, source)
-    options: Any = {"batch_size": batch_size, "class_names": part.class_names, "precision": precision}
-    options["colours"] = part.colours
-    result = measure(opened.model, part.images, **options)
-    weights = {"best": "best epoch", "last": "last checkpoint"}[source.which]
-    if opened.config is None:
-        weights = "comes with torchcaps" if run is None else "a saved network"
-    about = {"run": name_of(run), "which": source.which, "data": part.name, "split": source.split}
-    show(result.titled(f"{name_of(run)} ({weights}) on the {part.words}"), json=json, figure=figure, about=about)
+    Several runs, such as those of the folds of a data set, are shown with their mean and standard deviation, and with
+    the confusion matrix of all their images.
+    """
+    from torchcaps.analysis import evaluate as measure
+    from torchcaps.analysis.pooled import PooledEvaluation
+
+    results: dict[str, TaskEvaluation] = {}
+    words: dict[str, str] = {}
+    abouts: list[dict[str, Any]] = []
+    for name, place, opened in open_runs(run, source.which, accelerator):
+        part = open_images(opened, source)
+        options: Any = {"batch_size": batch_size, "class_names": part.class_names, "precision": precision}
+        options["colours"] = part.colours
+        weights = {"best": "best epoch", "last": "last checkpoint"}[source.which]
+        if opened.config is None:
+            weights = "a saved network" if run else "comes with torchcaps"
+        words[name] = f"{weights} on the {part.words}"
+        results[name] = measure(opened.model, part.images, **options).titled(f"{place} ({weights}) on the {part.words}")
+        abouts.append({"run": place, "which": source.which, "data": part.name, "split": source.split})
+    if len(results) == 1:
+        return show(results[name], json=json, figure=figure, about=abouts[0])
+    return show(PooledEvaluation(results, words, task_of(opened.model), abouts), json=json, figure=figure)
 
 
 @command(
@@ -167,7 +180,7 @@ def images_with_factors(
     from torchcaps.analysis import with_affine_factors
 
     train, test = (images.preview(limit) for images in (dataset.train, dataset.test))
-    if train.num_objects > 1 or train.factors:
+    if train.num_objects > 1 or any(values.is_floating_point() for values in train.factors.values()):
         refuse_options(("fill",), f"is for images without factors, but {dataset.name} has some")
         return train, test
     train, test = (

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torchcaps.checks import check
 from torchcaps.datasets.image_set import Images, ImageSet, for_task
-from torchcaps.errors import InputError
+from torchcaps.datasets.patch_set import sized
+from torchcaps.datasets.splits import FILE, GROUP, check_apart, groups_of
+from torchcaps.errors import InputError, shown
+from torchcaps.files import groups_in_paths
 from torchcaps.tasks import Task, TaskName, find_task, widest_task
 from torchcaps.words import counted
 
@@ -26,6 +29,7 @@ class Splits:
         validation: Validation images, if the source provides them separately.
         as_train: Turns the images left for training into the training part.
         as_validation: Turns the images held out into the validation part or the test part.
+        finish: Turns all parts, by their names, into those that a network sees; None: they stay as they are.
         skipped: A sentence for each image that was left out, with the reason.
         task: Name of the task of the labels; None: the form of the labels decides.
         has_names: False if the source names no classes, so that ``class_names`` are their numbers.
@@ -38,6 +42,7 @@ class Splits:
     validation: ImageSet | None = None
     as_train: Callable[[ImageSet], Images] = lambda images: images
     as_validation: Callable[[ImageSet], ImageSet] = lambda images: images
+    finish: Callable[[Mapping[str, ImageSet]], dict[str, ImageSet]] | None = None
     skipped: tuple[str, ...] = ()
     task: TaskName | None = None
     has_names: bool = True
@@ -73,6 +78,45 @@ class Splits:
             for part, images in self.parts.items()
         }
         return replace(self, task=target.name, **changed)
+
+    def sized(
+        self, images: Images, size: tuple[int, int] | None, patch: int | tuple[int, ...] | None, where: str
+    ) -> Images:
+        """Return images in the size that training takes; see :func:`sized`. Those of :attr:`finish` have theirs."""
+        return images if self.finish is not None else sized(images, size, patch, where)
+
+    def with_names(self, kind: str, names: Mapping[str, Sequence[str]]) -> Splits:
+        """Return the same images with a text of this kind for each, by part."""
+        changed: dict[str, Any] = {}
+        for part, texts in names.items():
+            images = self.parts[part]
+            changed[part] = replace(images, names={**images.names, kind: tuple(texts)})
+        return replace(self, **changed)
+
+    def in_groups(self, group: str, where: str) -> Splits:
+        """Return the same images with the name of the group of each, which no split divides.
+
+        Args:
+            group: Name of a factor of the images, or a regular expression for the paths of their files, unless the
+                loading function has set the groups.
+            where: Name of the data set, which begins errors.
+
+        Raises:
+            InputError: The images have neither, a path does not match, or a group has images in two parts.
+        """
+        groups = dict[str, Sequence[str]]()
+        for part, images in self.parts.items():
+            if GROUP in images.names:
+                groups[part] = images.names[GROUP]
+            elif group in images.factors:
+                groups[part] = [f"{value:g}" for value in images.factors[group].tolist()]
+            elif FILE in images.names:
+                groups[part] = groups_in_paths(images.names[FILE], group)
+            else:
+                factors = f"; its factors are {', '.join(images.factors)}" if images.factors else ""
+                raise InputError(f"{where} has nothing called {shown(group)} to group images by (--group){factors}")
+        check_apart(groups, where)
+        return self.with_names(GROUP, groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,3 +229,9 @@ class Dataset:
     def num_objects(self) -> int:
         """Number of objects in every image: P."""
         return self.train.num_objects
+
+    @property
+    def num_groups(self) -> dict[str, int] | None:
+        """Number of groups in each part, by its name; None if the images have no groups."""
+        numbers = {part: groups_of(images.names) for part, images in self.parts.items()}
+        return {part: len(each.unique()) for part, each in numbers.items() if each is not None} or None

@@ -21,7 +21,10 @@ from torchcaps.errors import InputError
 from torchcaps.machine import check_memory
 from torchcaps.ranges import Pixels
 from torchcaps.tasks import Task, any_form, task_of_targets
+from torchcaps.words import counted
 
+Names = Mapping[str, tuple[str, ...]]
+"""Texts of each image, by their kind."""
 _CHUNK = 2**20  # numbers resized at once, which limits float copies to a few MiB or to one image
 
 
@@ -30,6 +33,8 @@ class Images(ABC):
 
     labels: Any
     factors: Any
+    names: Mapping[str, tuple[str, ...]] = {}
+    """Names that belong to each image, by their kind."""
     at_once: int | None = None
     """Largest number of images in a batch; None: any number."""
 
@@ -154,6 +159,9 @@ class ImageSet(Images):
         factors: Further values of each image, (N,) for each name. Quantities are floats, such as ``"azimuth"`` and
             ``"elevation"`` in degrees; identifiers are int64, such as ``"instance"``. ``"weight"`` weights an image in
             the gradient.
+        names: Names that belong to each image, N texts for each kind: ``"file"``, the path of its file from the folder
+            of the data set; ``"group"``, such as its patient, which no split divides; ``"record"``, the long sequence
+            that it is a window of.
 
     Raises:
         InputError: Shapes or dtypes do not fit, there is no image, a label is negative, or an image has the same label
@@ -164,6 +172,7 @@ class ImageSet(Images):
     labels: Int64[Tensor, "N"] | Int64[Tensor, "N P"] | Float32[Tensor, "N J"] | UInt8[Tensor, "N H W"]
     parts: UInt8[Tensor, "N P C H W"] | None = None
     factors: Mapping[str, Shaped[Tensor, "N"]] = field(default_factory=dict, kw_only=True)
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
         images, sizes = self.images, dict[str, Any]()
@@ -172,6 +181,7 @@ class ImageSet(Images):
             check(each.name, getattr(self, each.name), hints[each.name], sizes)
         for name, values in self.factors.items():
             check(f"the factor {name}", values, Shaped[Tensor, "N"], sizes)
+        check_names(self.names, len(images))
         if 0 in images.shape:
             raise InputError(f"images must have the shape (N, C, H, W) with no axis empty, got {tuple(images.shape)}")
         if self.parts is not None and self.num_objects == 1:
@@ -215,7 +225,9 @@ class ImageSet(Images):
 
     def take(self, n: int | None) -> ImageSet:
         """Return the first ``n`` images; the set itself if ``n`` is None or at least its size."""
-        return self if n is None or n >= len(self) else self._each(lambda tensor: tensor[:n])
+        if n is None or n >= len(self):
+            return self
+        return self._each(lambda tensor: tensor[:n], {kind: names[:n] for kind, names in self.names.items()})
 
     def preview(self, n: int) -> ImageSet:
         return self.take(n)
@@ -231,10 +243,13 @@ class ImageSet(Images):
 
     def select(self, indices: Int64[Tensor, "n"]) -> ImageSet:
         """Return a copy of the images at ``indices``, in that order."""
-        return self._each(lambda tensor: tensor[indices])
+        return self._each(lambda tensor: tensor[indices], select_names(self.names, indices))
 
     def followed_by(self, other: ImageSet) -> ImageSet:
-        """Return the images of both sets, those of ``other`` last; factors that only one of them has are left out."""
+        """Return the images of both sets, those of ``other`` last.
+
+        Factors and names that only one of them has are left out.
+        """
         if self.images.dtype != other.images.dtype:  # uint8 beside images with more levels
             ours, theirs = (replace(each, images=to_floats(each.images)) for each in (self, other))
             return ours.followed_by(theirs)
@@ -242,7 +257,9 @@ class ImageSet(Images):
         factors = {
             name: torch.cat([self.factors[name], other.factors[name]]) for name in self.factors if name in other.factors
         }
-        return ImageSet(*(torch.cat(pair) for pair in pairs), factors=factors)
+        return ImageSet(
+            *(torch.cat(pair) for pair in pairs), factors=factors, names=join_names(self.names, other.names)
+        )
 
     def resize(self, size: tuple[int, int]) -> ImageSet:
         """Return the set resized to (height, width): images and parts by `resize_images`, masks by `resize_masks`.
@@ -274,10 +291,31 @@ class ImageSet(Images):
         y, x = ((length - size) // 2 for length in self.in_shape[1:])
         return self.with_pixels(lambda images: images[..., y : y + size, x : x + size])
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> ImageSet:
-        """Return the set with ``change`` applied to every tensor."""
+    def _each(self, change: Callable[[Tensor], Tensor], names: Names | None = None) -> ImageSet:
+        """Return the set with ``change`` applied to every tensor, and with these names (None: its own)."""
         factors = {name: change(values) for name, values in self.factors.items()}
-        return ImageSet(*map(change, self.tensors), factors=factors)
+        return ImageSet(*map(change, self.tensors), factors=factors, names=self.names if names is None else names)
+
+
+def check_names(names: Names, images: int) -> None:
+    """Raise an error unless each kind of names has a text for each image."""
+    for kind, texts in names.items():
+        check(f"the names {kind}", texts, tuple)
+        if len(texts) != images:
+            raise InputError(
+                f"the names {kind} must be {counted(images, 'text')}, one for each image, got {len(texts)}"
+            )
+
+
+def select_names(names: Names, indices: Int64[Tensor, "n"]) -> Names:
+    """Return the names of the images at ``indices``."""
+    numbers = indices.tolist()
+    return {kind: tuple(texts[n] for n in numbers) for kind, texts in names.items()}
+
+
+def join_names(first: Names, second: Names) -> Names:
+    """Return the names of images of two sets; kinds that only one of them has are left out."""
+    return {kind: (*texts, *second[kind]) for kind, texts in first.items() if kind in second}
 
 
 def pad_sequences(

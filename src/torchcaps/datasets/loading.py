@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from torch import Tensor
 
 import torchcaps.datasets.sources  # noqa: F401  registers the data sets of torchcaps
 from torchcaps.checks import checked
 from torchcaps.datasets.dataset import Dataset, Part, Splits
 from torchcaps.datasets.image_set import Images, ImageSet
-from torchcaps.datasets.patch_set import sized
 from torchcaps.datasets.registry import _DATASETS, DataRequest, DatasetInfo
 from torchcaps.datasets.rng import FIXED_SEED
 from torchcaps.datasets.scaling import check_scale
-from torchcaps.datasets.splits import stratified_split
+from torchcaps.datasets.splits import groups_of, stratified_folds, stratified_split
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import user_path
-from torchcaps.ranges import Count, Pages, Pixels, Seed, ValidationSplit
+from torchcaps.ranges import Count, Pages, Pixels, Seed, ValidationSplit, read_fold
 from torchcaps.tasks import TaskName, find_task
 from torchcaps.words import counted
 
 PartName = Literal["test", "validation", "train", "all"]
 OPTIONS = {"skip_damaged": "can_skip_damaged", "scale": "takes_scale", "pages": "takes_pages"}
+OPTIONS |= {"window": "takes_windows", "stride": "takes_windows", "pca": "cuts_patches"}
 """Options that not every data set takes, with the field of `DatasetInfo` that says so."""
 _TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.1
 
@@ -74,6 +76,11 @@ def load_dataset(
     task: TaskName | None = None,
     patch: Pixels | tuple[Pixels, ...] | None = None,
     pages: Pages | None = None,
+    group: str | None = None,
+    fold: str | None = None,
+    window: Count | None = None,
+    stride: Count | None = None,
+    pca: Count | None = None,
 ) -> Dataset:
     """Load a data set on the CPU, and split off its validation images.
 
@@ -106,16 +113,28 @@ def load_dataset(
             images may then differ in size, and evaluation takes whole images. None: all images have one size.
         pages: Meaning of the pages of TIFF files and the frames of animations: ``"channels"`` of an image, or
             ``"depth"``, the slices of a volume with a mask. None: files of several pages are refused.
+        group: Images of one group, such as a patient, are never in two parts. The name of a column of a table, of an
+            array of an ``.npz`` file or of a factor; otherwise a regular expression: the part of an image's path that
+            it, or its first parentheses, matches is the group, as in ``"(P[0-9]+)_"``. The sizes of the parts are then
+            about those that were set. None: images are split one by one.
+        fold: ``"K/N"``: split the images into N parts, test on part K, and train on the others, for data without test
+            images. The N runs together test each image once. None: a fifth is tested.
+        window: Cut sequences, such as long records of signals, into windows of this many steps. The windows are the
+            images; those of one record are never in two parts. None: whole sequences.
+        stride: Steps between the beginnings of two windows, 1 to ``window``; None: ``window``.
+        pca: Replace the bands of a ``scene:`` by this many principal components of its training pixels; None: the
+            bands. ``patch`` is then the odd side of the square around each pixel, pixels.
 
     Raises:
         InputError: The name is unknown, files are missing or broken, or a number does not fit the images.
     """
     size = _both_sides(image_size)
     request: Any = {"data_dir": data_dir, "limit_test": limit_test, "skip_damaged": skip_damaged, "scale": scale}
-    splits = _read(spec, size, task=task, pages=pages, **request)
+    request |= {"pages": pages, "group": group, "fold": fold, "window": window, "stride": stride, "pca": pca}
+    splits = _read(spec, size, task=task, patch=patch, **request)
     held_out: Any = {"validation_size": validation_size, "validation": validation, "seed": seed}
     parts = _split(spec, splits, limit_train=limit_train, **held_out)
-    sets: Any = {part: sized(images, size, patch, spec) for part, images in parts.items()}
+    sets: Any = {part: splits.sized(images, size, patch, spec) for part, images in parts.items()}
     sets["test"] = sets["test"].take(limit_test)
     own: Any = {"skipped": splits.skipped, "has_names": splits.has_names, "colours": splits.colours}
     dataset = Dataset(spec, **sets, class_names=splits.class_names, task_name=splits.task, **own)
@@ -133,20 +152,22 @@ def load_part(spec: str, part: PartName = "test", *, seed: Seed = 0, **options: 
             folder without test/, if the network was trained on none of them. If a data set has only test images, these
             are all.
         seed: Random seed of the choice of validation images.
-        **options: ``data_dir``, ``image_size``, ``scale``, ``task``, ``patch`` and ``pages`` as for `load_dataset`.
+        **options: ``data_dir``, ``image_size``, ``scale``, ``task``, ``patch``, ``pages``, ``group``, ``fold``,
+            ``window``, ``stride`` and ``pca`` as for `load_dataset`.
 
     Raises:
         InputError: As for `load_dataset`, or the data set has no such part.
     """
-    size, patch = _both_sides(options.pop("image_size", None)), options.pop("patch", None)
+    size, patch = _both_sides(options.pop("image_size", None)), options.get("patch")
     splits, note = _read(spec, size, part=part if part in ("test", "all") else None, **options), None
     if part == "all" or (part == "test" and splits.train is None and splits.test is None):
         if splits.as_train is not Splits.as_train:
             raise InputError(f"{spec} makes new training images in each epoch; choose --split test")
         images = joined(list(splits.parts.values()), spec)
-    elif part != "train" and part in splits.parts:
+        images = images if splits.finish is None else splits.finish({"all": images})["all"]
+    elif part != "train" and part in splits.parts and splits.finish is None:
         images = splits.parts[part]
-    elif part == "test":
+    elif part == "test" and splits.finish is None:
         rest, test = _set_test_aside(spec, splits)
         images = splits.as_validation(test)
         note = (
@@ -158,7 +179,7 @@ def load_part(spec: str, part: PartName = "test", *, seed: Seed = 0, **options: 
         images = chosen.preview(len(chosen))
     words = f"images of {spec}" if part == "all" else f"{part} images of {spec}"
     own: Any = {"has_names": splits.has_names, "task_name": splits.task, "colours": splits.colours, "note": note}
-    return Part(spec, words, cast(ImageSet, sized(images, size, patch, spec)), splits.class_names, **own)
+    return Part(spec, words, cast(ImageSet, splits.sized(images, size, patch, spec)), splits.class_names, **own)
 
 
 def joined(sets: Sequence[Images], where: str) -> ImageSet:
@@ -185,12 +206,14 @@ def _read(
     *,
     data_dir: str | Path | None = None,
     task: TaskName | None = None,
+    fold: str | None = None,
     **options: Any,
 ) -> Splits:
-    """Return the parts that the source of a data set has, with labels in the form of the task.
+    """Return the parts that the source of a data set has, and that of a fold, with labels in the form of the task.
 
     ``options`` are further fields of a `DataRequest`.
     """
+    number = None if fold is None else read_fold(fold)
     info, path = find_dataset(spec)
     folder = None if data_dir is None else user_path(data_dir)
     request = DataRequest(path or Path(), folder, size, task=task, **options)
@@ -202,7 +225,25 @@ def _read(
             typed = f"{option} (--{option.replace('_', '-')})"
             raise InputError(f"{spec} takes no {typed}, which is for {fitting}; leave it out")
     check_scale("auto" if request.scale is None else request.scale)
-    return info.load(request).for_task(task, spec)
+    if request.stride is not None and (request.window is None or request.stride > request.window):
+        raise InputError(f"stride (--stride) must be at most window (--window), {request.window}, got {request.stride}")
+    splits = info.load(request).for_task(task, spec)
+    if request.group is not None:
+        splits = splits.in_groups(request.group, spec)
+    return splits if number is None else _with_fold(spec, splits, *number)
+
+
+def _with_fold(spec: str, splits: Splits, number: int, folds: int) -> Splits:
+    """Return the images with one of several parts as the test images."""
+    images, option = splits.train, f"leave fold (--fold {number}/{folds}) out"
+    if images is None or splits.test is not None:
+        raise InputError(f"{spec} has its own test images; {option}, or the test images")
+    try:
+        numbers = stratified_folds(images.task.strata(images.labels), folds, groups_of(images.names))
+    except InputError as error:
+        raise InputError(f"{spec}: {error}; {option}") from None
+    test, rest = ((numbers == number - 1).nonzero()[:, 0], (numbers != number - 1).nonzero()[:, 0])
+    return replace(splits, train=images.select(rest), test=splits.as_validation(images.select(test)))
 
 
 def _split(
@@ -227,12 +268,14 @@ def _split(
         fewest = _num_strata(known)
         default = find_dataset(spec)[0].validation_size
         count = _validation_size(spec, len(known), fewest, validation_size, default)
-        learned, chosen = _set_validation_apart(known, count, validation, seed, limit_train)
+        learned, chosen = _set_validation_apart(known, count, validation, seed, limit_train, spec)
     elif validation_size is None and validation == "random":
         learned, chosen = known.take(limit_train), splits.validation
     else:
         option = "validation" if validation_size is None else "validation_size"
         raise InputError(f"{spec} brings its own validation images; leave {option} out")
+    if splits.finish is not None:
+        return {**splits.finish({"train": learned, "validation": chosen, "test": test})}
     return {"train": splits.as_train(learned), "validation": splits.as_validation(chosen), "test": test}
 
 
@@ -247,7 +290,7 @@ def _set_test_aside(spec: str, splits: Splits) -> tuple[ImageSet, ImageSet]:
             f"{spec} has {counted(len(images), 'image')} of {outputs}, too few to split off a "
             "test set; give more, or a separate test set; to evaluate a run on all of them, choose --split all"
         )
-    left, held = stratified_split(images.task.strata(images.labels), size, seed=FIXED_SEED)
+    left, held = _held_out(images, size, FIXED_SEED, spec)
     return images.select(left), images.select(held)
 
 
@@ -272,17 +315,30 @@ def _validation_size(spec: str, images: int, fewest: int, requested: int | None,
 
 
 def _set_validation_apart(
-    images: ImageSet, size: int, which: ValidationSplit, seed: int, limit: int | None
+    images: ImageSet, size: int, which: ValidationSplit, seed: int, limit: int | None, where: str
 ) -> tuple[ImageSet, ImageSet]:
     """Split the training images into at most ``limit`` for training and ``size`` for validation."""
-    total = len(images)
+    total, groups = len(images), groups_of(images.names)
     if which != "random":
+        if groups is not None:
+            raise InputError(
+                f"{where}: the {which} images may divide a group; leave validation (--validation {which}) out"
+            )
         held = torch.arange(size) if which == "first" else torch.arange(total - size, total)
         left = torch.arange(size, total) if which == "first" else torch.arange(total - size)
         return images.select(left).take(limit), images.select(held)
+    if groups is not None or limit is None or limit >= total - size:  # the limit leaves out no training image
+        left, held = _held_out(images, size, seed, where)
+        return images.select(left).take(limit), images.select(held)
     strata = images.task.strata(images.labels)
-    if limit is None or limit >= total - size:  # the limit leaves out no training image
-        left, held = stratified_split(strata, size, seed=seed)
-        return images.select(left), images.select(held)
     _, held = stratified_split(strata[limit:], size, seed=seed, leave_one=False)  # the first images are for training
     return images.take(limit), images.select(held + limit)
+
+
+def _held_out(images: ImageSet, size: int, seed: int, where: str) -> tuple[Tensor, Tensor]:
+    """Return the indices of the rest and of about ``size`` images that are held out, in whole groups."""
+    try:
+        strata, groups = images.task.strata(images.labels), groups_of(images.names)
+        return stratified_split(strata, size, seed=seed, groups=groups)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None

@@ -13,7 +13,16 @@ from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
 from torchcaps.checks import check
-from torchcaps.datasets.image_set import Images, ImageSet, is_pixels, resize_images, resize_masks
+from torchcaps.datasets.image_set import (
+    Images,
+    ImageSet,
+    check_names,
+    is_pixels,
+    join_names,
+    resize_images,
+    resize_masks,
+    select_names,
+)
 from torchcaps.datasets.rng import PATCHES, Key, stream_of
 from torchcaps.errors import InputError
 from torchcaps.ranges import IGNORED
@@ -59,6 +68,7 @@ class PatchSet(ImageSet):
     def __post_init__(self) -> None:
         for name in ("images", "labels", "patch"):
             check(f"PatchSet: {name}", getattr(self, name), Sequence[Any])
+        check_names(self.names, len(self.images))
         if not self.images or len(self.images) != len(self.labels):
             raise InputError(
                 f"there must be a mask for each image, and one image at least, got "
@@ -133,12 +143,13 @@ class PatchSet(ImageSet):
             return tuple(values[i] for i in indices.tolist())
 
         spacing = None if self.spacing is None else chosen(self.spacing)
-        return replace(self, images=chosen(self.images), labels=chosen(self.labels), spacing=spacing)
+        names = select_names(self.names, indices)
+        return replace(self, images=chosen(self.images), labels=chosen(self.labels), spacing=spacing, names=names)
 
     def followed_by(self, other: Any) -> PatchSet:
         spacing = None if self.spacing is None or other.spacing is None else (*self.spacing, *other.spacing)
         images, labels = (*self.images, *other.images), (*self.labels, *other.labels)
-        return replace(self, images=images, labels=labels, spacing=spacing)
+        return replace(self, images=images, labels=labels, spacing=spacing, names=join_names(self.names, other.names))
 
     def resize(self, size: tuple[int, int]) -> PatchSet:
         """Return the set with all images resized to (height, width), and masks to the nearest pixel."""
@@ -221,6 +232,7 @@ def sized(images: Images, size: tuple[int, int] | None, patch: int | tuple[int, 
         )
     many: Any = images
     if patch is None and axes == 2:
-        return ImageSet(torch.stack(many.images), torch.stack(many.labels))
+        return ImageSet(torch.stack(many.images), torch.stack(many.labels), names=many.names)
+    own: Any = {"spacing": getattr(images, "spacing", None), "names": many.names}
     patch = (patch,) * axes if isinstance(patch, int) else patch or sides.pop()
-    return PatchSet(tuple(many.images), tuple(many.labels), patch=patch, spacing=getattr(images, "spacing", None))
+    return PatchSet(tuple(many.images), tuple(many.labels), patch=patch, **own)

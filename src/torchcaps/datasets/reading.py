@@ -5,16 +5,20 @@ from __future__ import annotations
 import gzip
 import math
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Shaped
 from numpy.typing import DTypeLike
 
+from torchcaps.errors import InputError
 from torchcaps.files import one_sentence, require_file
+from torchcaps.machine import check_memory
+
+_NO_ARRAYS = "not an .npz file of plain arrays, or it is truncated or corrupt"
 
 
 @contextmanager
@@ -51,6 +55,52 @@ def check_archive(archive: zipfile.ZipFile, members: Collection[str]) -> None:
                     size += len(block)
                 if size != info.file_size:
                     raise ValueError(f"its part {info.filename} has {size} bytes instead of {info.file_size}")
+
+
+class Held(NamedTuple):
+    """An array of an .npz file."""
+
+    name: str
+    """Name in the file."""
+    size: int
+    """Bytes after unpacking."""
+
+
+def list_arrays(path: Path) -> dict[str, Held]:
+    """Return the arrays of an .npz file by their names, also in small letters.
+
+    Raises:
+        InputError: The file is missing, a single array, or no archive.
+    """
+    require_file(path)
+    with path.open("rb") as file:
+        if file.read(6) == np.lib.format.MAGIC_PREFIX:
+            raise InputError(
+                f"{path} holds one array and no labels; save images and labels in one file, by "
+                "np.savez('mine.npz', x=images, y=labels)"
+            )
+    with one_sentence(f"{path} is {_NO_ARRAYS}"), zipfile.ZipFile(path) as archive:
+        held = {each.filename.removesuffix(".npy"): each.file_size for each in archive.infolist()}
+        arrays = {name: Held(name, size) for name, size in held.items()}
+        return {name.lower(): each for name, each in arrays.items()} | arrays
+
+
+def read_arrays(path: Path, arrays: Mapping[str, Held]) -> dict[str, np.ndarray[Any, Any]]:
+    """Read arrays of an .npz file, after a check that they fit into memory. Pickled objects are never read.
+
+    Raises:
+        InputError: The file is damaged, an array holds objects, or there is too little memory.
+    """
+    with one_sentence(f"{path} is {_NO_ARRAYS}"):
+        check_memory(sum(each.size for each in arrays.values()), f"the images of {path}")
+        with zipfile.ZipFile(path) as archive:
+            check_archive(archive, {name for each in arrays.values() for name in (each.name, f"{each.name}.npy")})
+        with np.load(path, allow_pickle=False) as file:
+            values = {key: np.asarray(file[each.name]) for key, each in arrays.items()}
+        for array in values.values():  # NumPy accepts invalid characters, on which Python fails later
+            if array.dtype.kind == "U":
+                array.astype(array.dtype.newbyteorder("<")).tobytes().decode("utf-32-le")
+    return values
 
 
 def read_binary(

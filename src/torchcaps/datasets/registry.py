@@ -44,6 +44,16 @@ class DataRequest:
     """The only part to use, ``"test"``, or ``"all"``: nothing is trained on the images. None: all parts."""
     pages: Pages | None = None
     """Meaning of the pages of image files; None: files of several pages are refused."""
+    group: str | None = None
+    """Column, array or factor with the group of each image, or a regular expression for the paths of their files."""
+    patch: int | tuple[int, ...] | None = None
+    """Side of the patches around the pixels of a scene. Patches of images with masks are taken later."""
+    window: int | None = None
+    """Steps of the windows that sequences are cut into; None: whole sequences."""
+    stride: int | None = None
+    """Steps between the beginnings of two windows; None: the steps of a window."""
+    pca: int | None = None
+    """Number of principal components that replace the bands of a scene; None: the bands."""
 
     @property
     def wants_masks(self) -> bool | None:
@@ -73,6 +83,8 @@ class DatasetInfo:
         can_skip_damaged: True if damaged image files can be left out.
         takes_scale: True if the user may give the range of its pixels.
         takes_pages: True if its files may have pages.
+        takes_windows: True if its images may be sequences, to be cut into windows.
+        cuts_patches: True if its images are the patches around the pixels of a scene, whose side is ``patch``.
         validation_size: Default number of validation images; None: a tenth of the training images.
         preparation: Preprocessing that turned drawings into its images, applied to photos as well; None for other
             images.
@@ -94,6 +106,8 @@ class DatasetInfo:
     can_skip_damaged: bool = False
     takes_scale: bool = False
     takes_pages: bool = False
+    takes_windows: bool = False
+    cuts_patches: bool = False
     validation_size: int | None = None
     preparation: Preparation | None = None
     find: Callable[[Path | None], Path | None] | None = field(default=None, repr=False)

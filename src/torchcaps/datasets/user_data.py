@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from torchcaps.datasets.dataset import Dataset
 from torchcaps.datasets.image_set import ImageSet, for_task, images_of, pad_sequences, to_floats
@@ -20,10 +21,11 @@ from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.pixels import as_numbers, prepare_images, scale_pixels
 from torchcaps.datasets.rng import seeded
 from torchcaps.datasets.scaling import Scale, alike, check_scale
+from torchcaps.datasets.splits import GROUP, groups_of, stratified_split
 from torchcaps.errors import InputError, WrongType
 from torchcaps.ranges import IGNORED
 from torchcaps.tasks import TASKS, Task
-from torchcaps.tasks.base import as_array
+from torchcaps.tasks.base import as_array, form_words
 from torchcaps.words import counted
 
 MAX_PROBED = 8
@@ -167,6 +169,52 @@ def open_data(data: Any, form: Form, keys: Keys | None = None, where: str = "dat
         drop_last=data.drop_last,
         reading={name: getattr(data, name) for name in names},
     )
+
+
+def hold_out(opened: Opened, share: float, groups: Any, seed: int, task: Task | None) -> tuple[Opened, Opened]:
+    """Split the data of a run into data for training and for validation.
+
+    Args:
+        opened: All data.
+        share: Share of the images to hold out, in proportion to the classes if there are classes in memory.
+        groups: Group of each image, which is never divided; None: those of an image set, or each image is a group.
+        seed: Random seed of the choice.
+        task: Task of the labels; None: no task.
+
+    Raises:
+        InputError: The data cannot be split.
+    """
+    data = opened.data
+    if isinstance(data, Dataset) or not isinstance(data, ImageSet | TensorDataset | ItemReader):
+        raise InputError(f"{type(data).__name__} cannot be split; leave groups out, and give validation images")
+    if opened.sampler is not None:
+        raise InputError(
+            "a sampler draws the images of the DataLoader, so it cannot be split; give a DataLoader without one, or "
+            "give validation images"
+        )
+    strata, count = torch.zeros(len(data), dtype=torch.int64), len(data)
+    if not isinstance(data, ItemReader) and task is not None and task.has_form(data.tensors[1]):
+        strata = task.strata(data.tensors[1])
+    if groups is not None:
+        texts = as_array(groups, "groups")
+        if texts.ndim != 1 or len(texts) != count:
+            raise InputError(f"groups must be {counted(count, 'value')}, one for each image, got {form_words(texts)}")
+        groups = {GROUP: texts.tolist()}
+    numbers = groups_of(getattr(data, "names", {}) if groups is None else groups)
+    parts = stratified_split(strata, max(round(share * count), 1), seed=seed, groups=numbers)
+    left, held = (opened._replace(data=_selected(data, indices)) for indices in parts)
+    return left, held._replace(message=None)
+
+
+def _selected(data: Any, indices: Tensor) -> Any:
+    """Return the images at these indices."""
+    if isinstance(data, ImageSet):
+        return data.select(indices)
+    if isinstance(data, TensorDataset):
+        return TensorDataset(*(each[indices] for each in data.tensors))
+    chosen = copy.copy(data)
+    chosen.data = Subset(data.data, indices.tolist())
+    return chosen
 
 
 def _open(data: Any, form: Form, keys: Keys | None, where: str) -> Opened:

@@ -16,7 +16,7 @@ from torchcaps.models.presets import get_preset
 from torchcaps.nn.layers import current_tree
 from torchcaps.parts import Choice, Settings, Tree, flat
 from torchcaps.plugins import is_loaded, plugin_options
-from torchcaps.ranges import Pages, Pixels, PositiveFactor, Processes, Seed
+from torchcaps.ranges import Count, Pages, Pixels, PositiveFactor, Processes, Seed
 from torchcaps.training.recipe import Recipe
 
 NESTED_FIELDS = ("preset", "model", "recipe")
@@ -47,6 +47,9 @@ AUTO_FIELDS: tuple[AutoField, ...] = (
 """All fields that are derived from the user's own images."""
 OWN_IMAGE_DEFAULTS = {"fill": "edge", "precise_norm": True}
 """Defaults of a recipe for the user's own images."""
+SCENE_DEFAULTS = {"max_shift": 0, "max_rotation": 0.0, "max_scaling": 0.0, "flip": False, "crop": None}
+SCENE_DEFAULTS |= {"brightness": 0.0, "contrast": 0.0, "decoder": None}
+"""Defaults for the patches of a scene, whose spectra are no pixels of 0..1 and whose middle has the label."""
 LOCATION_FIELDS = ("data_dir", "accelerator", "devices", "checkpoint_minutes", "plugins")
 """Settings of the machine and its folders. They do not change the results of a run."""
 REMOVED_FIELDS = ("num_nodes",)
@@ -83,6 +86,17 @@ class TrainConfig(Settings):
     pages: Pages | None = None
     """Meaning of the pages of TIFF files and the frames of animations. channels: further channels of an image. depth:
     the slices of a volume with a mask. By default, files of several pages are refused."""
+    group: str | None = None
+    """Images of one group, such as a patient, are never in two parts: a column of the table, an array of the .npz file,
+    or a regular expression for the paths of the images, such as '(P\\d+)_'."""
+    fold: str | None = None
+    """Test on part K of N, as K/N, and train on the other parts, for data without test images."""
+    window: Count | None = None
+    """Cut sequences into windows of this many steps, which are split by sequence."""
+    stride: Count | None = None
+    """Steps between two windows. The default is --window."""
+    pca: Count | None = None
+    """Replace the bands of a scene by this many principal components of its training pixels."""
     fitted: tuple[AutoField, ...] = ()
     """Fields still to be derived from the training images; emptied when the run starts."""
     init_from: str | None = None
@@ -142,6 +156,8 @@ def make_config(preset: str | None = None, **overrides: Any) -> TrainConfig:
     if ":" not in config.data:  # recipes were made for the named data sets
         return config
     defaults = {"fitted": tuple(name for name in AUTO_FIELDS if name not in overrides), **OWN_IMAGE_DEFAULTS}
+    if config.data.startswith("scene:"):
+        defaults |= {name: value for name, value in SCENE_DEFAULTS.items() if name in flat(config.fields)}
     return override(config, {name: value for name, value in defaults.items() if name not in overrides})
 
 

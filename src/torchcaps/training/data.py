@@ -22,10 +22,11 @@ from torchcaps.datasets.loading import find_dataset
 from torchcaps.datasets.registry import DataRequest
 from torchcaps.datasets.scaling import Scale
 from torchcaps.datasets.sources.folder import ask_for_task
-from torchcaps.datasets.user_data import Form, Opened, open_data
+from torchcaps.datasets.user_data import Form, Opened, hold_out, open_data
 from torchcaps.errors import InputError
 from torchcaps.models import Network
 from torchcaps.parts import flat
+from torchcaps.ranges import Range
 from torchcaps.tasks import Task, find_task
 from torchcaps.training.config import TrainConfig
 from torchcaps.training.recipe import Recipe
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
     OwnData = Dataset | Images | Sequence[Any] | Mapping[Any, Any] | TorchDataset[Any] | DataLoader[Any]
 
+SHARE_OF_IMAGES, VALIDATION_SHARE = Range(0, 1, above=True, below=True), 0.1
+"""Shares of the images that :func:`torchcaps.fit` can hold out for validation, and the usual share."""
 EVALUATION_BATCH_SIZE = 256
 """Images of a batch in evaluation, over all processes."""
 
@@ -120,10 +123,11 @@ def run_data(
 def fit_data(
     network: nn.Module,
     dataset: OwnData,
-    validation: OwnData | None,
+    validation: OwnData | float | None,
     recipe: Recipe,
     fabric: Fabric,
     *,
+    groups: Any,
     task: Task,
     loss: object,
     scale: Scale,
@@ -147,7 +151,16 @@ def fit_data(
     if isinstance(network, Network):
         check_padding(network, opened.data)
     form = dataclasses.replace(form, class_names=opened.class_names, table=opened.table)
-    check = None if validation is None else open_data(validation, form, keys, "validation")
+    check: Opened | None = None
+    if groups is not None and validation is None:
+        validation = VALIDATION_SHARE
+    if isinstance(validation, int | float):
+        SHARE_OF_IMAGES.check("validation", validation)
+        opened, check = hold_out(opened, validation, groups, seed, form.task)
+    elif groups is not None:
+        raise InputError("groups say how fit splits its images, but validation has images of its own; leave groups out")
+    elif validation is not None:
+        check = open_data(validation, form, keys, "validation")
     needs_labels = recipe.class_weights == "balanced" or (form.task is not None and bool(form.task.buffers(1)))
     how: dict[str, Any] = {"drop_last": fabric.world_size > 1, "workers": workers, "needs_labels": needs_labels}
     return opened, run_data(opened, recipe, fabric, seed, check, **how)

@@ -35,7 +35,8 @@ def fit(
     recipe: Recipe | None = None,
     out: str | Path | None = None,
     *,
-    validation: OwnData | None = None,
+    validation: OwnData | float | None = None,
+    groups: Any = None,
     loss: Loss | None = None,
     task: TaskName | None = None,
     target_axes: TargetAxes | None = None,
@@ -68,7 +69,10 @@ def fit(
         recipe: Hyperparameters of training. Its fields ``limit_…`` and ``validation…`` are for loading data, and have
             no effect here.
         out: The run folder. None: write nothing.
-        validation: Images that select the best epoch, in any of these forms, if ``dataset`` has none.
+        validation: Images that select the best epoch, in any of these forms, if ``dataset`` has none; or the share of
+            the images to hold out for it, such as 0.1.
+        groups: Group of each image of ``dataset``, such as its patient, (N,) numbers or texts. Whole groups are held
+            out, about a tenth of the images or the share ``validation``. None: images are held out one by one.
         loss: Function of the output (or of the scores of its capsules) and the labels that returns the mean loss. None:
             cross-entropy of the scores. A network of torchcaps has its own loss.
         task: Task of a module that is no network of torchcaps. None: its attribute ``task``, else ``"classes"``.
@@ -112,7 +116,8 @@ def fit(
             f"this network was made for the task {network.task} and has its own loss; leave task and target_axes out"
         )
     form: dict[str, Any] = {"task": own_task, "loss": loss, "scale": scale, "keys": keys}
-    opened, data = fit_data(network, dataset, validation, recipe, fabric, seed=seed, workers=workers, **form)
+    form |= {"groups": groups, "seed": seed, "workers": workers}
+    opened, data = fit_data(network, dataset, validation, recipe, fabric, **form)
     recipe = recipe.replace({"batch_size": data.train.batch_size})
     save_files = partial(save_network, network, opened.class_names or _names_of(dataset))
     with on_main_process(fabric, nullcontext() if out is None else lock_folder(Path(out))) as folder:

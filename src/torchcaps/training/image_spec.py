@@ -57,6 +57,12 @@ class ImageSpec:
     pages: Pages | None = None
     """Meaning of the pages of image files; None: a file has one page."""
 
+    window: int | None = None
+    """Steps of the windows that sequences were cut into; None: whole sequences."""
+
+    stride: int | None = None
+    """Steps between the beginnings of two windows; None: the steps of a window."""
+
     colours: tuple[str, ...] | None = None
     """Colour of each class in masks, such as ``#00ff00``; None: those of figures."""
 
@@ -74,6 +80,8 @@ class ImageSpec:
             "task": known,
             "has_names": isinstance(self.has_names, bool),
             "pages": self.pages in (None, "channels", "depth"),
+            "window": self.window is None or self.window in COUNT,
+            "stride": self.stride is None or self.stride in COUNT,
             "colours": self.colours is None or _are_colours(self.colours, len(names)),
             "scale": self.scale is None or is_scale(self.scale),
         }

@@ -69,6 +69,7 @@ class Run:
         """Return options of ``load_dataset``, so that other images are read as the run's own ones were."""
         info = find_dataset(data)[0]
         taken = {"scale": info.takes_scale, "pages": info.takes_pages}
+        taken |= dict.fromkeys(("window", "stride"), info.takes_windows)
         return {name: getattr(self.images, name) for name, is_taken in taken.items() if is_taken}
 
     def dataset(
@@ -163,7 +164,13 @@ class Run:
         # with the same seed, data sets made from the same images have the same validation images
         seed = 0 if self.config is None else self.config.seed
         options = {"data_dir": data_dir, "seed": seed, "task": self.model.task}
-        size = "patch" if self.model.per_pixel else "image_size"
+        cuts_patches = find_dataset(self._named(data))[0].cuts_patches
+        if cuts_patches and self.config is not None and self.config.pca is not None:
+            raise InputError(
+                f"the bands of {data} cannot be reduced like those of {self.path}, whose components were fitted to its "
+                "own scene; train without --pca to evaluate other scenes"
+            )
+        size = "patch" if self.model.per_pixel or cuts_patches else "image_size"
         return options | {size: self.model.in_shape[1:]} | self.reading_options(self._named(data))
 
     def _matched(self, loaded: Loaded, *, by_number: bool) -> Loaded:

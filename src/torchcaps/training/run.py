@@ -53,6 +53,7 @@ from torchcaps.words import counted, first_of
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+PART_WORDS = {"train": "training", "validation": "validation", "test": "test"}
 RUNS = Path("runs")
 RECONSTRUCTED_IMAGES, ROUTED_IMAGES = 20, 100
 """Number of test images in the figure of reconstructions, and for the statistics of routing."""
@@ -218,6 +219,8 @@ class Start(NamedTuple):
             task=self.network.task,
             scale=self.config.scale,
             pages=self.config.pages,
+            window=self.config.window,
+            stride=self.config.stride,
             colours=self.data.colours,
         )
 
@@ -302,8 +305,10 @@ def _first_lines(
         yield f"Chosen for {size} images: {options} (override on the command line)"
     yield f"Data: {config.data}"
     task = task_of(network)
-    parts = f"{len(data.train):,} training, {len(data.validation):,} validation, {len(data.test):,} test"
+    parts = ", ".join(f"{len(images):,} {PART_WORDS[part]}" for part, images in data.parts.items())
     yield f"Images: {parts}; {'×'.join(map(str, network.in_shape))}, {counted(data.num_classes, task.output)}"
+    if data.num_groups is not None:
+        yield f"Groups: {', '.join(f'{n:,} {PART_WORDS[part]}' for part, n in data.num_groups.items())}"
     yield f"Device: {device}, {devices.PRECISION_WORDS[config.precision]}"
     if config.precision == "bf16" and device.type == "cpu":
         yield "Warning: on processors that emulate bfloat16, a step takes about 12 times as long as in float32"
@@ -391,8 +396,8 @@ def _draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: TaskE
     figures = {
         "curves": curves.figures()[""],
         "samples": analysis.figure_samples(dataset.train, names, title=title, colours=dataset.colours),
-        evaluated.figure_name: evaluated.figures()[""],
     }
+    figures |= {f"{evaluated.figure_name}{what}": figure for what, figure in evaluated.figures().items()}
     decoding = analyses_of_decoder(task_of(model)) if model.decoder is not None else []
     if "reconstruct" in decoding:
         first = test.preview(RECONSTRUCTED_IMAGES)

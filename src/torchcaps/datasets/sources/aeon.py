@@ -8,7 +8,9 @@ import torch
 
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, pad_sequences
+from torchcaps.datasets.records import cut_records
 from torchcaps.datasets.registry import DataRequest, register_dataset
+from torchcaps.datasets.splits import RECORD
 from torchcaps.errors import InputError, install, reason_of
 from torchcaps.files import one_sentence
 
@@ -19,6 +21,7 @@ from torchcaps.files import one_sentence
     source="https://timeseriesclassification.com, read with aeon, whose package contains some of them",
     licence="depends on the problem",
     takes_path=True,
+    takes_windows=True,
 )
 def load_aeon(request: DataRequest) -> Splits:
     """Read a classification problem with aeon, split into the archive's training and test cases.
@@ -46,4 +49,13 @@ def load_aeon(request: DataRequest) -> Splits:
             )
             for cases, labels in parts.values()
         )
+    if request.window is not None:
+        train, test = (_cut(each, request, f"aeon:{name}") for each in (train, test))
     return Splits(train, test, tuple(classes))
+
+
+def _cut(cases: ImageSet, request: DataRequest, where: str) -> ImageSet:
+    """Return windows of the cases."""
+    windows = cut_records(cases.images, cases.labels.numpy(), request, where)
+    records = tuple(map(str, windows.record.tolist()))
+    return ImageSet(windows.images, torch.from_numpy(windows.labels), names={RECORD: records})

@@ -27,8 +27,9 @@ from torchcaps.datasets.sources.segmentation_folder import (
     load_segmentation_folder,
     mask_folders,
 )
+from torchcaps.datasets.splits import FILE
 from torchcaps.errors import InputError
-from torchcaps.files import user_path
+from torchcaps.files import paths_from, user_path
 from torchcaps.ranges import Pages
 
 PARTS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
@@ -216,9 +217,13 @@ def _refuse_masks(name: str, files: Sequence[Path]) -> None:
 
 
 def read_labelled(
-    files: Mapping[str, Sequence[Path]], targets: Mapping[str, Tensor], request: DataRequest, where: str
+    files: Mapping[str, Sequence[Path]],
+    targets: Mapping[str, Tensor],
+    request: DataRequest,
+    where: str,
+    names_of: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
 ) -> tuple[dict[str, ImageSet], list[str]]:
-    """Read the image files of each part, with a target for each, in a fixed random order.
+    """Read the image files of each part, with a target and perhaps names for each, in a fixed random order.
 
     Images have one size, and they are grey if all are grey, otherwise in colour.
 
@@ -238,6 +243,7 @@ def read_labelled(
                 f"{file} is {own} pixels (height × width), but {first} is {other}; bring all images to one size with "
                 "--image-size"
             )
+    root = request.path if request.path.is_dir() else request.path.parent
     images, sets = in_one_form(images, where, request.scale, request.pages), dict[str, ImageSet]()
     for part, of_part in files.items():
         kept = [n for n, file in enumerate(of_part) if file in images]
@@ -245,7 +251,9 @@ def read_labelled(
             raise InputError(f"{where}: none of the {part} images can be read")
         order = [kept[n] for n in generator(FIXED_SEED).permutation(len(kept))]
         pixels = np.stack([images[of_part[n]] for n in order])
-        sets[part] = ImageSet(torch.from_numpy(pixels), targets[part][order])
+        names = {kind: tuple(texts[part][n] for n in order) for kind, texts in (names_of or {}).items()}
+        names[FILE] = paths_from(root, (of_part[n] for n in order))
+        sets[part] = ImageSet(torch.from_numpy(pixels), targets[part][order], names=names)
     return sets, damaged
 
 

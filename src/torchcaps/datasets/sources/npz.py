@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,14 @@ from torchcaps.datasets.image_set import ImageSet, pad_sequences
 from torchcaps.datasets.masks import MAX_COLOURS, as_mask, channel_axis, colours_of, number_array, number_values
 from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.pixels import MAX_CHANNELS, channels_first, scale_pixels
-from torchcaps.datasets.reading import check_archive
+from torchcaps.datasets.reading import Held, list_arrays, read_arrays
+from torchcaps.datasets.records import cut_records
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.scaling import Scale, alike, as_bytes, note_dark
+from torchcaps.datasets.splits import GROUP, RECORD, note_groups
 from torchcaps.errors import InputError, shown
-from torchcaps.files import one_sentence, require_file
-from torchcaps.machine import check_memory
 from torchcaps.tasks import Task, find_task, guess_task
+from torchcaps.tasks.base import form_words
 from torchcaps.words import counted, each_of
 
 _MAX_LISTED = 20  # names of arrays in an error
@@ -48,6 +48,7 @@ _WORDS = frozenset({"x", "y", "image", "images", "label", "labels", "target", "t
     licence="yours",
     takes_path=True,
     takes_scale=True,
+    takes_windows=True,
 )
 def load_npz(request: DataRequest) -> Splits:
     """Read images and labels from the arrays of an .npz file.
@@ -61,6 +62,8 @@ def load_npz(request: DataRequest) -> Splits:
       numbers could be read in several ways.
     - ``x_test``, ``y_test``: the test set. Without them, a fixed stratified fifth of the images becomes the test set.
     - ``x_val``, ``y_val``: validation images, optional.
+    - ``group`` of the request: the name of an array (N,), with the group of each image; ``…_test`` and ``…_val`` are
+      those of the other parts.
     - ``class_names`` (J,): names of the classes, optional.
     - ``channels``: "first" or "last", needed unless exactly one of the two axes is 1 to 4 long.
     - ``lengths`` (N,), ``lengths_test``, ``lengths_val``: with them, ``x`` holds sequences (N, C, L) of any numbers,
@@ -76,62 +79,78 @@ def load_npz(request: DataRequest) -> Splits:
             images do not fit into memory.
     """
     path = request.path
-    require_file(path)
-    with path.open("rb") as file:
-        if file.read(6) == np.lib.format.MAGIC_PREFIX:
+    held = list_arrays(path)
+    pairs = _MEDMNIST if "train_images" in held else _KERAS if "x_train" in held and "x" not in held else _OURS
+    keys = {*(key for pair in pairs.values() for key in pair), *_LENGTHS.values(), *_OPTIONS} & held.keys()
+    groups = {} if request.group is None else _group_arrays(path, pairs, held, request.group)
+    keys |= set(groups.values())
+    own_names = sorted({each.name for each in held.values()})
+    for part, pair in pairs.items():
+        for key in pair:
+            is_needed = part == "train" and pairs["test"][0] not in held
+            if key not in held and (is_needed or any(each in held for each in pair)):
+                listed = ", ".join(map(shown, own_names[:_MAX_LISTED])) + ", …" * (len(own_names) > _MAX_LISTED)
+                raise InputError(f'{path} has no array "{key}"; it holds {listed or "nothing"}')
+    others = [name for name in own_names if name not in {held[key].name for key in keys}]
+    for name in others:
+        if (words := set(name.lower().split("_"))) <= _WORDS | _PARTS and words & _PARTS:
+            ours = ", ".join(key for pair in pairs.values() for key in pair)
             raise InputError(
-                f"{path} holds one array and no labels; save images and labels in one file, by "
-                "np.savez('mine.npz', x=images, y=labels)"
+                f"{path} has an array {shown(name)}, which is not read; the names are {ours}; rename the array or "
+                "leave it out"
             )
-    with one_sentence(f"{path} is not an .npz file of plain arrays, or it is truncated or corrupt"):
-        with zipfile.ZipFile(path) as archive:
-            sizes = {member.filename.removesuffix(".npy"): member.file_size for member in archive.infolist()}
-        held_as = {name.lower(): name for name in sizes} | {name: name for name in sizes}
-        sizes = {name: sizes[own] for name, own in held_as.items()}
-        pairs = _MEDMNIST if "train_images" in sizes else _KERAS if "x_train" in sizes and "x" not in sizes else _OURS
-        keys = {*(key for pair in pairs.values() for key in pair), *_LENGTHS.values(), *_OPTIONS} & sizes.keys()
-        for part, pair in pairs.items():
-            for key in pair:
-                is_needed = part == "train" and pairs["test"][0] not in sizes
-                if key not in sizes and (is_needed or any(each in sizes for each in pair)):
-                    held = ", ".join(map(shown, sorted(set(held_as.values()))[:_MAX_LISTED]))
-                    held += ", …" * (len(set(held_as.values())) > _MAX_LISTED)
-                    raise InputError(f'{path} has no array "{key}"; it holds {held or "nothing"}')
-        for name in sorted(set(held_as.values()) - {held_as[key] for key in keys}):
-            if (words := set(name.lower().split("_"))) <= _WORDS | _PARTS and words & _PARTS:
-                ours = ", ".join(key for pair in pairs.values() for key in pair)
-                raise InputError(
-                    f"{path} has an array {shown(name)}, which is not read; the names are {ours}; rename the array or "
-                    "leave it out"
-                )
-        check_memory(sum(sizes[key] for key in keys), f"the images of {path}")
-        with zipfile.ZipFile(path) as archive:
-            check_archive(archive, {name for key in keys for name in (held_as[key], f"{held_as[key]}.npy")})
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: np.asarray(file[held_as[key]]) for key in keys}
-        for key in keys:  # NumPy accepts invalid characters, on which Python fails later
-            if arrays[key].dtype.kind == "U":
-                arrays[key].astype(arrays[key].dtype.newbyteorder("<")).tobytes().decode("utf-32-le")
+    arrays = read_arrays(path, {key: held[key] for key in keys})
     scale: Scale = "auto" if request.scale is None else request.scale
     labelled = {part: pair for part, pair in pairs.items() if pair[0] in arrays}
     targets = {part: arrays[y] for part, (_, y) in labelled.items()}
-    if any(np.ndim(each) > 2 for each in targets.values()):
-        return _with_masks(path, labelled, arrays, request)
+    groups_of_parts = {part: _texts(arrays[key], f"{path}: {key}") for part, key in groups.items()}
+    if request.group is None and request.part is None and len(labelled) < len(pairs):
+        note_groups(str(path), {name: None for name in others if _PARTS.isdisjoint(name.lower().split("_"))})
+    if any(np.ndim(each) > 2 for each in targets.values()) and request.window is None:
+        return _with_masks(path, labelled, arrays, request).with_names(GROUP, groups_of_parts)
     pixels = {part: _images(path, arrays, x, f"{path}: {x}", scale) for part, (x, _) in labelled.items()}
     for part, (x, y) in labelled.items():
         if (num_labels := len(np.atleast_1d(arrays[y]))) != (count := len(pixels[part])):
             raise InputError(f"{path}: {y} must be given for {each_of(count, 'image')} of {x}, got {num_labels}")
+    records: dict[str, list[str]] = {}
+    for part, (x, y) in labelled.items() if request.window is not None else ():
+        windows = cut_records(pixels[part], targets[part], request, f"{path}: {x}")
+        pixels[part], targets[part] = windows.images, windows.labels
+        arrays[y] = windows.labels
+        records[part] = [f"{x}[{n}]" for n in windows.record]
+        if part in groups_of_parts:
+            groups_of_parts[part] = tuple(groups_of_parts[part][n] for n in windows.record)
     class_names, has_names, task = _class_names(path, labelled, arrays, request)
     sets = {}
     for part, (_, y) in labelled.items():
         brought = task.convert_targets(targets[part], len(class_names), f"{path}: {y}", class_names)
         sets[part] = ImageSet(pixels[part], brought)
-    return _splits(sets, class_names, task, has_names=has_names)
+    splits = Splits.of(sets, class_names, task=task.name, has_names=has_names)
+    return splits.with_names(GROUP, groups_of_parts).with_names(RECORD, records)
 
 
-def _splits(sets: Mapping[str, ImageSet], names: tuple[str, ...], task: Task, *, has_names: bool) -> Splits:
-    parts = (sets.get("train"), sets.get("test"), names, sets.get("validation"))
-    return Splits(*parts, task=task.name, has_names=has_names)
+def _group_arrays(path: Path, pairs: Names, held: Mapping[str, Held], group: str) -> dict[str, str]:
+    """Return the name of the array of groups of each part that the file has."""
+    arrays = {}
+    for part, (x, _) in pairs.items():
+        short = "val" if part == "validation" else part
+        names = (f"{group}_{short}", f"{short}_{group}", *[group] * (part == "train"))
+        if x in held:
+            arrays[part] = next((name for name in names if name in held), "")
+            if not arrays[part]:
+                listed = ", ".join(map(shown, list(held)[:_MAX_LISTED]))
+                raise InputError(
+                    f"{path} has no array {shown(names[-1] if part == 'train' else names[0])} with the group of each "
+                    f"image of {x}; it holds {listed}"
+                )
+    return arrays
+
+
+def _texts(array: np.ndarray, where: str) -> tuple[str, ...]:
+    """Return numbers or texts (N,) as texts."""
+    if array.size != len(np.atleast_1d(array)) or array.dtype.kind not in "iufUSb":
+        raise InputError(f"{where} must be numbers or texts, one for each image, got {form_words(array)}")
+    return tuple(map(str, array.reshape(-1).tolist()))
 
 
 def _with_masks(path: Path, pairs: Names, arrays: Mapping[str, Any], request: DataRequest) -> Splits:

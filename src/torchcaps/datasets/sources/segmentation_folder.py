@@ -19,7 +19,9 @@ from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.registry import DataRequest
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.scaling import Pixels
+from torchcaps.datasets.splits import FILE
 from torchcaps.errors import InputError
+from torchcaps.files import paths_from
 from torchcaps.ranges import IGNORED, Pages
 
 IMAGES, MASKS, CLASSES = "images", "masks", "classes.txt"
@@ -216,6 +218,7 @@ def load_segmentation_folder(
             tuple(torch.from_numpy(images[pair.image]) for pair in kept),
             tuple(torch.from_numpy(numbered[str(pair.mask)]) for pair in kept),
             spacing=spacing or None,
+            names={FILE: paths_from(root, (pair.image for pair in kept))},
         )
     has_names = class_names != tuple(map(str, range(len(class_names))))
     fields: Any = {"skipped": tuple(faults), "task": "pixels", "has_names": has_names, "colours": colours}

@@ -13,8 +13,10 @@ from torchcaps.datasets.images import SUFFIXES, image_files_in, is_hidden
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.folder import PARTS, read_labelled
 from torchcaps.datasets.sources.segmentation_folder import IMAGES, MASKS
+from torchcaps.datasets.splits import GROUP, note_groups
 from torchcaps.datasets.table_file import Table, numbers_of, read_table
 from torchcaps.errors import InputError, shown
+from torchcaps.files import groups_in_paths
 from torchcaps.tasks import Task, find_task, guess_task
 
 IMAGE_COLUMNS = ("image", "file", "filename", "file_name", "path", "filepath", "image_id", "img", "id", "name")
@@ -48,6 +50,7 @@ def load_table(request: DataRequest) -> Splits:
       texts or whole numbers holds classes, named by the texts; texts joined by ``|`` are several labels. Several
       columns are one-hot rows, several labels or numbers, by the task or by their content.
     - ``split``, optional: train, val or test.
+    - ``group`` of the request, if it is the name of a column: the group of each image.
 
     Hidden files are left out. Images are read as from a ``folder:``, in a fixed random order.
 
@@ -61,7 +64,14 @@ def load_table(request: DataRequest) -> Splits:
     columns = dict(table.columns)
     image = _image_column(path, columns, files)
     split = next((name for name in columns if name.lower() in SPLIT_COLUMNS), None)
-    others = [name for name in columns if name not in (image, split)]
+    group = request.group if request.group in columns else None
+    if request.group is not None and group is None:
+        try:
+            groups_in_paths([columns[image][0]], request.group)
+        except InputError as error:
+            listed = ", ".join(list(columns)[:MAX_NAMED])
+            raise InputError(f"{error}; the columns of {path} are {listed}") from None
+    others = [name for name in columns if name not in (image, split, group)]
     named = [name for name in others if name.lower() in LABEL_COLUMNS]
     if not others:
         raise InputError(f"{path} has no column of labels, only {image}")
@@ -81,7 +91,14 @@ def load_table(request: DataRequest) -> Splits:
     }
     by_part = {part: [row_files[row] for row in of_part] for part, of_part in rows.items()}
     labels = {part: targets[of_part] for part, of_part in rows.items()}
-    sets, damaged = read_labelled(by_part, labels, request, str(path))
+    groups = (
+        {}
+        if group is None
+        else {GROUP: {part: [columns[group][row] for row in of_part] for part, of_part in rows.items()}}
+    )
+    sets, damaged = read_labelled(by_part, labels, request, str(path), groups)
+    if request.group is None and request.part is None and len(sets) < len(set(PARTS.values())):
+        note_groups(str(path), {name: cells for name, cells in columns.items() if name in others and name not in named})
     skipped = (*(f"{path}, line {table.lines[row]}: {row_files[row]} is hidden" for row in sorted(hidden)), *damaged)
     return Splits.of(sets, names, skipped=skipped, task=task.name)
 

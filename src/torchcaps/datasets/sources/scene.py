@@ -1,0 +1,169 @@
+"""A user's own scene: a cube of bands, such as a hyperspectral image, with a class for some of its pixels."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.image_set import ImageSet
+from torchcaps.datasets.reading import list_arrays, read_arrays
+from torchcaps.datasets.registry import DataRequest, register_dataset
+from torchcaps.datasets.scaling import rescaled
+from torchcaps.datasets.splits import GROUP
+from torchcaps.errors import InputError, shown
+from torchcaps.machine import check_memory
+from torchcaps.words import counted
+
+PATCH = 9
+"""Usual side of the square around a pixel."""
+BLOCKS, PATCHES_IN_BLOCK = 6, 2
+"""Blocks along the side of a square scene, and the shortest side of a block in sides of a patch."""
+LARGE = 10.0
+"""Numbers of spectra that networks of the usual initial weights do not learn from."""
+
+
+@register_dataset(
+    "scene",
+    title="your own scene: arrays cube (H, W, bands) and labels (H, W) in a NumPy .npz file",
+    source="your file; labels count from 1, and 0 is unlabelled; class_names is used if present",
+    licence="yours",
+    takes_path=True,
+    takes_scale=True,
+    cuts_patches=True,
+)
+def load_scene(request: DataRequest) -> Splits:
+    """Read the square patch around each labelled pixel of a scene.
+
+    Blocks of the scene are its groups, so a random split takes whole blocks; pixels whose patch shares a pixel with a
+    patch of the test, or of the validation, are left out of the others. ``pca`` replaces the bands by principal
+    components of the training pixels, each with a mean of 0 and a variance of 1 over them. Without it, spectra stay as
+    they are, or ``scale`` maps them to 0..1. Beyond its edge, the scene is mirrored.
+
+    Raises:
+        InputError: The file or an array is missing, an array has a wrong shape or type, or the patch is even.
+    """
+    path, group = request.path, request.group
+    if request.image_size is not None:
+        raise InputError(f"{path} is cut into patches; set patch (--patch) in place of image_size (--image-size)")
+    held = list_arrays(path)
+    if missing := {"cube", "labels"} - held.keys():
+        raise InputError(f'{path} has no array "{min(missing)}"; it holds {", ".join(map(shown, held))}')
+    keys = {"cube", "labels", "class_names", *([] if group is None else [group])} & held.keys()
+    arrays = read_arrays(path, {key: held[key] for key in keys})
+    cube, labels = arrays["cube"], arrays["labels"]
+    if cube.ndim != 3 or cube.dtype.kind not in "iuf" or not np.isfinite(cube).all() or 0 in cube.shape:
+        raise InputError(f"{path}: cube must be finite numbers (H, W, bands), got {cube.dtype} {shown(cube.shape)}")
+    if labels.shape != cube.shape[:2] or labels.dtype.kind not in "iu" or labels.min() < 0 or not labels.any():
+        raise InputError(
+            f"{path}: labels must be whole numbers {shown(cube.shape[:2])}, from 1 for classes and 0 for unlabelled "
+            f"pixels, got {labels.dtype} {shown(labels.shape)}"
+        )
+    side = _side(request)
+    if group is None:
+        length = max(PATCHES_IN_BLOCK * side, round(labels.size**0.5 / BLOCKS))
+        rows, columns = (
+            index * max(round(size / length), 1) // size
+            for index, size in zip(np.indices(labels.shape), labels.shape, strict=True)
+        )
+        blocks = np.char.add(np.char.add("block ", rows.astype(str)), np.char.add(",", columns.astype(str)))
+    elif group not in arrays or arrays[group].shape != labels.shape:
+        raise InputError(f"{path}: {group} (--group) must be an array {shown(labels.shape)}, like labels")
+    else:
+        blocks = arrays[group].astype(str)
+    names = arrays.get("class_names", np.arange(1, labels.max() + 1).astype(str))
+    if names.shape != (labels.max(),) or names.dtype.kind != "U":
+        raise InputError(f"{path}: class_names must be {counted(int(labels.max()), 'text')}, got {shown(names.shape)}")
+    spectra = cube.astype(np.float32) if request.scale is None else rescaled(cube, *request.scale)
+    highest = float(abs(spectra).max())
+    if request.pca is None and highest > LARGE:
+        warnings.warn(
+            f"The spectra of {path} reach {highest:,.6g}, and networks learn best from numbers near 0..1. Set their "
+            f"range, such as --scale {cube.min():g},{cube.max():g}, or --pca N.",
+            stacklevel=2,
+        )
+    rows, columns = labels.nonzero()
+    pixels = ImageSet(
+        torch.from_numpy(spectra[rows, columns])[:, :, None, None],
+        torch.from_numpy(labels[rows, columns].astype(np.int64) - 1),
+        factors={"row": torch.from_numpy(rows), "column": torch.from_numpy(columns)},
+        names={GROUP: tuple(blocks[rows, columns].tolist())},
+    )
+    finish = partial(_finish, torch.from_numpy(spectra).permute(2, 0, 1), side, request.pca, str(path))
+    has_names = "class_names" in arrays
+    return Splits(pixels, None, tuple(names.tolist()), has_names=has_names, task="classes", finish=finish)
+
+
+def _side(request: DataRequest) -> int:
+    """Return the side of a patch."""
+    sides = {request.patch} if isinstance(request.patch, int | None) else set(request.patch)
+    side = sides.pop() or PATCH
+    if sides or side % 2 == 0:
+        raise InputError(
+            f"patch (--patch) must be an odd number of pixels, as a square around one, got {request.patch}"
+        )
+    return side
+
+
+def _finish(
+    cube: Float32[Tensor, "bands H W"], side: int, pca: int | None, where: str, parts: Mapping[str, ImageSet]
+) -> dict[str, ImageSet]:
+    """Return parts of pixels as patches that share no pixel with those of another part."""
+    apart = _apart(parts, cube.shape[1:], side)
+    left, total = (sum(map(len, each.values())) for each in (apart, parts))
+    if left < total:
+        warnings.warn(
+            f"{total - left:,} of {total:,} labelled pixels of {where} are in no part, because their patches overlap "
+            "those of another part.",
+            stacklevel=2,
+        )
+    if pca is not None:
+        if "train" not in apart:
+            raise InputError(f"{where}: pca (--pca) needs training pixels, to which components are fitted")
+        cube = _components(cube, apart["train"].images[:, :, 0, 0], pca)
+    margin = side // 2
+    padded = np.pad(cube.numpy(), ((0, 0), (margin, margin), (margin, margin)), "reflect")
+    check_memory(4 * left * len(cube) * side**2, f"{left:,} patches of {where}")
+    windows = torch.from_numpy(padded).unfold(1, side, 1).unfold(2, side, 1)  # (bands, H, W, side, side)
+    return {
+        part: replace(each, images=windows[:, each.factors["row"], each.factors["column"]].transpose(0, 1).contiguous())
+        for part, each in apart.items()
+    }
+
+
+def _apart(parts: Mapping[str, ImageSet], size: tuple[int, ...], side: int) -> dict[str, ImageSet]:
+    """Leave out pixels whose patch overlaps that of a test pixel, and training pixels near a validation pixel."""
+    from scipy.ndimage import maximum_filter
+
+    taken, apart = np.zeros(size, bool), dict[str, ImageSet]()
+    for part in sorted(parts, key=("test", "validation", "train", "all").index):
+        images = parts[part]
+        row, column = (images.factors[name].numpy() for name in ("row", "column"))
+        near = maximum_filter(taken, 2 * side - 1, mode="constant")[row, column]
+        if near.all():
+            raise InputError(
+                f"no pixel is left for {part}, because all patches overlap those of other parts; set a smaller --patch"
+            )
+        apart[part] = images.select(torch.from_numpy(np.flatnonzero(~near)))
+        taken[row[~near], column[~near]] = True
+    return {part: apart[part] for part in parts}
+
+
+def _components(cube: Float32[Tensor, "bands H W"], spectra: Float32[Tensor, "N bands"], count: int) -> Tensor:
+    """Return the first principal components of these spectra in place of the bands: mean 0, variance 1."""
+    fitting = min(spectra.shape[1], len(spectra) - 1)
+    if not 1 <= count <= fitting:
+        raise InputError(f"pca (--pca) must be 1 to {fitting}, because there are {spectra.shape[1]} bands, got {count}")
+    mean = spectra.double().mean(0)
+    variances, axes = torch.linalg.eigh(torch.cov((spectra.double() - mean).T).reshape(len(mean), len(mean)))
+    axes, variances = axes[:, -count:].flip(1), variances[-count:].flip(0)
+    axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()  # the sign of an axis is arbitrary
+    weights = axes / variances.clamp_min(variances[0] * 1e-12 + 1e-300).sqrt()
+    return torch.einsum("bhw,bc->chw", cube.double() - mean[:, None, None], weights).float()

@@ -1,0 +1,135 @@
+"""Groups and folds on the command line: trained, evaluated together, resumed, counted."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cli_support import Cli
+from torchcaps.files import read_json
+
+PATIENTS, EACH, SIDE = 9, 8, 18
+PATIENT = np.arange(PATIENTS * EACH) % PATIENTS
+NARROW = "--conv-channels 8 --primary-types 2 --capsule-dim 4 --no-decoder --max-shift 0 --batch-size 16 --no-figures"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    rng, path = np.random.default_rng(0), tmp_path_factory.mktemp("cells") / "cells.npz"
+    images = rng.integers(0, 255, (len(PATIENT), SIDE, SIDE)).astype(np.uint8)
+    np.savez(path, x=images, y=PATIENT % 3, patient=PATIENT)
+    return f"npz:{path}"
+
+
+@pytest.fixture(scope="module")
+def folds(cli: Cli, data: str, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The runs of three folds."""
+    folder, runs = tmp_path_factory.mktemp("folds"), []
+    for k in range(1, 4):
+        runs.append(folder / f"fold-{k}")
+        options = ("--data", data, "--group", "patient", "--fold", f"{k}/3", "--epochs", "1", "--out", runs[-1])
+        done = cli("train", "sabour2017", *NARROW.split(), *options)
+        assert done.code == 0, done.err
+        assert "Groups: 5 training, 1 validation, 3 test" in done.out
+    return runs
+
+
+def test_runs_of_folds_are_evaluated_together(cli: Cli, folds: list[Path]) -> None:
+    alone = [cli.json("evaluate", run) for run in folds]
+    together = cli.json("evaluate", *folds)
+    assert together["runs"] == alone
+    assert set(alone[0]) >= {"run", "which", "data", "split", "accuracy", "confusion"}  # one run: as ever
+    assert together["pooled"]["num_images"] == len(PATIENT)  # each image is tested once
+    assert together["pooled"]["confusion"] == np.sum([each["confusion"] for each in alone], 0).tolist()
+    for name in ("accuracy", "balanced_accuracy", "error", "loss"):
+        values = [each[name] for each in alone]
+        assert together["mean"][name] == pytest.approx(np.mean(values))
+        assert together["sd"][name] == pytest.approx(np.std(values, ddof=1))
+    shown = cli("evaluate", *folds, "--figure", "all.png")
+    assert shown.code == 0, shown.err
+    assert "mean ± standard deviation" in shown.out
+    assert "All images of the 3 runs" in shown.out
+    assert Path("all.png").exists()
+
+
+def test_a_run_keeps_its_group_and_fold(cli: Cli, folds: list[Path]) -> None:
+    config = read_json(folds[1] / "config.json", "configuration")
+    assert (config["group"], config["fold"]) == ("patient", "2/3")
+    for option, value in (("--fold", "1/3"), ("--group", "none")):
+        done = cli("train", "--resume", folds[1], option, value)
+        assert (done.code, option[2:] in done.err) == (2, True)
+    assert cli("train", "--resume", folds[1]).code == 0
+
+
+def test_groups_are_counted(cli: Cli, data: str) -> None:
+    counts: Any = cli.json("datasets", data, "--group", "patient", "--fold", "1/3")["loaded"]
+    assert counts["groups"] == {"train": 5, "validation": 1, "test": 3}
+    assert "groups" in cli("datasets", data, "--group", "patient").out
+    assert "\ngroups" not in cli("datasets", data).out
+    for words, said in ((("--fold", "7"), "--fold must be K/N"), (("--group", "who"), "no array 'who'")):
+        done = cli("datasets", data, *words)
+        assert (done.code, said in done.err) == (2, True), done.err
+    done = cli("datasets", "--fold", "1/2")
+    assert (done.code, "--fold is for one data set" in done.err) == (2, True)
+
+
+# ---- records and scenes
+
+
+@pytest.fixture(scope="module")
+def records(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on windows of records."""
+    folder, rng = tmp_path_factory.mktemp("records"), np.random.default_rng(0)
+    for name, count, steps in (("own", 30, 60), ("longer", 9, 100)):
+        values = rng.normal(size=(count, 2, steps)).astype(np.float32)
+        np.savez(folder / f"{name}.npz", x=values, y=np.arange(count) % 3, lengths=np.full(count, steps))
+    options = ("--window", "16", "--stride", "8", "--epochs", "1", "--batch-size", "16", "--no-figures")
+    done = cli("train", "sequences", "--data", f"npz:{folder / 'own.npz'}", *options, "--out", folder / "run")
+    assert done.code == 0, done.err
+    assert "Groups: 21 training, 3 validation, 6 test" in done.out
+    return folder
+
+
+def test_records_are_answered_by_their_windows(cli: Cli, records: Path) -> None:
+    own = cli.json("evaluate", records / "run")
+    assert (own["num_images"], own["records"]["num_images"]) == (6 * 7, 6)
+    assert "One answer for each of 6 records" in cli("evaluate", records / "run").out
+    longer = ("--data", f"npz:{records / 'longer.npz'}", "--split", "all")
+    other = cli.json("evaluate", records / "run", *longer)  # cut like the run's own records
+    assert (other["num_images"], other["records"]["num_images"]) == (9 * 12, 9)
+    cli.out("export", records / "run", "--format", "folder", "--out", "saved")
+    assert cli.json("evaluate", "saved", *longer)["records"] == other["records"]
+
+
+@pytest.fixture(scope="module")
+def field(tmp_path_factory: pytest.TempPathFactory) -> str:
+    rng, path = np.random.default_rng(0), tmp_path_factory.mktemp("scene") / "field.npz"
+    labels = np.indices((40, 40)).sum(0) // 6 % 3 + 1
+    cube = rng.normal(size=(40, 40, 6)) + labels[..., None] * np.arange(6)
+    np.savez(path, cube=cube.astype(np.float32), labels=labels, class_names=np.array(["oats", "corn", "soy"]))
+    return f"scene:{path}"
+
+
+@pytest.mark.parametrize("options", [(), ("--pca", "3")], ids=["bands", "components"])
+def test_a_scene_is_trained_evaluated_and_drawn(cli: Cli, field: str, options: tuple[str, ...]) -> None:
+    small = ("--epochs", "1", "--patch", "5", "--batch-size", "64")
+    done = cli("train", "compact-shared", "--data", field, *small, *options, "--out", "run")
+    assert done.code == 0, done.err
+    assert "labelled pixels of" in done.err
+    assert Path("run/figures/confusion-map.png").exists()
+    values = cli("evaluate", "run", "--json", "--figure", "f.png")
+    assert '"kappa"' in values.out
+    assert Path("f.png").exists()
+    assert Path("f-map.png").exists()
+    done = cli("evaluate", "run", "--data", field.replace("field.npz", "./field.npz"), "--split", "all")
+    said = "whose components were fitted to its own scene; train without --pca to evaluate other scenes"
+    assert (done.code, said in done.err) == ((2, True) if options else (0, False)), done.err
+
+
+def test_scenes_are_counted(cli: Cli, field: str) -> None:
+    loaded = cli("datasets", field, "--patch", "5", "--json")
+    assert '"groups"' in loaded.out
+    for words, said in ((("--patch", "4"), "--patch"), (("--pca", "9"), "--pca"), (("--window", "9"), "--window")):
+        done = cli("datasets", field, *words)
+        assert (done.code, said in done.err) == (2, True), done.err
