@@ -9,6 +9,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
@@ -35,49 +36,42 @@ class Forward(NamedTuple):
     """Objects for the backward pass besides tensors. The backward pass may empty them, and must do without them."""
 
 
+@dataclass(eq=False)
 class Operation(Generic[TensorsT, OptionsT, ResultsT]):
     """A function of tensors and options with a hand-written gradient.
 
     In a graph of ``torch.compile`` the kernel is one opaque operation, ``torchcaps::name``. Its schema follows from the
     annotations of the three named tuples.
-
-    Args:
-        name: Name in the namespace ``torchcaps``.
-        tensors: Named tuple of the tensors that are differentiated; a tensor with the type ``Tensor | None`` may be
-            absent.
-        options: Named tuple of numbers, texts and tuples of them.
-        results: Named tuple of the results.
-        forward: Kernel ``(tensors, options, needs_grad, keep) -> Forward``. ``needs_grad`` marks the tensors that need
-            a gradient. With ``keep``, objects may be kept for the backward pass.
-        backward: Kernel ``(tensors, options, results, kept, grads, needs_grad) -> gradients``, one for each tensor.
-            ``results`` has None for a result not in ``read``; ``kept`` is None if nothing is kept. Gradients that are
-            not in ``needs_grad`` are ignored.
-        plain: The plain formula ``(tensors, options) -> results``. Second derivatives are those of this function.
-        fake: Function ``(tensors, options) -> results`` that returns tensors without numbers, with the shapes and
-            strides of the results.
-        suits: Function ``(tensors, options)`` that returns True if the kernel is the better choice on a CPU.
-        plain_bytes: Function ``(tensors, options)`` that returns the bytes of votes in the plain formula.
-        read: Function of the options that returns the indices of the results that the backward pass reads.
     """
 
-    def __init__(
-        self,
-        name: str,
-        tensors: type[TensorsT],
-        options: type[OptionsT],
-        results: type[ResultsT],
-        *,
-        forward: Callable[[TensorsT, OptionsT, Sequence[bool], bool], Forward],
-        backward: Callable[[TensorsT, OptionsT, Sequence[Any], Any, Sequence[Any], Sequence[bool]], Sequence[Any]],
-        plain: Callable[[TensorsT, OptionsT], ResultsT],
-        fake: Callable[[TensorsT, OptionsT], ResultsT],
-        suits: Callable[[TensorsT, OptionsT], bool] = lambda *_: True,
-        plain_bytes: Callable[[TensorsT, OptionsT], int] = lambda *_: 0,
-        read: Callable[[OptionsT], Sequence[int]] = lambda _: (),
-    ) -> None:
-        self.name, self.tensors, self.options, self.results = name, tensors, options, results
-        self.forward, self.backward, self.plain, self.fake = forward, backward, plain, fake
-        self.suits, self.plain_bytes, self.read = suits, plain_bytes, read
+    name: str
+    """Name in the namespace ``torchcaps``."""
+    tensors: type[TensorsT]
+    """Named tuple of the tensors that are differentiated; a tensor with the type ``Tensor | None`` may be absent."""
+    options: type[OptionsT]
+    """Named tuple of numbers, texts and tuples of them."""
+    results: type[ResultsT]
+    """Named tuple of the results."""
+    _: KW_ONLY
+    forward: Callable[[TensorsT, OptionsT, Sequence[bool], bool], Forward]
+    """Kernel ``(tensors, options, needs_grad, keep) -> Forward``. ``needs_grad`` marks the tensors that need a
+    gradient. With ``keep``, objects may be kept for the backward pass."""
+    backward: Callable[[TensorsT, OptionsT, Sequence[Any], Any, Sequence[Any], Sequence[bool]], Sequence[Any]]
+    """Kernel ``(tensors, options, results, kept, grads, needs_grad) -> gradients``, one for each tensor. ``results``
+    has None for a result not in ``read``; ``kept`` is None if nothing is kept. Gradients that are not in ``needs_grad``
+    are ignored."""
+    plain: Callable[[TensorsT, OptionsT], ResultsT]
+    """The plain formula ``(tensors, options) -> results``. Second derivatives are those of this function."""
+    fake: Callable[[TensorsT, OptionsT], ResultsT]
+    """Function that returns tensors without numbers, with the shapes and strides of the results."""
+    suits: Callable[[TensorsT, OptionsT], bool] = lambda *_: True
+    """Function that returns True if the kernel is the better choice on a CPU."""
+    plain_bytes: Callable[[TensorsT, OptionsT], int] = lambda *_: 0
+    """Function that returns the bytes of votes in the plain formula."""
+    read: Callable[[OptionsT], Sequence[int]] = lambda _: ()
+    """Function of the options that returns the indices of the results that the backward pass reads."""
+
+    def __post_init__(self) -> None:
         self._register()
 
     def __call__(self, tensors: TensorsT, options: OptionsT, backend: Backend = "auto") -> ResultsT:
