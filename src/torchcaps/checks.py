@@ -124,7 +124,7 @@ def _check_of(hint: Any) -> Check:
         kind, axes = _KINDS[hint.__name__.partition("[")[0]], tuple(map(Axis.read, hint.dim_str.split()))
         return partial(_check_tensor, *kind, axes)
     if origin is Annotated and isinstance(args[1], Range):
-        return partial(_check_range, args[1])
+        return lambda name, value, _sizes, _owner: args[1].check(name, value)
     if origin in (Annotated, typing.NotRequired):
         return _check_of(args[0])
     if origin is Literal:
@@ -133,10 +133,9 @@ def _check_of(hint: Any) -> Check:
         choices_last = sorted(args, key=_is_choice)  # of a number's errors, the first one is then about its range
         others = [_check_of(each) for each in choices_last if each is not type(None)]
         return partial(_check_union, others, type(None) in args)
-    if origin is tuple:  # tuple[X, ...] or a fixed number of X
-        if args[-1] is Ellipsis:
-            return partial(_check_sequence, _check_of(args[0]))
-        return partial(_check_tuple, [_check_of(each) for each in args])
+    if origin is tuple:  # tuple[X, ...] or a fixed number of entries
+        is_open = args[-1] is Ellipsis
+        return partial(_check_tuple, [_check_of(each) for each in args if each is not Ellipsis], is_open)
     if origin in (list, dict):
         return partial(_check_container, origin, [_check_of(each) for each in args])
     if typing.is_typeddict(hint):
@@ -148,31 +147,20 @@ def _check_of(hint: Any) -> Check:
     return lambda *_: None
 
 
-def _check_range(numbers: Range, name: str, value: Any, _sizes: Sizes, _owner: Any) -> None:
-    numbers.check(name, value)
-
-
 def _check_choice(choices: tuple[str, ...], name: str, value: Any, _sizes: Sizes, _owner: Any) -> None:
     if not isinstance(value, str) or value not in choices:
         raise InputError(f"{name} must be one of {', '.join(choices)}, got {shown(value)}")
 
 
-def _check_sequence(of_item: Check, name: str, value: Any, sizes: Sizes, owner: Any) -> None:
+def _check_tuple(of: list[Check], is_open: bool, name: str, value: Any, sizes: Sizes, owner: Any) -> None:
+    """Check each entry of a tuple against its own annotation, or all of any number against one (``is_open``)."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise WrongType(f"{name} must be a sequence, got {shown(value)}")
-    if len(value) > MAX_ENTRIES:
+    if is_open and len(value) > MAX_ENTRIES:
         raise InputError(f"{name} must have at most {MAX_ENTRIES} entries, got {len(value)}")
-    for item in value:
-        of_item(name, item, sizes, owner)
-
-
-def _check_tuple(of_items: Sequence[Check], name: str, value: Any, sizes: Sizes, owner: Any) -> None:
-    """Check a tuple of a fixed length, each entry against its own annotation."""
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise WrongType(f"{name} must be a sequence, got {shown(value)}")
-    if len(value) != len(of_items):
-        raise InputError(f"{name} must have {counted(len(of_items), 'entry')}, got {shown(value)}")
-    for of_item, item in zip(of_items, value, strict=True):
+    if not is_open and len(value) != len(of):
+        raise InputError(f"{name} must have {counted(len(of), 'entry')}, got {shown(value)}")
+    for of_item, item in zip(of * len(value) if is_open else of, value, strict=True):
         of_item(name, item, sizes, owner)
 
 
