@@ -31,7 +31,7 @@ from torchcaps.nn import (
     InstanceNorm,
     Routing,
 )
-from torchcaps.parts import PARTS, build, options
+from torchcaps.parts import PARTS, build, options, part_of
 
 Make = Callable[[], nn.Module]
 LAYER: Any = (8, 16, 10, 16)
@@ -286,6 +286,41 @@ def test_every_linear_layer_is_linear(preset: str) -> None:
     for ours, theirs in zip(adapted(images), merged(images), strict=True):
         if isinstance(ours, Tensor):
             assert_close(ours, theirs, 1e-4)
+
+
+class Wrapped(nn.Module):
+    """A module in another one that has its attributes, as those that PEFT trains whole (``modules_to_save``)."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        return self.module(*inputs, **options)
+
+
+@pytest.mark.parametrize("preset", [*PRESETS, "compact-deep"])
+def test_every_part_may_be_wrapped(preset: str) -> None:
+    options = small(preset) | ({"transform": "dense"} if preset == "ucaps3d" else {})
+    model = create_model(preset, **options).eval()
+    images = torch.rand(2, *model.in_shape)
+    expected = model(images)
+    kinds = {name: part_of(type(each))[0] for name, each in model.named_modules()}
+    kinds |= {name: "norm" for name, each in model.named_modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)}
+    for kind in ("transform", "routing", "layer", "backbone", "primary", "decoder", "norm"):
+        wrapped = copy.deepcopy(model)
+        for name in [name for name, its_kind in kinds.items() if its_kind == kind]:
+            parent, _, child = name.rpartition(".")
+            setattr(wrapped.get_submodule(parent), child, Wrapped(wrapped.get_submodule(name)))
+        for ours, theirs in zip(wrapped(images), expected, strict=True):
+            if isinstance(ours, Tensor):
+                assert_close(ours, theirs, 1e-4)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -184,9 +184,7 @@ class CapsNet(Network):
     @property
     def class_capsules(self) -> DenseCapsules:
         """Last capsule layer, with a capsule for each class."""
-        layer = self.layers[-1]
-        assert isinstance(layer, DenseCapsules)
-        return layer
+        return cast(DenseCapsules, self.layers[-1])
 
     @property
     def capsule_dim(self) -> int:
@@ -195,9 +193,7 @@ class CapsNet(Network):
 
     def layer(self, number: int) -> CapsuleLayer:
         """Return a capsule layer by its number, from 1."""
-        layer = self.layers[number - 1]
-        assert isinstance(layer, CapsuleLayer)
-        return layer
+        return cast(CapsuleLayer, self.layers[number - 1])
 
     def capsules(self, images: Float[Tensor, "B C H W"]) -> list[Capsules]:
         """Return the input of each capsule layer: the primary capsules, and the output of each layer but the last."""

@@ -131,6 +131,8 @@ class PixelCapsules(PixelNetwork):
                 f"{sizes} it returns {[*getattr(maps, 'shape', ())][2:]}"
             )
         capsules, skips = as_one_type(maps), list[Capsules]()
+        # of each layer: is its input a skip, and is a skip joined to its output
+        self._ways: list[tuple[bool, bool]] = []
         self.flow = [capsules]
         """Input of each capsule layer, then the output of the last layer, on the meta device: shapes only."""
         for number, spec in enumerate(specs, 1):
@@ -146,7 +148,8 @@ class PixelCapsules(PixelNetwork):
                     "layers must have a layer with a stride for each deconv layer, and end with a conv-types layer"
                 )
             self.layers.append(layer)
-            if _stride_down(layer) > 1:
+            self._ways.append((is_down := _stride_down(layer) > 1, is_up))
+            if is_down:
                 skips.append(capsules)
             before = capsules.grid[1:]
             capsules, _ = infer_shapes(layer, capsules)
@@ -229,11 +232,11 @@ class PixelCapsules(PixelNetwork):
         """Return the class capsules, and the maps that no deconv layer has joined, from the finest on."""
         capsules = as_one_type(self.backbone(images))
         skips: list[Capsules] = []
-        for layer in self.layers:
-            if _stride_down(layer) > 1:
+        for layer, (is_down, is_up) in zip(self.layers, self._ways, strict=True):
+            if is_down:
                 skips.append(capsules)
             capsules = layer(capsules)
-            if isinstance(layer, DeconvCapsules):
+            if is_up:
                 capsules = join_types(capsules, skips.pop())
         return capsules, skips
 

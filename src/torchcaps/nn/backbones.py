@@ -164,8 +164,9 @@ class StackBackbone(nn.Sequential):
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B c h w"]:
         """Return feature maps of images."""
-        for layer in self:
-            has_relu = self.stack_norm != "batch" and not isinstance(layer, nn.BatchNorm2d)  # without a module for it
+        for number, layer in enumerate(self):
+            is_norm = self.stack_norm == "batch-after" and number % 2 == 1
+            has_relu = self.stack_norm != "batch" and not is_norm  # without a module for it
             images = convolve_relu(layer, images) if has_relu else layer(images)
         return images
 

@@ -128,13 +128,12 @@ class TypesLayer(MapLayer):
         side = [self.window.kernel] * self.dims
         no_rows = like.new_empty((0, self.in_types, self.in_dim * math.prod(side)))  # called for the sake of its hooks
         _, matrices = self.transform(no_rows)
+        of_each_type = matrices.ndim == 4  # (T, J, D, K), of the transform "dense"
         kernel = matrices.to(like).unflatten(-1, (self.in_dim, *side))  # (J, D, K, *k), or (T, J, D, K, *k)
         kernel = kernel.flatten(-self.dims - 3, -self.dims - 2)
         kernel = kernel.transpose(-self.dims - 2, -self.dims - 1) if self.window.up else kernel
         bias = None if self.bias is None else self.bias.to(like).flatten()
-        if isinstance(self.transform, Dense):
-            return kernel.flatten(0, 1), bias, self.in_types
-        return kernel, bias, 1
+        return (kernel.flatten(0, 1), bias, self.in_types) if of_each_type else (kernel, bias, 1)
 
     def _prepared(self, maps: Float[Tensor, "*more *S"]) -> Float[Tensor, "*more *S"]:
         """Return maps as the window needs them: with each position repeated, and with zeros around them."""
