@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from jaxtyping import Float32
 from torch import Tensor, nn
 
 from support import registered_for_now
@@ -32,18 +31,11 @@ MAX_MEMBERS = 40
 class Points(Task):
     """Places of J points in an image: float32 (N, J, 2), as shares of its height and width."""
 
-    name: ClassVar[Any] = "points"
+    name, form = "points", ("Float32", "N J 2")
     output, answer_key = "point", "points"
     needs = "numbers (N, J, 2), the row and column of each point"
     metric = Metric("1 − distance", "distance", "sides of the image", False)
     evaluation = "points_evaluation"
-
-    @property
-    def form(self) -> Any:
-        return Float32[Tensor, "N J 2"]
-
-    def has_form(self, targets: Tensor) -> bool:
-        return targets.dtype == torch.float32 and targets.ndim == 3
 
     def convert_targets(
         self,

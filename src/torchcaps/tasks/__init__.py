@@ -82,7 +82,10 @@ def widest_task(tasks: Iterable[Task]) -> Task:
 
 def any_form() -> Any:
     """Return the annotation of targets in the form of any task."""
-    forms = (task.form for task in (*TASKS.values(), Objects(2)))
+    import jaxtyping
+    from torch import Tensor
+
+    forms = (getattr(jaxtyping, task.form[0])[Tensor, task.form[1]] for task in (*TASKS.values(), Objects(2)))
     return functools.reduce(operator.or_, forms)
 
 

@@ -100,6 +100,8 @@ class Task(ABC):
     """Noun for one of the J outputs of a network: ``"class"``."""
     min_outputs: ClassVar[int] = 1
     """Smallest number of outputs J."""
+    form: ClassVar[tuple[str, str]]
+    """Dtype and axes of targets in the task's form, in jaxtyping's words: ``("Int64", "N")``."""
     needs: ClassVar[str]
     """Form of the targets, to continue an error after "labels must be"."""
     metric: ClassVar[Metric]
@@ -143,14 +145,10 @@ class Task(ABC):
             raise InputError(f"objects must be 1 for the task {self.name}, got {objects}")
         return self
 
-    @property
-    @abstractmethod
-    def form(self) -> Any:
-        """Annotation of targets in the task's form, such as ``Int64[Tensor, "N"]``."""
-
-    @abstractmethod
     def has_form(self, targets: Tensor) -> bool:
         """Return True if a tensor already has the task's form."""
+        dtype, axes = self.form
+        return str(targets.dtype) == f"torch.{dtype.lower()}" and targets.ndim == len(axes.split())
 
     @abstractmethod
     def convert_targets(

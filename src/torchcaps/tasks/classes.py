@@ -27,7 +27,7 @@ class Classes(Task):
     (N, J), and texts. Other rows (N, J) of 0..1, such as the shares of mixed images, stay rows.
     """
 
-    name = "classes"
+    name, form = "classes", ("Int64", "N")
     output, min_outputs, answer_key = "class", 2, "class"
     needs = "whole numbers from 0, the class of each image, (N,), or one-hot rows (N, J)"
     metric = Metric("accuracy", "error", "% of the images")
@@ -40,16 +40,6 @@ class Classes(Task):
 
     def with_objects(self, objects: int) -> Task:
         return self if objects == self.objects else Objects(objects) if objects > 1 else Classes()
-
-    @property
-    def form(self) -> Any:
-        from jaxtyping import Int64
-        from torch import Tensor
-
-        return Int64[Tensor, "N"]
-
-    def has_form(self, targets: Tensor) -> bool:
-        return str(targets.dtype) == "torch.int64" and targets.ndim == 1
 
     def convert_targets(
         self,
@@ -205,7 +195,7 @@ class Classes(Task):
 
     def class_counts(self, targets: Tensor) -> Int64[Tensor, "J"] | None:
         # images of several objects are composed of images of one object, whose classes are counted
-        return targets.bincount() if Classes.has_form(self, targets) else None
+        return targets.bincount() if targets.ndim == 1 else None
 
     def answer_to_dict(self, answer: Sequence[str]) -> dict[str, Any]:
         return {"classes": answer} if len(answer) > 1 else {"class": "".join(answer)}
@@ -214,20 +204,11 @@ class Classes(Task):
 class Objects(Classes):
     """Task with the classes of the P objects in each image, all different: int64 (N, P)."""
 
+    form = ("Int64", "N P")
     needs = "whole numbers from 0, the different classes of the objects in each image, (N, P)"
 
     def __init__(self, objects: int) -> None:
         self.objects = objects
-
-    @property
-    def form(self) -> Any:
-        from jaxtyping import Int64
-        from torch import Tensor
-
-        return Int64[Tensor, "N P"]
-
-    def has_form(self, targets: Tensor) -> bool:
-        return str(targets.dtype) == "torch.int64" and targets.ndim == 2
 
     def check_targets(
         self,

@@ -18,16 +18,10 @@ if TYPE_CHECKING:
 class ColumnTask(Task):
     """Base class of tasks with targets in rows (N, J), a column for each output."""
 
+    form = ("Float32", "N J")
     evaluation = "torchcaps.analysis.targets"
     columns: ClassVar[str]
     """Class in that module that computes the table and draws the figure of an evaluation."""
-
-    @property
-    def form(self) -> Any:
-        from jaxtyping import Float32
-        from torch import Tensor
-
-        return Float32[Tensor, "N J"]
 
     def has_form(self, targets: Tensor) -> bool:
         return targets.is_floating_point() and targets.ndim == 2 and self._fits(targets.cpu().numpy())

@@ -32,7 +32,7 @@ class Segmentation(Task):
     not count in the mean Dice score. Two classes may have a single score, that of class 1.
     """
 
-    name = "pixels"
+    name, form = "pixels", ("UInt8", "N H W")
     output, min_outputs, answer_key = "class", 2, "classes"
     needs = "masks, the class of each pixel as a whole number from 0 (255: ignored), (N, H, W) or (N, D, H, W)"
     metric = Metric("Dice", "1 − Dice", "%, mean over the images", hub="dice")
@@ -41,13 +41,6 @@ class Segmentation(Task):
     has_masks = True
     spatial_axes = (1, 2, 3)
     analyses = frozenset({".onnx", ".pt2"})
-
-    @property
-    def form(self) -> Any:
-        from jaxtyping import UInt8
-        from torch import Tensor
-
-        return UInt8[Tensor, "N H W"]
 
     def has_form(self, targets: Tensor) -> bool:
         return str(targets.dtype) == "torch.uint8" and targets.ndim in (3, 4)

@@ -16,19 +16,12 @@ if TYPE_CHECKING:
 class Shares(Task):
     """Task with the shares of J kinds in each image: float32 (N, J), 0..1, with the sum 1."""
 
-    name = "shares"
+    name, form = "shares", ("Float32", "N J")
     output, min_outputs, answer_key = "share", 2, "shares"
     needs = "rows of shares from 0 to 1 with the sum 1, (N, J)"
     metric = Metric("overlap", "distance", "share of the image in the wrong kind")
     analyses = frozenset({"reconstruct"})
     evaluation = "torchcaps.analysis.shares"
-
-    @property
-    def form(self) -> Any:
-        from jaxtyping import Float32
-        from torch import Tensor
-
-        return Float32[Tensor, "N J"]
 
     def has_form(self, targets: Tensor) -> bool:
         return targets.is_floating_point() and self.could_be(targets.cpu().numpy())
