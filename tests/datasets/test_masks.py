@@ -14,9 +14,11 @@ from PIL import Image
 from pixel_support import disc_set, discs, write_folder
 from support import assert_raises
 from torchcaps.datasets import BatchLoader, Dataset, ImageSet, PatchSet, load_dataset
+from torchcaps.datasets.image_set import for_task
 from torchcaps.datasets.sources.segmentation_folder import IMAGE_NAMES, MASK_NAMES
 from torchcaps.errors import InputError
 from torchcaps.ranges import IGNORED
+from torchcaps.tasks import find_task
 from torchcaps.training import make_config
 from torchcaps.training.data import load_run_data
 
@@ -514,6 +516,20 @@ def test_parts_below_images_are_moved(tmp_path: Path, names: tuple[str, str]) ->
         "DIR/images has no images but train/; put train/ above images/ and masks/, so that there are DIR/train/images"
     )
     assert_raises(InputError, load, tmp_path, say=words.replace("DIR", str(tmp_path)))
+
+
+@pytest.mark.parametrize("task", ["classes", "labels", "regression"])
+@pytest.mark.parametrize("sizes", [((24, 20),), ((24, 20), (40, 37))], ids=["one size", "sizes"])
+def test_masks_beside_images_are_no_labels_of_another_task(tmp_path: Path, task: Any, sizes: Any) -> None:
+    write_folder(tmp_path, 8, sizes=sizes)
+    for name in ("images", "masks"):
+        for file in (tmp_path / name).iterdir():
+            file.rename(tmp_path / f"{file.stem}{'_mask' * (name == 'masks')}{file.suffix}")
+        (tmp_path / name).rmdir()
+    words = f'are masks, but the task is {task}; set task="pixels" (--task pixels)'
+    assert_raises(InputError, load_dataset, f"folder:{tmp_path}", task=task, say=words)
+    data = load(tmp_path, patch=8)
+    assert_raises(InputError, for_task, data.train, find_task(task), 3, say=words)
 
 
 def test_patches_need_masks() -> None:

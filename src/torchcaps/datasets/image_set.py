@@ -134,12 +134,14 @@ def for_task(images: Images, task: Task, num_outputs: int | None, where: str = "
     Raises:
         InputError: The labels do not fit the task; the error begins with ``where``.
     """
-    if images.task.name == task.name or task.has_form(images.labels):
+    if images.task.name == task.name:
         return images
     if images.masks is not None:
         raise InputError(
             f'{where} are masks, but the task is {task.name}; set task="{images.task.name}" (--task {images.task.name})'
         )
+    if task.has_form(images.labels):
+        return images
     return images.with_labels(partial(task.convert_targets, num_outputs=num_outputs, where=where))
 
 
