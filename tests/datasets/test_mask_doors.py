@@ -25,6 +25,10 @@ from torchcaps.training.image_spec import ImageSpec
 COUNT, SIZE = 12, (24, 20)
 IMAGES, MASKS = discs(COUNT, SIZE)
 IMAGES[:, 0, 0] = np.arange(COUNT)  # tells the image
+# Each third of the images lacks other classes, so what a value means cannot be decided by a third alone.
+PARTS = {"train": slice(0, 4), "val": slice(4, 8), "test": slice(8, 12)}
+MASKS[PARTS["val"]][MASKS[PARTS["val"]] == 1] = 0
+MASKS[PARTS["test"]][MASKS[PARTS["test"]] == 0] = 2
 COLOURS = np.array([[0, 0, 0], [0, 0, 255], [255, 128, 0]], np.uint8)
 OBJECTS = (MASKS > 0).astype(np.uint8)
 IGNORING = MASKS.copy()
@@ -64,18 +68,32 @@ def of_dataset(data: Any) -> dict[int, Tensor]:
     return found
 
 
-def from_folder(path: Path, masks: np.ndarray) -> dict[int, Tensor]:
-    for name in ("images", "masks"):
-        (path / name).mkdir()
-    for n, (image, mask) in enumerate(zip(IMAGES, masks, strict=True)):
-        Image.fromarray(image).save(path / f"images/{n}.png")
-        plain = mask[..., 0] if mask.ndim == 3 and mask.shape[-1] == 1 else mask
-        Image.fromarray(plain).save(path / f"masks/{n}.{'tif' if plain.dtype == np.float32 else 'png'}")
+def from_folder(path: Path, masks: np.ndarray, parts: dict[str, slice] | None = None) -> dict[int, Tensor]:
+    for part, numbers in (parts or {"": slice(None)}).items():
+        for name in ("images", "masks"):
+            (path / part / name).mkdir(parents=True)
+        for n in range(COUNT)[numbers]:
+            Image.fromarray(IMAGES[n]).save(path / part / f"images/{n}.png")
+            plain = masks[n][..., 0] if masks[n].ndim == 3 and masks[n].shape[-1] == 1 else masks[n]
+            suffix = "tif" if plain.dtype == np.float32 else "png"
+            Image.fromarray(plain).save(path / part / f"masks/{n}.{suffix}")
     return of_dataset(load_dataset(f"folder:{path}"))
+
+
+def from_folder_of_parts(path: Path, masks: np.ndarray) -> dict[int, Tensor]:
+    return from_folder(path, masks, PARTS)
 
 
 def from_npz(path: Path, masks: np.ndarray, x: np.ndarray = IMAGES) -> dict[int, Tensor]:
     np.savez(path / "own.npz", x=x, y=masks)
+    return of_dataset(load_dataset(f"npz:{path / 'own.npz'}", task="pixels"))
+
+
+def from_npz_of_parts(path: Path, masks: np.ndarray) -> dict[int, Tensor]:
+    ends = {"train": "", "val": "_val", "test": "_test"}
+    arrays = {f"x{ends[part]}": IMAGES[numbers] for part, numbers in PARTS.items()}
+    arrays |= {f"y{ends[part]}": masks[numbers] for part, numbers in PARTS.items()}
+    np.savez(path / "own.npz", **arrays)  # type: ignore[arg-type]
     return of_dataset(load_dataset(f"npz:{path / 'own.npz'}", task="pixels"))
 
 
@@ -127,7 +145,9 @@ def from_lists(path: Path, masks: np.ndarray) -> dict[int, Tensor]:
 
 DOORS: dict[str, Callable[[Path, np.ndarray], dict[int, Tensor]]] = {
     "folder": from_folder,
+    "folder of parts": from_folder_of_parts,
     "npz": from_npz,
+    "npz of parts": from_npz_of_parts,
     "npz, channels last": from_keras_npz,
     "npz, channels first": from_torch_npz,
     "fit": from_fit,
@@ -137,7 +157,10 @@ DOORS: dict[str, Callable[[Path, np.ndarray], dict[int, Tensor]]] = {
 }
 NOT_IN_FILES = ("first", "one-hot", "int64")
 CASES = [
-    (door, form) for door in DOORS for form in FORMS if door != "folder" or not any(w in form for w in NOT_IN_FILES)
+    (door, form)
+    for door in DOORS
+    for form in FORMS
+    if not door.startswith("folder") or not any(w in form for w in NOT_IN_FILES)
 ]
 
 

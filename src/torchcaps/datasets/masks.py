@@ -187,7 +187,8 @@ def number_masks(masks: Mapping[str, Mask], names: Sequence[str] | None, listed:
     count = max(highest + 1, 2) if names is None else len(names)
     faults = dict[str, str]()
     for name, mask in masks.items():
-        if wrong := [value for value in mask.values if table.get(value) not in (*range(count), IGNORED)]:
+        classes = {value: table.get(value, -1) for value in mask.values}
+        if wrong := [value for value, j in classes.items() if j != IGNORED and not 0 <= j < count]:
             faults[name] = _wrong_value(name, wrong[0], names, listed)
         numbers = [value for value in mask.values if value < COLOUR and value != IGNORED]
         is_large = numbers and (numbers[-1] > IGNORED or numbers[-1] > 2 * max(len(values), 4))
