@@ -370,6 +370,7 @@ NETWORKS: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("unet-twin", {}),
+    ("hvc2021-learned", {}),
 ]
 # Other values of options where none follows from the annotation, or where the next one means the same in training.
 VALUES: dict[str, Any] = {
@@ -382,6 +383,9 @@ VALUES: dict[str, Any] = {
     "num_groups": 4,
     "layers": [{"num_capsules": 5}, {"name": "dense"}],
     "num_capsules": [{"num_capsules": 6}, {}],
+    "stages": [{"stack_kernels": (5, 3)}, {}, {}],
+    "stage_capsules": [{"name": "conv", "primary_dim": 4}, {}, {}],
+    "branches": [{"transform": "dense"}, {}, {}],
     "backbone": "sequence",
     "primary_capsules": "sequence",
     "transform": "shared",
@@ -418,6 +422,8 @@ def another(option: Option, value: Any) -> Any:
     """Another value that an option may have."""
     if isinstance(value, bool):
         return not value
+    if isinstance(value, tuple) and value and isinstance(value[0], tuple):  # of several parts
+        return another(option, value[0])
     if isinstance(value, tuple):
         return (*value[:-1], value[-1] + 1) if value else (6,)
     if isinstance(value, str):

@@ -153,7 +153,7 @@ def tiny_config(bars: Path, preset: str = "sabour2017", **overrides: object) -> 
         "max_shift": 1,
         "accelerator": "cpu",
     }
-    if preset != "baseline-cnn":
+    if preset != "baseline-cnn" and not preset.startswith("hvc2021"):
         fields |= NARROW
         if overrides.get("decoder") is False:
             del fields["decoder_hidden"]

@@ -1,5 +1,6 @@
 """What a run does: it learns, chooses its best epoch, tests once, stops where nothing is finite, and says so."""
 
+import copy
 import csv
 import json
 from pathlib import Path
@@ -287,3 +288,41 @@ def test_loggers_by_name(bars: Path, tmp_path: Path) -> None:
     run(tiny_config(bars, epochs=1, logger="tensorboard"), tmp_path / "board")
     go_on(tmp_path / "board", epochs=2)
     assert list((tmp_path / "board" / "tensorboard").rglob("events.*"))
+
+
+def test_averaged_weights_are_validated_saved_and_tested(tmp_path: Path) -> None:
+    """The average of each step again, beside the weights that the same run has without one."""
+    torch.manual_seed(0)
+    images, labels = torch.randint(256, (24, 1, 4, 4), dtype=torch.uint8), torch.arange(24) % 3
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    averaged, start = copy.deepcopy(plain), copy.deepcopy(plain).state_dict()
+    path: list[dict[str, Tensor]] = []
+
+    class Steps(Progress):
+        def step(self, **_: object) -> None:
+            path.append({name: each.clone() for name, each in plain.state_dict().items()})
+
+    recipe = Recipe(epochs=2, batch_size=8, optimizer={"name": "sgd", "momentum": 0.0}, learning_rate=0.5)
+    torchcaps.fit(plain, (images, labels), recipe, accelerator="cpu", progress=Steps())
+    recipe = recipe.replace({"average_weights": 0.75})
+    torchcaps.fit(averaged, (images, labels), recipe, accelerator="cpu", progress=Progress())
+    assert len(path) == 6
+    for name, each in averaged.state_dict().items():
+        expected = start[name]
+        for weights_then in path:
+            expected = 0.75 * expected + 0.25 * weights_then[name]
+        torch.testing.assert_close(each, expected)
+        assert not torch.equal(each, path[-1][name])
+
+
+def test_the_networks_of_a_run_have_averaged_weights(bars: Path, tmp_path: Path) -> None:
+    run(tiny_config(bars, average_weights=0.9, epochs=2), tmp_path / "run")
+    checkpoint, best = read_checkpoint(tmp_path / "run" / "last.ckpt"), load_run(tmp_path / "run").model
+    last = load_run(tmp_path / "run", which="last").model
+    trained = dict(zip(dict(last.named_parameters()), checkpoint["trained"], strict=True))
+    assert same_weights(last.state_dict(), checkpoint["model"])
+    assert not any(torch.equal(trained[name], each) for name, each in last.named_parameters())
+    batch = load_dataset(f"npz:{bars}").test
+    accuracy = evaluate(last, batch).accuracy
+    assert accuracy == json.loads((tmp_path / "run" / "summary.json").read_text())["test"]["last"]["accuracy"]
+    assert best.num_classes == 3

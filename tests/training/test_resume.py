@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from support import assert_raises, registered_for_now
+from support import assert_raises, registered_for_now, small
 from tiny_runs import StopAt, go_on, is_same, judged, rows, run, same_weights, tiny_config
 from torchcaps import analysis, files, register
 from torchcaps.errors import InputError
@@ -20,6 +20,7 @@ from torchcaps.models import create_model, load_pretrained
 from torchcaps.ranges import PositiveFactor
 from torchcaps.training import Interrupted, Progress, TrainConfig, devices, load_run, resume, train
 from torchcaps.training.checkpoint import read_checkpoint
+from torchcaps.training.folder import ADDED_SETTINGS
 from torchcaps.training.load import load_initial_weights
 from torchcaps.training.loop import Trainer
 
@@ -86,11 +87,15 @@ def own() -> Iterator[None]:
         {"adam": "tensorflow", "adam_eps": 1e-4},
         {"optimizer": "sgd", "momentum": 0.8},
         {"optimizer": "own", "slower": 0.3},
+        {"average_weights": 0.9, "precise_norm": True},
+        {"preset": "hvc2021-learned", "published_augmentation": "hvc2021", "max_shift": 0, "average_weights": 0.9},
     ],
     ids=str,
 )
 def test_with_all_that_a_recipe_asks_for(way: dict[str, Any], bars: Path, finished: Path, tmp_path: Path) -> None:
-    config, whole, broken = tiny_config(bars, **way), tmp_path / "whole", tmp_path / "broken"
+    preset = way.get("preset", "sabour2017")
+    sizes = small(preset) if preset.startswith("hvc2021") else {}
+    config, whole, broken = tiny_config(bars, **sizes, **way), tmp_path / "whole", tmp_path / "broken"
     run(config, whole)
     with pytest.raises(Interrupted):
         run(config, broken, StopAt(8))
@@ -328,3 +333,24 @@ def test_weights_that_do_not_fit_are_one_sentence(bars: Path, trained: Path, tmp
         with pytest.raises(InputError, match=rf"\A.*{said}.*\Z"):
             run(tiny_config(bars, **{"init_from": str(trained)} | change), tmp_path / "run")
         assert not (tmp_path / "run").exists()
+
+
+def test_a_run_from_before_a_setting_existed_goes_on(bars: Path, finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        run(tiny_config(bars), tmp_path / "run", StopAt(8))
+    checkpoint = read_checkpoint(tmp_path / "run" / "last.ckpt")
+    for name in ADDED_SETTINGS:
+        del checkpoint["settings"][name]
+    torch.save(checkpoint, tmp_path / "run" / "last.ckpt")
+    go_on(tmp_path / "run")
+    assert is_same(tmp_path / "run", finished)
+
+
+def test_an_average_without_its_trained_weights_is_refused(bars: Path, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        run(tiny_config(bars, average_weights=0.9), tmp_path / "run", StopAt(8))
+    checkpoint = read_checkpoint(tmp_path / "run" / "last.ckpt")
+    for change in (lambda: checkpoint["trained"][0].fill_(torch.nan), lambda: checkpoint.pop("trained")):
+        change()
+        torch.save(checkpoint, tmp_path / "run" / "last.ckpt")
+        assert_raises(InputError, go_on, tmp_path / "run", say="its trained weights")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchcaps.analysis.figures import EDGE, GAP, LINE, MARGIN, MUTED, SMALL, canvas, text_width, write
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
-from torchcaps.models import CapsNet, Network, PixelCapsules
+from torchcaps.models import BranchedNetwork, CapsNet, Network, PixelCapsules
 from torchcaps.models.shapes import infer_shapes
 from torchcaps.nn import CapsuleLayer, DeconvCapsules, PrimaryCapsules
 from torchcaps.nn.layers import MapLayer
@@ -78,6 +78,8 @@ def list_layers(model: Network) -> list[Layer]:
     image = Layer("image", (), model.in_shape, 0)
     if isinstance(model, PixelCapsules):
         return [image, *_layers_of_pixels(model, images)]
+    if isinstance(model, BranchedNetwork):
+        return [image, *_layers_of_branches(model, images)]
     if not isinstance(model, CapsNet):
         *hidden, last = _called(model, images)
         return [image, *hidden, replace(last, name="scores")]
@@ -98,6 +100,21 @@ def list_layers(model: Network) -> list[Layer]:
     inputs = Layer("decoder's input", ("class capsules", "all but one 0"), (poses[0].numel(),), 0)
     drawn = [inputs, *hidden, replace(last, name="reconstruction", shape=model.in_shape)]
     return [*layers, *(replace(each, in_decoder=True) for each in drawn)]
+
+
+def _layers_of_branches(model: BranchedNetwork, images: Tensor) -> list[Layer]:
+    """List the layers behind the image of a network with branches, one branch after another."""
+    layers: list[Layer] = []
+    maps = images
+    for stage, to_capsules, branch in zip(model.stages, model.stage_capsules, model.branches, strict=True):
+        layers += _called(stage, maps)
+        maps = images.new_empty(2, *layers[-1].shape)
+        capsules = infer_shapes(to_capsules, maps)[0]
+        shape = (*(capsules.grid or (capsules.poses.shape[1],)), capsules.poses.shape[2])
+        layers.append(Layer("capsules", _words(to_capsules), shape, _learned(to_capsules)))
+        assert isinstance(branch, CapsuleLayer)
+        layers.append(Layer("class capsules", _words(branch), (branch.out_capsules, branch.out_dim), _learned(branch)))
+    return [*layers, Layer("scores", ("sum of branches", "softmax"), (model.num_classes,), _learned(model.classify))]
 
 
 def _layers_of_pixels(model: PixelCapsules, images: Tensor) -> list[Layer]:

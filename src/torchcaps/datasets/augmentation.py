@@ -7,13 +7,14 @@ on or off does not affect another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float32, Float64, Int64, Shaped, UInt8
 from torch import Tensor
 
+from torchcaps.datasets import hvc_augmentation
 from torchcaps.datasets.affine import Interpolation, cut_windows, inverse_maps, linear_maps, warp
 from torchcaps.datasets.image_set import check_crop
 from torchcaps.datasets.rng import BRIGHTNESS, CONTRAST, CROPS, FLIPS, ROTATIONS, SCALINGS, SHIFTS, Key, stream_of
@@ -37,6 +38,8 @@ class Changes(NamedTuple):
     """Number added to every pixel (0..1)."""
     contrast: Float32[Tensor, "B"] | None = None
     """Relative change of the distance of every pixel from the mean of its channel."""
+    published: Float64[Tensor, "B N"] | None = None
+    """Random numbers of a published augmentation."""
 
     def share(self, part: slice) -> Changes:
         """Return the changes of a part of the images."""
@@ -64,6 +67,8 @@ class Augmentation(Settings):
             images are interpolated bilinearly.
         fill: Pixels that enter when an image is moved, rotated or scaled: ``"zeros"``, or the nearest pixel of the
             ``"edge"``.
+        published_augmentation: Augmentation of a publication instead of the other options; see
+            :mod:`torchcaps.datasets.hvc_augmentation`.
 
     Raises:
         InputError: A number is out of the range of its field.
@@ -77,9 +82,12 @@ class Augmentation(Settings):
     max_rotation: Degrees = 0.0
     max_scaling: ShareBelowOne = 0.0
     fill: Fill = "zeros"
+    published_augmentation: Literal["none", "hvc2021"] = "none"
 
-    def check(self, in_shape: tuple[int, ...], num_objects: int) -> None:
+    def check(self, in_shape: tuple[int, ...], num_objects: int, has_masks: bool = False) -> None:
         """Raise InputError if images of this shape and with this number of objects cannot be augmented like this."""
+        if self.published_augmentation != "none":
+            self._check_published(in_shape, num_objects, has_masks)
         smallest = min(in_shape[1:])
         moves = (self.max_shift, self.crop, self.max_rotation, self.max_scaling)
         if len(in_shape) == 4 and moves != (0, None, 0, 0):
@@ -99,6 +107,18 @@ class Augmentation(Settings):
                 f"brightness and contrast are for images of one object, got {num_objects} objects in each; changed, it "
                 "would not be the sum of its objects"
             )
+
+    def _check_published(self, in_shape: tuple[int, ...], num_objects: int, has_masks: bool) -> None:
+        name = f'published_augmentation="{self.published_augmentation}"'
+        alone = Augmentation(fill=self.fill, published_augmentation=self.published_augmentation)
+        others = [field.name for field in fields(self) if getattr(self, field.name) != getattr(alone, field.name)]
+        if others:
+            raise InputError(f"{name} replaces all other changes of images; leave out {' and '.join(others)}")
+        if len(in_shape) == 4 or num_objects > 1 or has_masks:
+            raise InputError(f"{name} is for images of one object without masks; choose other augmentation")
+        if min(in_shape[1:]) < hvc_augmentation.MIN_SIDE:
+            least = hvc_augmentation.MIN_SIDE
+            raise InputError(f"{name} needs images of at least {least}×{least} pixels, got {in_shape[1]}×{in_shape[2]}")
 
     def draw(self, in_shape: tuple[int, int, int], n: int, key: Key) -> Changes:
         """Draw the changes of a batch of ``n`` images, whose shape before the crop is ``in_shape``.
@@ -120,10 +140,15 @@ class Augmentation(Settings):
             scale = (1 + (zeros if scaling is None else scaling)).clamp(min=_MIN_SCALE)
             linear = linear_maps(zeros if rotation is None else rotation, scale[:, None].expand(-1, 2))
         flips = torch.randint(2, (n,), generator=stream_of(FLIPS, key)) if self.flip else None
-        return Changes(corners, linear, flips, uniform(BRIGHTNESS, self.brightness), uniform(CONTRAST, self.contrast))
+        published = None if self.published_augmentation == "none" else hvc_augmentation.draw(n, key)
+        brightness, contrast = uniform(BRIGHTNESS, self.brightness), uniform(CONTRAST, self.contrast)
+        return Changes(corners, linear, flips, brightness, contrast, published)
 
     def apply(self, images: Shaped[Tensor, "B C H W"], changes: Changes) -> Float32[Tensor, "B C h w"]:
         """Change images, uint8 of 0..255 or float32 of 0..1, and return pixels of 0..1."""
+        if changes.published is not None:
+            pixels = hvc_augmentation.apply(images, changes.published)
+            return pixels / 255 if images.dtype == torch.uint8 else pixels
         pixels = self._moved(images, changes, self.fill)
 
         def each(numbers: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ FIXED_SEED = 0
 """Seed of choices that must not depend on the user's seed: test images, and the order of a folder's files."""
 
 # The purpose of each independent stream. Append new ones at the end, because runs depend on the numbers.
-ORDER, SHIFTS, CROPS, FLIPS, BRIGHTNESS, CONTRAST, ROTATIONS, SCALINGS, PARTNERS, PLACES, PATCHES = range(11)
+ORDER, SHIFTS, CROPS, FLIPS, BRIGHTNESS, CONTRAST, ROTATIONS, SCALINGS, PARTNERS, PLACES, PATCHES, PUBLISHED = range(12)
 
 Key = tuple[int, int, int]
 """(seed, epoch, batch), which determine all random numbers of a batch."""

@@ -1,3 +1,4 @@
+from .branches import BranchedNetwork as BranchedNetwork
 from .capsnet import CapsNet as CapsNet
 from .cnn import BaselineCNN as BaselineCNN
 from .cnn import PooledCNN as PooledCNN

@@ -31,7 +31,7 @@ class CNN(Network):
     several objects in an image.
     """
 
-    classify: nn.Linear
+    classify: nn.Module
     """Last layer, which returns the logits."""
 
     def __init__(self, in_shape: Sequence[int], num_classes: int, objects: int, task: TaskName) -> None:
@@ -39,7 +39,7 @@ class CNN(Network):
         self.layers, self.decoder = nn.ModuleList(), None
 
     @abstractmethod
-    def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F"]:
+    def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F"] | Float[Tensor, "B J N"]:
         """Return the input of the last layer for images with pixels 0..1."""
 
     def forward(

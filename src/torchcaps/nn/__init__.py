@@ -14,7 +14,7 @@ from torchcaps.nn.layers import (
     DenseCapsules,
     join_types,
 )
-from torchcaps.nn.primary import PrimaryCapsules, SequenceCapsules
+from torchcaps.nn.primary import PositionCapsules, PrimaryCapsules, SequenceCapsules
 from torchcaps.nn.routing.b2i import B2IRouting
 from torchcaps.nn.routing.base import Routing
 from torchcaps.nn.routing.dynamic import DynamicRouting
@@ -37,7 +37,8 @@ __all__ += ["ConvBackbone", "ConvCapsules", "ConvTypeCapsules", "Convolution", "
 __all__ += ["Dense", "DenseCapsules", "DenseVotes", "DynamicRouting", "EMCodeRouting", "EMRouting"]
 __all__ += ["Elementwise", "Factored", "GroupedRouting", "HVCRouting", "HeinsenMatrixRouting"]
 __all__ += ["HeinsenVectorRouting", "Identity", "InstanceNorm", "InvertedAttentionRouting", "LayerSize"]
-__all__ += ["Matrix", "PixelBackbone", "PixelDecoder", "PrimaryCapsules", "Routed", "Routing", "RoutingRound"]
+__all__ += ["Matrix", "PixelBackbone", "PixelDecoder", "PositionCapsules", "PrimaryCapsules", "Routed", "Routing"]
+__all__ += ["RoutingRound"]
 __all__ += ["SelfAttentionRouting", "SelfRouting", "SequenceBackbone", "SequenceCapsules", "Shared"]
 __all__ += ["SharedVotes", "StackBackbone", "TimmBackbone", "Transform", "VBRouting", "Votes", "interest_scores"]
 __all__ += ["interests_of_history", "join_types", "label_aware_attention", "mask_capsules", "separate_capsules"]

@@ -17,6 +17,7 @@ from torchcaps.nn.convolutions import (
     ConvInit,
     ConvNorm,
     Convolution,
+    Shift,
     check_one_each,
     conv_stem,
     convolve_relu,
@@ -113,7 +114,8 @@ class StackBackbone(nn.Sequential):
             stack_strides.
         stack_padding: Zero padding on each side of the input of each convolution of the stack, pixels.
         stack_norm: Batch normalisation of the stack before each ReLU (PyTorch's; the convolutions have no bias then),
-            or after it (Keras's: epsilon 1e-3, running statistics that keep 0.99).
+            the same without a learned scale (batch-shift, epsilon 1e-3), or after the ReLU (Keras's: epsilon 1e-3,
+            running statistics that keep 0.99).
         stack_init: Initial weights of the stack's convolutions: torch's default; He et al.'s truncated normal, bias 0
             (Keras's he_normal); or a truncated normal of standard deviation 0.05, bias 0.1.
         device: Device of the parameters.
@@ -131,7 +133,7 @@ class StackBackbone(nn.Sequential):
         stack_strides: tuple[Pixels, ...] = (2,),
         stack_strides_across: tuple[Pixels, ...] = (),
         stack_padding: Padding = 0,
-        stack_norm: Literal["none", "batch", "batch-after"] = "none",
+        stack_norm: Literal["none", "batch", "batch-shift", "batch-after"] = "none",
         stack_init: Literal["torch", "he", "truncated-normal"] = "torch",
         device: Device = None,
         dtype: Dtype = None,
@@ -150,7 +152,7 @@ class StackBackbone(nn.Sequential):
             stack_strides=self.stack_strides,
             stack_strides_across=across,
         )
-        before, plain = in_channels, stack_norm != "batch"
+        before, plain = in_channels, stack_norm in ("none", "batch-after")
         strides = zip(self.stack_strides, across, strict=True)
         for width, kernel, stride in zip(stack_channels, stack_kernels, strides, strict=True):
             convolution = Convolution(before, width, kernel, stride, stack_padding, bias=plain)
@@ -158,6 +160,8 @@ class StackBackbone(nn.Sequential):
             self.append(convolution)
             if stack_norm == "batch":
                 self.extend([nn.BatchNorm2d(width), nn.ReLU()])
+            elif stack_norm == "batch-shift":
+                self.extend([nn.BatchNorm2d(width, eps=1e-3, affine=False), Shift(width), nn.ReLU()])
             elif stack_norm == "batch-after":
                 self.append(nn.BatchNorm2d(width, eps=1e-3, momentum=0.01))
             before = width
@@ -166,7 +170,7 @@ class StackBackbone(nn.Sequential):
         """Return feature maps of images."""
         for number, layer in enumerate(self):
             is_norm = self.stack_norm == "batch-after" and number % 2 == 1
-            has_relu = self.stack_norm != "batch" and not is_norm  # without a module for it
+            has_relu = self.stack_norm in ("none", "batch-after") and not is_norm  # without a module for it
             images = convolve_relu(layer, images) if has_relu else layer(images)
         return images
 

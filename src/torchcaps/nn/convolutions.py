@@ -141,6 +141,27 @@ class ChannelNorm(nn.LayerNorm):
         return super().forward(input.movedim(1, -1)).movedim(-1, 1)
 
 
+class Shift(nn.Module):
+    """Learned number that is added to each channel, after a normalisation without a learned scale.
+
+    Args:
+        channels: Number of channels, the second axis of the input.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the numbers to zero."""
+        nn.init.zeros_(self.bias)
+
+    def forward(self, maps: Float[Tensor, "B C *S"]) -> Float[Tensor, "B C *S"]:
+        """Add the numbers."""
+        return maps + self.bias.reshape(-1, *[1] * (maps.ndim - 2)).to(maps.dtype)
+
+
 def normalise(norm: nn.Module, maps: Tensor) -> Tensor:
     """Apply batch normalisation in the dtype of the maps, which is float32 in a network of half precision."""
     if next(norm.buffers(), maps).dtype == maps.dtype:

@@ -250,3 +250,15 @@ class SequenceCapsules(nn.Module):
         poses = squash(by_type.flatten(2), 1, self.squash_eps).transpose(1, 2)
         mask = present.expand(-1, self.primary_types, -1, -1).flatten(1)
         return Capsules(poses, None, (self.primary_types, *maps.shape[2:]), mask)
+
+
+@register("primary", "positions")
+class PositionCapsules(nn.Module):
+    """The channels of each position are one capsule: (B, C, H, W) → capsules (B, H·W, C), without weights.
+
+    Source: Byerly, Kalganova, Dear 2021, "No Routing Needed Between Capsules" (arXiv:2001.09136), section 3.
+    """
+
+    def forward(self, features: Float[Tensor, "B C H W"]) -> Capsules:
+        """Return primary capsules on the map of the features, one type of capsule."""
+        return Capsules(features.flatten(2).transpose(1, 2), None, (1, *features.shape[2:]))

@@ -16,7 +16,7 @@ from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.nn.capsules import LayerSize
 from torchcaps.nn.convolutions import KEPT_BY_CUT, draw_truncated
-from torchcaps.nn.votes import DenseVotes, MatrixVotes, SharedVotes, Votes
+from torchcaps.nn.votes import DenseVotes, DiagonalVotes, MatrixVotes, SharedVotes, Votes
 from torchcaps.ops.precision import full_dtype
 from torchcaps.parts import register
 from torchcaps.ranges import PositiveFactor
@@ -250,8 +250,7 @@ class Factored(WeightTransform):
 class Elementwise(WeightTransform):
     """A vector for each pair of an input and an output capsule: votes w_ij∘u_i, D = K.
 
-    The votes are computed with diagonal matrices. ``matrices`` is w (I, J, D), the diagonals; ``weight`` holds the
-    same numbers as (J, D, I).
+    ``matrices`` is w (I, J, D), the diagonals of matrices; ``weight`` holds the same numbers as (J, D, I).
 
     Source: Byerly, Kalganova, Dear 2021, "No Routing Needed Between Capsules" (arXiv:2001.09136).
     """
@@ -267,11 +266,10 @@ class Elementwise(WeightTransform):
 
     @checked
     def forward(self, poses: Float[Tensor, "B {self.size.in_capsules} {self.size.in_dim}"]) -> tuple[Tensor, ...]:
-        matrices = torch.diag_embed(self.weight.transpose(1, 2), dim1=1, dim2=2)  # (J, D, K, I)
-        return poses, matrices.permute(3, 0, 1, 2)
+        return poses, self.matrices
 
-    def votes(self, poses: Float[Tensor, "B I K"], matrices: Float[Tensor, "I J D K"]) -> Votes:
-        return DenseVotes(poses, matrices)
+    def votes(self, poses: Float[Tensor, "B I K"], diagonals: Float[Tensor, "I J D"]) -> Votes:
+        return DiagonalVotes(poses, diagonals)
 
 
 @register("transform", "matrix")

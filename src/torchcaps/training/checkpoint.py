@@ -31,9 +31,10 @@ class Moments(TypedDict):
 
 
 class Checkpoint(TypedDict):
-    """Contents of ``last.ckpt``."""
+    """Contents of ``last.ckpt``; with averaged weights, ``model`` has the average, and ``trained`` the weights."""
 
     model: dict[str, Tensor]
+    trained: NotRequired[list[Tensor]]
     optimizer: Moments
     progress: dict[str, Any]
     data: list[int]
@@ -96,6 +97,16 @@ def check_state(
     for name, each in numbers.items():
         if not torch.as_tensor(each if isinstance(each, Tensor | float) else 0).isfinite().all():
             raise InputError(f"{name} holds numbers that are NaN or infinite")
+
+
+def check_trained(network: nn.Module, trained: list[Tensor] | None) -> list[Tensor]:
+    """Return the trained weights beside an average; raise InputError if they do not fit the network."""
+    weights = list(network.parameters())
+    if trained is None or [each.shape for each in trained] != [each.shape for each in weights]:
+        raise InputError("its trained weights do not fit the network")
+    if not all(each.isfinite().all() for each in trained):
+        raise InputError("its trained weights hold numbers that are NaN or infinite")
+    return trained
 
 
 def moments_after_a_step(recipe: Recipe, parameters: Sequence[Tensor]) -> dict[int, dict[str, Any]]:

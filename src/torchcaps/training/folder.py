@@ -197,6 +197,10 @@ def read_summary(path: Path) -> dict[str, Any]:
     return summary
 
 
+ADDED_SETTINGS = {"published_augmentation": "none", "average_weights": 0.0}
+"""Settings that earlier versions did not have, with the value that their runs had in effect."""
+
+
 def check_settings(before: Mapping[str, Any], after: Mapping[str, Any], out: Path, others: Sequence[str] = ()) -> None:
     """Raise InputError if the run in ``out`` cannot resume with changed settings.
 
@@ -206,6 +210,7 @@ def check_settings(before: Mapping[str, Any], after: Mapping[str, Any], out: Pat
         out: The run folder.
         others: Settings that may change besides `RESUMABLE`.
     """
+    before = {name: value for name, value in ADDED_SETTINGS.items() if name in after} | dict(before)
     for name in {**before, **after}:
         if name not in (*RESUMABLE, *others) and before.get(name) != after.get(name):
             raise InputError(

@@ -11,7 +11,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -30,7 +30,8 @@ from torchcaps.models import Network
 from torchcaps.models.files.weights import CURRENT_FORMAT, FORMAT, WEIGHTS, read_weights
 from torchcaps.parts import build, flat
 from torchcaps.tasks import task_of
-from torchcaps.training.checkpoint import check_state, read_checkpoint, write_checkpoint
+from torchcaps.training.averaging import WeightAverage
+from torchcaps.training.checkpoint import check_state, check_trained, read_checkpoint, write_checkpoint
 from torchcaps.training.data import RunData
 from torchcaps.training.devices import compiled, over_processes, peak_memory_mib
 from torchcaps.training.folder import (
@@ -127,6 +128,9 @@ class Trainer:
             scored = SimpleNamespace(**{name: each.to(device) for name, each in numbers.items()})
         self._score = partial(task.score, network=scored)
         self.network.to(device)  # before the optimizer, which depends on the device of its parameters
+        decay = recipe.average_weights
+        self.average = WeightAverage(self.network, decay) if decay else None
+        """Moving average of the weights; None if the recipe has none."""
         model = compiled(self.network, fabric) if recipe.compile else self.network
         rate: float = recipe.learning_rate
         optimizer = build("optimizer", recipe.optimizer, params=self.network.parameters(), learning_rate=rate)
@@ -160,6 +164,12 @@ class Trainer:
                         self._report()
                         self._save_if_due()
                 self._end_epoch()
+            if self.average is not None:
+                self.average.apply()
+
+    def _averaged(self) -> AbstractContextManager[list[Tensor] | None]:
+        """Give the network the averaged weights within a ``with`` block, if the recipe averages them."""
+        return nullcontext() if self.average is None else self.average.applied()
 
     def step(self, batch: Batch) -> None:
         """Compute the loss and its gradients, and update the weights. The host does not wait for the device."""
@@ -177,6 +187,8 @@ class Trainer:
             self.fabric.clip_gradients(self.model, self.optimizer, max_norm=largest, error_if_nonfinite=False)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update()
         state.step, state.batch = state.step + 1, state.batch + 1
         self.sums.add(losses, self._score(scores.detach(), batch.labels))
 
@@ -188,10 +200,11 @@ class Trainer:
         """
         self._check_weights()
         state, validated = self.state, dict.fromkeys(VALIDATION_COLUMNS)
-        if self.data.plain is not None:
-            update_bn(islice(self.data.plain.batches(0), NORM_BATCHES), self.network, self.fabric.device)
-        if self.data.validation is not None:
-            validated |= self.validate(self.data.validation)
+        with self._averaged():
+            if self.data.plain is not None:
+                update_bn(islice(self.data.plain.batches(0), NORM_BATCHES), self.network, self.fabric.device)
+            if self.data.validation is not None:
+                validated |= self.validate(self.data.validation)
         state.seconds += self._seconds_since_last()
         images = min(self.steps * self.recipe.batch_size, self.data.train.num_images)
         has_decoder = getattr(self.network, "decoder", None) is not None
@@ -276,10 +289,12 @@ class Trainer:
         self.note_peak_memory()
         if self.out is not None and self.fabric.is_global_zero:
             self.check_folder()
-            contents = {"model": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
-            contents |= {"progress": dataclasses.asdict(self.state), "data": self.data.fingerprint}
-            contents[FORMAT] = CURRENT_FORMAT
-            write_checkpoint(self.out / CHECKPOINT, contents | {"settings": self._settings})
+            with self._averaged() as trained:
+                contents = {"model": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
+                contents |= {} if trained is None else {"trained": trained}
+                contents |= {"progress": dataclasses.asdict(self.state), "data": self.data.fingerprint}
+                contents[FORMAT] = CURRENT_FORMAT
+                write_checkpoint(self.out / CHECKPOINT, contents | {"settings": self._settings})
         self.fabric.barrier()  # all processes wait until the checkpoint is complete
         self._last_save = time.monotonic()
 
@@ -301,6 +316,8 @@ class Trainer:
             weights, moments = checkpoint["model"], checkpoint["optimizer"]["state"]
             check_state(self.network, self.recipe, weights, moments)
             self.network.load_state_dict(weights)
+            if self.average is not None:
+                self.average.restore(check_trained(self.network, checkpoint.get("trained")))
             groups = self.optimizer.state_dict()["param_groups"]  # with the settings of this device
             self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
             if state.batch >= self.steps or state.step != state.epoch * self.steps + state.batch:
@@ -321,11 +338,13 @@ class Trainer:
         """
         if self.out is None:
             if self.is_best and self.data.validation is not None:
-                self._best = {name: each.detach().clone() for name, each in self.network.state_dict().items()}
+                with self._averaged():
+                    self._best = {name: each.detach().clone() for name, each in self.network.state_dict().items()}
         elif self.fabric.is_global_zero:
             self.check_folder()
             if self.is_best:
-                self.save_files(self.out / BEST)
+                with self._averaged():
+                    self.save_files(self.out / BEST)
             write_metrics(self.out / METRICS, self.state.history)
 
     def note_peak_memory(self) -> None:

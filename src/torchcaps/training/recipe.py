@@ -179,6 +179,10 @@ class Recipe(Settings):
     fill: Fill = "zeros"
     """Fill for borders of augmented images: zeros, or edge for the nearest pixel of the image. Shifted, rotated and
     scaled images have such borders. The default for your own images (folder:PATH, csv:PATH, npz:PATH) is edge."""
+    published_augmentation: Literal["none", "hvc2021"] = "none"
+    """Published augmentation. It replaces all other changes of images."""
+    average_weights: ShareBelowOne = 0.0
+    """Decay of the weights' moving average. Validation and saved networks use it; 0 turns it off."""
     precise_norm: bool = False
     """Take batch norm from unaugmented images. Its means and variances are recomputed before each validation, because
     rotation and scaling blur the augmented images. On by default for your own images (folder:PATH, csv:PATH,

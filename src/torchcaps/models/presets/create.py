@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, overload
 
+from torchcaps.models.branches import BranchedNetwork
 from torchcaps.models.capsnet import CapsNet
 from torchcaps.models.cnn import BaselineCNN, PooledCNN
 from torchcaps.models.network import Network
@@ -30,6 +31,7 @@ BaselineName = Literal["baseline-cnn", "baseline-cnn-multimnist", "cnn-matched"]
 PooledCNNName = Literal["cnn-pooled"]
 PixelsName = Literal["segcaps", "ucaps3d"]
 UNetName = Literal["unet-twin"]
+HVCName = Literal["hvc2021-equal", "hvc2021-learned", "hvc2021-random"]
 _Shape = Sequence[int] | None
 _Int = int | None
 
@@ -44,6 +46,8 @@ def create_model(preset: PooledCNNName, in_shape: _Shape = ..., num_classes: _In
 def create_model(preset: PixelsName, in_shape: _Shape = ..., num_classes: _Int = ..., **o: Any) -> PixelCapsules: ...
 @overload
 def create_model(preset: UNetName, in_shape: _Shape = ..., num_classes: _Int = ..., **o: Any) -> UNet: ...
+@overload
+def create_model(preset: HVCName, in_shape: _Shape = ..., num_classes: _Int = ..., **o: Any) -> BranchedNetwork: ...
 @overload
 def create_model(preset: str, in_shape: _Shape = ..., num_classes: _Int = ..., **o: Any) -> Network: ...
 # fmt: on

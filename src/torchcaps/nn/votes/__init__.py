@@ -2,6 +2,6 @@
 
 from torchcaps.nn.votes.base import Votes, at_least_tiny
 from torchcaps.nn.votes.built import BuiltVotes
-from torchcaps.nn.votes.dense import DenseVotes, MatrixVotes, SharedVotes
+from torchcaps.nn.votes.dense import DenseVotes, DiagonalVotes, MatrixVotes, SharedVotes
 
-__all__ = ["BuiltVotes", "DenseVotes", "MatrixVotes", "SharedVotes", "Votes", "at_least_tiny"]
+__all__ = ["BuiltVotes", "DenseVotes", "DiagonalVotes", "MatrixVotes", "SharedVotes", "Votes", "at_least_tiny"]

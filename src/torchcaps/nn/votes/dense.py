@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float
@@ -57,6 +58,33 @@ class DenseVotes(VotesOfPoses):
 
     def factors(self) -> VoteFactors:
         return VoteFactors("dense", self.poses, self.weight)
+
+
+class DiagonalVotes(DenseVotes):
+    """Votes w_ij∘u_i: the matrices are diagonal. They are built only for sums with a coupling, and for agreement.
+
+    Args:
+        poses: Input capsules u_i.
+        diagonals: Diagonals w_ij.
+    """
+
+    def __init__(self, poses: Float[Tensor, "B I K"], diagonals: Float[Tensor, "I J K"]) -> None:
+        I, J, K = diagonals.shape
+        VotesOfPoses.__init__(self, poses, LayerSize(I, K, J, K), torch.promote_types(poses.dtype, diagonals.dtype))
+        self.diagonals = diagonals.to(self.poses.dtype)
+
+    @cached_property
+    def weight(self) -> Float[Tensor, "I J K K"]:  # type: ignore[override]  # computed when it is first read
+        """The matrices, in memory as (J, K, K, I), the order that fast routing reads."""
+        return torch.diag_embed(self.diagonals.transpose(0, 1), dim1=1, dim2=2).permute(3, 0, 1, 2)
+
+    def _of(self, poses: Float[Tensor, "B I K"]) -> Votes:
+        return DiagonalVotes(poses, self.diagonals)
+
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J K"]:
+        if coupling is None:
+            return torch.einsum("bik,ijk->bjk", self.poses, self.diagonals)
+        return super().weighted_sum(coupling)
 
 
 class SharedVotes(VotesOfPoses):
