@@ -70,8 +70,8 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>',
 LINK_OR_PICTURE = re.compile(r'<a [^>]*>.*?</a>|<img [^>]*?src="([^"]+)"[^>]*>', re.DOTALL)
 #: An option of a command between backticks, which a line must not break at its hyphens.
 OPTION = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
-#: A space that a line must not break at: between a number and its percent sign.
-BEFORE_PERCENT = re.compile(r"(?<=\d) (?=%)")
+#: A space that a line must not break at, except in narrow columns: between a number and its percent sign.
+BEFORE_PERCENT = re.compile(r"(?<=\d) (?=%(?!</t))")
 INLINE_CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 #: Code and tags, in which notebooks have no formulas; and a formula of a notebook.
 CODE_OR_TAG = re.compile(r"(<(pre|code|script|style)\b.*?</\2>|<[^>]+>)", re.DOTALL)

@@ -62,8 +62,8 @@ class Audit:
         """Yield the rows of the table of faulty repositories."""
         for line in self.faulty:
             name = line["repository"]
-            link = f"[{name}](https://github.com/{name})"
-            yield f"| {link} | {line['commit']} | {_findings(line)} | {_place(line)} |"
+            link = f"[{name.replace('/', '/<wbr>')}](https://github.com/{name}) {line['commit']}"
+            yield f"| {link} | {_findings(line)} | {_place(line)} |"
 
     def csv(self) -> str:
         """Return all repositories as CSV."""

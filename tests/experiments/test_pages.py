@@ -62,7 +62,7 @@ def test_the_audit_counts_repositories_by_finding() -> None:
     assert (audit.number, audit.without, audit.wrong) == (3, 1, 1)
     assert audit.count("nan-at-zero") == 2
     assert list(audit.rows()) == [
-        "| [c/d](https://github.com/c/d) | 2 | `nan-at-zero` (gradients only), `mixes-images` (0.50) "
+        "| [c/<wbr>d](https://github.com/c/d) 2 | `nan-at-zero` (gradients only), `mixes-images` (0.50) "
         "| `y.py`, line 7; `u.py`, line 3 |",
     ]
     assert audit.csv().splitlines() == [

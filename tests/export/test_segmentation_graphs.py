@@ -1,6 +1,7 @@
 """Exported networks for pixels take images of other sizes than the patches of their training."""
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from support import assert_close, assert_raises
 from torchcaps import create_model
 from torchcaps.errors import InputError
-from torchcaps.export import Description, OnnxModel, export_onnx, export_program
+from torchcaps.export import Description, OnnxModel, export_onnx, export_program, graphs
 
 for package in ("onnx", "onnxruntime", "onnxscript"):
     pytest.importorskip(package, reason="the extra torchcaps[export] is not installed")
@@ -40,15 +41,18 @@ SIZES = {(2, 8, 12): ((8, 12), (5, 7), (19, 3)), (2, 8, 6, 4): ((8, 6, 4), (5, 7
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SIZES, ids=["planes", "volumes"])
-def test_a_file_takes_images_of_any_size(tmp_path: Path, kind: str, shape: tuple[int, ...]) -> None:
+def test_a_file_takes_images_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, shape: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(graphs, "trace", functools.cache(graphs.trace))  # one trace for both files
     torch.manual_seed(0)
     options, about = dict(KINDS[kind]), dataclasses.replace(DESCRIPTION, in_shape=shape)
     network = create_model(options.pop("preset"), shape, len(CLASSES), **options).eval()
+    export_program(network, tmp_path / "model.pt2", about)
+    program = torch.export.load(tmp_path / "model.pt2").module()
     agreement = export_onnx(network, tmp_path / "model.onnx", about)
     assert agreement.lengths < 1e-5
     model = OnnxModel(tmp_path / "model.onnx")
-    export_program(network, tmp_path / "model.pt2", about)
-    program = torch.export.load(tmp_path / "model.pt2").module()
     for sizes in SIZES[shape]:
         images = torch.rand(3, 2, *sizes)
         with torch.no_grad():
