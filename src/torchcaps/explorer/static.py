@@ -20,7 +20,7 @@ from torchcaps.explorer.questions import describe, encode
 from torchcaps.explorer.server import ABOUT, PAGE
 from torchcaps.explorer.state import Explorer
 from torchcaps.models import CapsNet
-from torchcaps.nn import ChannelNorm, Convolution
+from torchcaps.nn import ChannelNorm, ConvBackbone, Convolution
 from torchcaps.parts import describe as describe_part
 
 MAX_IMAGES = 100
@@ -104,6 +104,7 @@ def describe_network(explorer: Explorer) -> dict[str, Any]:
             f"a page without a server computes networks with {name} {supported!r}, but this one has {value!r}"
         )
     assert isinstance(model, CapsNet)
+    assert isinstance(model.backbone, ConvBackbone)
     assert model.decoder is not None
     if len(model.layers) != 1:
         raise InputError(f"a page without a server computes networks with one capsule layer, got {len(model.layers)}")
@@ -143,12 +144,12 @@ def differences(config: Any, supported: Mapping[str, Any], prefix: str = "") -> 
             yield prefix + name, value, expected
 
 
-def steps(backbone: nn.Module, prefix: str) -> Iterator[dict[str, Any]]:
+def steps(backbone: ConvBackbone, prefix: str) -> Iterator[dict[str, Any]]:
     """Yield the layers of a backbone in order, in the form that ``page/browser.js`` reads."""
     for name, module in backbone.named_modules(prefix=prefix):
         if isinstance(module, Convolution):
             yield {"kind": "convolution", "name": name, "stride": module.stride[0]}
         elif isinstance(module, ChannelNorm):
             yield {"kind": "norm", "name": name, "eps": module.eps}
-        if isinstance(module, nn.ReLU) or (isinstance(module, Convolution) and module.relu):
+        if isinstance(module, nn.ReLU) or (module is backbone.conv and backbone.joins_relu):
             yield {"kind": "relu"}

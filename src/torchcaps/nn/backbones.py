@@ -83,11 +83,16 @@ class ConvBackbone(nn.Module):
             in_channels, self.stem_channels, self.stem_strides, conv_norm, conv_dropout, self.stem_strides_across
         )
         before = (in_channels, *stem_channels)[-1]
-        plain, relu = conv_norm == "none", conv_activation == "relu"
+        plain, is_module = conv_norm == "none", conv_activation == "relu" and not self.joins_relu
         self.conv = Convolution(before, conv_channels, conv_kernel, conv_stride, bias=plain)
         self.norm = nn.Identity() if plain else ChannelNorm(conv_channels)
-        self.activation = nn.ReLU() if relu and not plain else nn.Identity()
+        self.activation = nn.ReLU() if is_module else nn.Identity()
         self.dropout = nn.Dropout2d(conv_dropout) if conv_dropout else nn.Identity()
+
+    @property
+    def joins_relu(self) -> bool:
+        """Whether the last convolution and its ReLU are computed as one, without a module for the ReLU."""
+        return self.conv_norm == "none" and self.conv_activation == "relu"
 
     def init_weights(self) -> None:
         """Draw initial weights by ``conv_init``. A network calls this after all its parts are built."""
@@ -96,7 +101,7 @@ class ConvBackbone(nn.Module):
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B c h w"]:
         """Return feature maps of images."""
         maps = self.stem(images)
-        if self.conv_norm == "none" and self.conv_activation == "relu":
+        if self.joins_relu:
             return self.dropout(convolve_relu(self.conv, maps))
         return self.dropout(self.activation(self.norm(self.conv(maps))))
 
