@@ -190,7 +190,7 @@ def _with_deviation(row: dict[str, Any], key: str) -> str:
     return f"{value:.{digits}f}" + (f" ± {deviation:.{digits}f}" if deviation is not None else "")
 
 
-def palette(own: Sequence[str] | None = None) -> Float[np.ndarray, "256 3"]:
+def palette(own: Sequence[str] | None) -> Float[np.ndarray, "256 3"]:
     """Return a colour for each class, pixels 0..1: black for the background, grey for ignored pixels."""
     from matplotlib.colors import to_rgb
 
@@ -201,13 +201,12 @@ def palette(own: Sequence[str] | None = None) -> Float[np.ndarray, "256 3"]:
     return colours
 
 
-def _hex(number: int, own: Sequence[str] | None) -> str:
-    return "#" + "".join(f"{round(255 * part):02x}" for part in palette(own)[number])
-
-
-def legend_of(class_names: Sequence[str], own: Sequence[str] | None = None) -> list[Caption]:
+def legend_of(class_names: Sequence[str], own: Sequence[str] | None) -> list[Caption]:
     """Return lines with the colour of each class, of the first six."""
-    return [Caption(f"■ {name}", _hex(j, own)) for j, name in enumerate(class_names[:MAX_NAMED])]
+    from matplotlib.colors import to_hex
+
+    colours = palette(own)
+    return [Caption(f"■ {name}", to_hex(colours[j])) for j, name in enumerate(class_names[:MAX_NAMED])]
 
 
 def middle_slice(values: Shaped[np.ndarray, "C *S"]) -> Shaped[np.ndarray, "C H W"]:
@@ -215,7 +214,7 @@ def middle_slice(values: Shaped[np.ndarray, "C *S"]) -> Shaped[np.ndarray, "C H 
     return values[:, values.shape[1] // 2] if values.ndim == 4 else values
 
 
-def coloured(mask: UInt8[np.ndarray, "H W"], own: Sequence[str] | None = None) -> Float[np.ndarray, "3 H W"]:
+def coloured(mask: UInt8[np.ndarray, "H W"], own: Sequence[str] | None) -> Float[np.ndarray, "3 H W"]:
     """Return a mask as a picture, pixels 0..1, with a colour for each class."""
     return palette(own)[mask].transpose(2, 0, 1)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
+
 from torchcaps.analysis.results import Result, Styled, Table
 from torchcaps.cli.options import DataDir, Figure, Json, Split, command
 from torchcaps.cli.runs import refuse_options
@@ -66,24 +68,8 @@ def datasets(
     first images.
     """
     if data is None:
-        of_one = (
-            "data_dir",
-            "image_size",
-            "skip_damaged",
-            "scale",
-            "pages",
-            "patch",
-            "sample",
-            "split",
-            "validation",
-            "group",
-            "fold",
-            "window",
-            "stride",
-            "pca",
-            "task",
-        )
-        refuse_options((*of_one, "figure"), "is for one data set, as in torchcaps datasets digits")
+        of_one = click.get_current_context().params.keys() - {"data", "json"}
+        refuse_options(of_one, "is for one data set, as in torchcaps datasets digits")
     elif sample is None:
         refuse_options(("split", "validation", "figure"), "is for --sample N")
     from torchcaps.datasets import find_dataset, list_datasets, load_dataset
