@@ -248,8 +248,8 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         "images/leaf.png has no mask; rename DIR/masks/Leaf.png to leaf.png",
     ),
     "an addition to the name": (
-        lambda folder: (folder / "masks/3.png").rename(folder / "masks/3_mask.png"),
-        "images/3.png has no mask; rename DIR/masks/3_mask.png to 3.png",
+        lambda folder: (folder / "masks/3.png").rename(folder / "masks/3_final.png"),
+        "images/3.png has no mask; rename DIR/masks/3_final.png to 3.png",
     ),
     "absent class": (
         lambda folder: (folder / "classes.txt").write_text("ground\nleaf\nvein\nhole\n"),

@@ -14,7 +14,12 @@ MAX_NAMED = 20
 
 
 def read_each(
-    items: Iterable[Item], read: Callable[[Item], Value], *, skip: bool, faults: Sequence[str] = ()
+    items: Iterable[Item],
+    read: Callable[[Item], Value],
+    *,
+    skip: bool,
+    faults: Sequence[str] = (),
+    check: Callable[[tuple[Item, Value], tuple[Item, Value]], None] = lambda *_: None,
 ) -> tuple[dict[Item, Value], list[str]]:
     """Read all items, and name all that cannot be used in one error; ``skip`` leaves them out, without an error.
 
@@ -23,6 +28,7 @@ def read_each(
         read: Function that reads an item; an InputError says that it cannot be used.
         skip: Leave out items that cannot be used.
         faults: Sentences about further items that cannot be used.
+        check: Compares the first item and what was read of it with each later one; its errors end the reading.
 
     Returns:
         What was read of each item, and a sentence for each that is left out.
@@ -33,6 +39,8 @@ def read_each(
             values[item] = read(item)
         except InputError as error:
             damaged.append(str(error))
+        else:
+            check(next(iter(values.items())), (item, values[item]))
     refuse_damaged(damaged, len(values) + len(damaged), skip=skip)
     return values, damaged
 

@@ -10,6 +10,7 @@ import torch
 from support import assert_raises
 from tiny_runs import save_image
 from torchcaps.datasets import Dataset, ImageFiles, load_dataset
+from torchcaps.datasets.sources import folder as reader
 from torchcaps.errors import InputError
 
 
@@ -178,3 +179,16 @@ def test_folders_that_cannot_be(tmp_path: Path) -> None:
     assert_raises(InputError, load, tmp_path / "empty" / "b", say="has no class sub-folders")
     fill(tmp_path / "empty", {"a": 5})
     assert_raises(InputError, load, tmp_path / "empty", say=f"class folder {tmp_path / 'empty' / 'b'} has no images")
+
+
+def test_images_of_several_sizes_are_refused_before_all_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, {"a": 5, "b": 5})
+    for n in range(1, 5):
+        save_image(tmp_path / f"a/{n:03d}.png", np.zeros((9, 9), np.uint8))
+    opened = list[Path]()
+    read = reader.read_pixels
+    monkeypatch.setattr(reader, "read_pixels", lambda file, **options: opened.append(file) or read(file, **options))
+    assert_raises(InputError, load, tmp_path, say="bring all images to one size with --image-size")
+    assert len(opened) == 2

@@ -234,15 +234,8 @@ def read_labelled(
         InputError: An image cannot be read, none of a part can, or images differ in size; errors begin with ``where``.
     """
     listed = [file for part in files.values() for file in part]
-    images, damaged = read_each(listed, partial(_read_image, request=request), skip=request.skip_damaged)
-    for file, image in images.items():
-        first = next(iter(images))
-        own, other = ("×".join(map(str, each.shape[1:])) for each in (image, images[first]))
-        if own != other:
-            raise InputError(
-                f"{file} is {own} pixels (height × width), but {first} is {other}; bring all images to one size with "
-                "--image-size"
-            )
+    read, skip = partial(_read_image, request=request), request.skip_damaged
+    images, damaged = read_each(listed, read, skip=skip, check=_check_sizes)
     root = request.path if request.path.is_dir() else request.path.parent
     images, sets = in_one_form(images, where, request.scale, request.pages), dict[str, ImageSet]()
     for part, of_part in files.items():
@@ -255,6 +248,16 @@ def read_labelled(
         names[FILE] = paths_from(root, (of_part[n] for n in order))
         sets[part] = ImageSet(torch.from_numpy(pixels), targets[part][order], names=names)
     return sets, damaged
+
+
+def _check_sizes(*pair: tuple[Path, Pixels]) -> None:
+    """Raise InputError unless two images have one size."""
+    sizes = ["×".join(map(str, image.shape[1:])) for _, image in pair]
+    if sizes[0] != sizes[1]:
+        raise InputError(
+            f"{pair[1][0]} is {sizes[1]} pixels (height × width), but {pair[0][0]} is {sizes[0]}; bring all images to "
+            "one size with --image-size"
+        )
 
 
 def _read_image(file: Path, request: DataRequest) -> Pixels:
