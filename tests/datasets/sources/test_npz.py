@@ -40,6 +40,17 @@ def test_images_and_labels_are_split_in_three(tmp_path: Path) -> None:
     assert data.test.images[:, 0, 0, 0].tolist() == [7, 8, 10, 13, 14, 21, 27, 32]
 
 
+@pytest.mark.parametrize("task", ["labels", "regression"])
+def test_fewer_images_than_outputs_are_split(tmp_path: Path, task: str) -> None:
+    """Only classes need an image of each output in every part."""
+    random = np.random.default_rng(0)
+    np.savez(tmp_path / "a.npz", x=X[:10], y=random.integers(0, 2, (10, 12)) + (task == "regression") * 0.5)
+    data = load_dataset(f"npz:{tmp_path / 'a.npz'}", task=task)
+    assert [len(data.train), len(data.validation), len(data.test)] == [7, 1, 2]
+    np.savez(tmp_path / "b.npz", x=X[:10], y=np.arange(10) % 5)
+    assert_raises(InputError, load_dataset, f"npz:{tmp_path / 'b.npz'}", say="leaves none for validation")
+
+
 def test_parts_of_their_own_are_taken_as_they_are_in_files_of_medmnist_too(tmp_path: Path) -> None:
     ours = {"x": X, "y": Y, "x_test": X[:3], "y_test": Y[:3], "x_val": X[3:5], "y_val": Y[3:5], "class_names": NAMES}
     labels, parts = Y[:, None].astype(np.uint8), {"train": slice(40), "val": slice(3, 5), "test": slice(3)}
