@@ -49,7 +49,7 @@ PACKAGES: dict[str, Set[str]] = {
     "tasks": EVERYWHERE | {"numpy", "sklearn"},
     "nn": EVERYWHERE | {"timm"},
     "models": EVERYWHERE | {"huggingface_hub", "safetensors"},
-    "datasets": EVERYWHERE | {"numpy", "PIL", "sklearn", "scipy", "pooch", "requests", "aeon", "nibabel"},
+    "datasets": EVERYWHERE | {"numpy", "PIL", "sklearn", "scipy", "pooch", "requests", "aeon", "nibabel", "pydicom"},
 }
 # Loaded only where they are needed: slow to import, or optional.
 HEAVY = ("torch", "numpy", "PIL", "matplotlib", "sklearn", "lightning", "lightning_fabric", "rich", "torchmetrics")
@@ -64,6 +64,7 @@ HEAVY += (
     "onnxscript",
     "timm",
     "nibabel",
+    "pydicom",
 )
 # What is read, looked at and predicted of an ONNX file without torch.
 TORCH_FREE = (

@@ -17,8 +17,10 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
+from dicom_files import write_dicom
 from support import assert_raises
 from torchcaps.datasets import Dataset, ImageSet, load_dataset, read_image
+from torchcaps.datasets.images import read_pixels
 from torchcaps.datasets.nifti import read_volume
 from torchcaps.datasets.reading import read_binary
 from torchcaps.datasets.sources.affnist import read_originals
@@ -92,6 +94,10 @@ def volume(*, packed: bool) -> Reader:
     return Reader(gzip.compress(whole, mtime=0) if packed else whole, read, sealed=True, has_checksum=packed)
 
 
+def dicom(path: Path) -> list[object]:
+    return [read_pixels(path)]
+
+
 def table(path: Path) -> list[object]:
     if not (path.parent / "0.png").exists():
         for n in range(12):
@@ -136,6 +142,7 @@ READERS = {
     "a.mat": matlab(),
     "a-ubyte": Reader(SIX, numbers, sealed=True),
     "a-ubyte.gz": Reader(gzip.compress(SIX, mtime=0), numbers, sealed=True, has_checksum=True),
+    "a.dcm": Reader(written(lambda path: write_dicom(path, RANDOM.integers(0, 4096, (9, 7)))), dicom, sealed=True),
     "a.nii": volume(packed=False),
     "a.nii.gz": volume(packed=True),
     "a.csv": Reader(f"image,label\n{ROWS}".encode(), table),

@@ -11,6 +11,8 @@ import numpy as np
 from jaxtyping import Shaped
 from PIL import Image
 
+from torchcaps.datasets.dicom import SUFFIXES as DICOM_SUFFIXES
+from torchcaps.datasets.dicom import is_dicom, read_dicom
 from torchcaps.datasets.image_files import FORMATS, opened_pages
 from torchcaps.datasets.preparation import Preparation, Prepared, prepare_image, resized
 from torchcaps.datasets.scaling import Pixels, Scale, alike, as_bytes, as_pixels, inverted, note_dark
@@ -20,7 +22,7 @@ from torchcaps.words import counted
 
 Fit = Literal["pad", "stretch"]
 
-SUFFIXES = frozenset(suffix for _, suffixes in FORMATS.values() for suffix in suffixes)
+SUFFIXES = frozenset(suffix for _, suffixes in FORMATS.values() for suffix in suffixes) | frozenset(DICOM_SUFFIXES)
 """Suffixes of image files; other files in a folder are ignored."""
 
 
@@ -96,7 +98,7 @@ def read_photo(
     see :func:`read_pixels`. Resizing is bicubic, with smoothing if the image shrinks.
 
     Args:
-        path: PNG, JPEG, BMP, GIF, WebP, TIFF or PNM file.
+        path: PNG, JPEG, BMP, GIF, WebP, TIFF, PNM or DICOM file.
         in_shape: Input shape of the network (C, H, W); C is 1 or 3, or the channels of all ``pages``.
         preparation: Preprocessing that turned drawings into the network's training images, such as ``Run.preparation``.
             :func:`~torchcaps.datasets.prepare_image` applies it to the photo, and ``fit`` is ignored.
@@ -149,23 +151,26 @@ def read_pixels(path: Path, name: str | None = None, scale: Scale | None = None,
       other, (n·C, H, W), and for "depth" the pages are the slices of a volume, (C, n, H, W).
     - A photo is rotated upright by its EXIF data.
     - Transparent parts become white.
+    - A DICOM file has the numbers of :func:`~torchcaps.datasets.dicom.read_dicom`.
     - Files with 8 bits give uint8. With more bits, or with ``scale``, :func:`~torchcaps.datasets.scaling.range_of`
       says which numbers become 0 and 1, and no level is lost.
 
     ``name``, ``scale`` and errors as in `read_photo`.
     """
-    name = str(path) if name is None else name
-    with opened_pages(path, name, several=pages is not None) as opened:
-        planes = [pillow_numbers(page) for page in opened]
-        if len({each.dtype for each in planes}) > 1:
-            raise ValueError("its pages hold numbers of different kinds")
-        has_range = opened[0].format == "PPM" and opened[0].mode == "I"
-        # pages of a TIFF file in colour are never taken for fewer channels
-        is_grey = not (pages == "channels" and any(each.format == "TIFF" and "RGB" in each.mode for each in opened))
-    if has_range and scale is not None:
-        raise InputError(
-            f"{name} names its own range, and Pillow applies it; save the numbers as PNG, or set no --scale"
-        )
+    name, is_grey = str(path) if name is None else name, True
+    if is_dicom(path):
+        planes, scale = read_dicom(path, name, scale, several=pages is not None)
+    else:
+        with opened_pages(path, name, several=pages is not None) as opened:
+            planes = [pillow_numbers(page) for page in opened]
+            if len({each.dtype for each in planes}) > 1:
+                raise ValueError("its pages hold numbers of different kinds")
+            if opened[0].format == "PPM" and opened[0].mode == "I" and scale is not None:
+                raise InputError(
+                    f"{name} names its own range, and Pillow applies it; save the numbers as PNG, or set no --scale"
+                )
+            # pages of a TIFF file in colour are never taken for fewer channels
+            is_grey = not (pages == "channels" and any(each.format == "TIFF" and "RGB" in each.mode for each in opened))
     # The numbers decide, not the file's mode: grey drawings are often saved as RGB.
     is_grey &= all((each == each[..., :1]).all() for each in planes if each.ndim == 3)
     parts = [each[..., None] if each.ndim == 2 else each[..., :1] if is_grey else each for each in planes]
