@@ -8,7 +8,6 @@ from typing import Any
 
 from torchcaps.checks import check
 from torchcaps.datasets.image_set import Images, ImageSet, for_task
-from torchcaps.datasets.patch_set import sized
 from torchcaps.datasets.splits import FILE, GROUP, check_apart, groups_of
 from torchcaps.errors import InputError, shown
 from torchcaps.files import groups_in_paths
@@ -78,12 +77,6 @@ class Splits:
             for part, images in self.parts.items()
         }
         return replace(self, task=target.name, **changed)
-
-    def sized(
-        self, images: Images, size: tuple[int, int] | None, patch: int | tuple[int, ...] | None, where: str
-    ) -> Images:
-        """Return images in the size that training takes; see :func:`sized`. Those of :attr:`finish` have theirs."""
-        return images if self.finish is not None else sized(images, size, patch, where)
 
     def with_names(self, kind: str, names: Mapping[str, Sequence[str]]) -> Splits:
         """Return the same images with a text of this kind for each, by part."""

@@ -14,6 +14,7 @@ import torchcaps.datasets.sources  # noqa: F401  registers the data sets of torc
 from torchcaps.checks import checked
 from torchcaps.datasets.dataset import Dataset, Part, Splits
 from torchcaps.datasets.image_set import Images, ImageSet
+from torchcaps.datasets.patch_set import sized
 from torchcaps.datasets.registry import _DATASETS, DataRequest, DatasetInfo
 from torchcaps.datasets.rng import FIXED_SEED
 from torchcaps.datasets.scaling import check_scale
@@ -132,9 +133,10 @@ def load_dataset(
     request: Any = {"data_dir": data_dir, "limit_test": limit_test, "skip_damaged": skip_damaged, "scale": scale}
     request |= {"pages": pages, "group": group, "fold": fold, "window": window, "stride": stride, "pca": pca}
     splits = _read(spec, size, task=task, patch=patch, **request)
+    patch = patch if splits.finish is None else None  # a scene is in patches already
     held_out: Any = {"validation_size": validation_size, "validation": validation, "seed": seed}
     parts = _split(spec, splits, limit_train=limit_train, **held_out)
-    sets: Any = {part: splits.sized(images, size, patch, spec) for part, images in parts.items()}
+    sets: Any = {part: sized(images, size, patch, spec) for part, images in parts.items()}
     sets["test"] = sets["test"].take(limit_test)
     own: Any = {"skipped": splits.skipped, "has_names": splits.has_names, "colours": splits.colours}
     dataset = Dataset(spec, **sets, class_names=splits.class_names, task_name=splits.task, **own)
@@ -160,6 +162,7 @@ def load_part(spec: str, part: PartName = "test", *, seed: Seed = 0, **options: 
     """
     size, patch = _both_sides(options.pop("image_size", None)), options.get("patch")
     splits, note = _read(spec, size, part=part if part in ("test", "all") else None, **options), None
+    patch = patch if splits.finish is None else None
     if part == "all" or (part == "test" and splits.train is None and splits.test is None):
         if splits.as_train is not Splits.as_train:
             raise InputError(f"{spec} makes new training images in each epoch; choose --split test")
@@ -179,7 +182,7 @@ def load_part(spec: str, part: PartName = "test", *, seed: Seed = 0, **options: 
         images = chosen.preview(len(chosen))
     words = f"images of {spec}" if part == "all" else f"{part} images of {spec}"
     own: Any = {"has_names": splits.has_names, "task_name": splits.task, "colours": splits.colours, "note": note}
-    return Part(spec, words, cast(ImageSet, splits.sized(images, size, patch, spec)), splits.class_names, **own)
+    return Part(spec, words, cast(ImageSet, sized(images, size, patch, spec)), splits.class_names, **own)
 
 
 def joined(sets: Sequence[Images], where: str) -> ImageSet:

@@ -186,7 +186,7 @@ def hold_out(opened: Opened, share: float, groups: Any, seed: int, task: Task | 
     """
     data = opened.data
     if isinstance(data, Dataset) or not isinstance(data, ImageSet | TensorDataset | ItemReader):
-        raise InputError(f"{type(data).__name__} cannot be split; leave groups out, and give validation images")
+        raise InputError(f"a {type(data).__name__} is not split by fit; leave groups and a share for validation out")
     if opened.sampler is not None:
         raise InputError(
             "a sampler draws the images of the DataLoader, so it cannot be split; give a DataLoader without one, or "

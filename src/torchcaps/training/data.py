@@ -127,7 +127,7 @@ def fit_data(
     recipe: Recipe,
     fabric: Fabric,
     *,
-    groups: Any,
+    groups: Any = None,
     task: Task,
     loss: object,
     scale: Scale,
