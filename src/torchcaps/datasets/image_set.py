@@ -227,9 +227,7 @@ class ImageSet(Images):
 
     def take(self, n: int | None) -> ImageSet:
         """Return the first ``n`` images; the set itself if ``n`` is None or at least its size."""
-        if n is None or n >= len(self):
-            return self
-        return self._each(lambda tensor: tensor[:n], {kind: names[:n] for kind, names in self.names.items()})
+        return self if n is None or n >= len(self) else self._each(lambda tensor: tensor[:n])
 
     def preview(self, n: int) -> ImageSet:
         return self.take(n)
@@ -245,7 +243,7 @@ class ImageSet(Images):
 
     def select(self, indices: Int64[Tensor, "n"]) -> ImageSet:
         """Return a copy of the images at ``indices``, in that order."""
-        return self._each(lambda tensor: tensor[indices], select_names(self.names, indices))
+        return self._each(lambda tensor: tensor[indices])
 
     def followed_by(self, other: ImageSet) -> ImageSet:
         """Return the images of both sets, those of ``other`` last.
@@ -293,10 +291,11 @@ class ImageSet(Images):
         y, x = ((length - size) // 2 for length in self.in_shape[1:])
         return self.with_pixels(lambda images: images[..., y : y + size, x : x + size])
 
-    def _each(self, change: Callable[[Tensor], Tensor], names: Names | None = None) -> ImageSet:
-        """Return the set with ``change`` applied to every tensor, and with these names (None: its own)."""
+    def _each(self, change: Callable[[Tensor], Tensor]) -> ImageSet:
+        """Return the set with ``change``, which may leave images out, applied to every tensor and to the names."""
         factors = {name: change(values) for name, values in self.factors.items()}
-        return ImageSet(*map(change, self.tensors), factors=factors, names=self.names if names is None else names)
+        names = select_names(self.names, change(torch.arange(len(self)))) if self.names else {}
+        return ImageSet(*map(change, self.tensors), factors=factors, names=names)
 
 
 def check_names(names: Names, images: int) -> None:
