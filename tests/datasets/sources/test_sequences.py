@@ -177,7 +177,7 @@ def test_a_network_that_computes_with_padding_is_refused(tmp_path: Path, preset:
             network = create_model(preset, (3, 1, 36), 4)
             data: Any = {"x": long, "y": Y, "lengths": lengths}
             fabric = launch("cpu")
-            form: Any = {"task": find_task("classes"), "loss": None, "scale": "auto", "keys": None}
+            form: Any = {"task": find_task("classes"), "loss": None, "scale": "auto", "keys": None, "groups": None}
             call = partial(fit_data, network, data, None, Recipe(batch_size=4), fabric, seed=0, workers=0, **form)
         if preset == "sequences" or lengths.min() == 36:
             call()

@@ -33,8 +33,7 @@ def load_nifti(request: DataRequest) -> Splits:
     cannot be used; ``skip_damaged`` leaves them out.
 
     Raises:
-        InputError: nibabel is not installed, a volume has no mask or one of another size, or volumes differ in size and
-            ``patch`` is not given.
+        InputError: nibabel is not installed, or a volume has no mask or one of another size.
     """
     import_nibabel()
     root = request.path
