@@ -63,7 +63,8 @@ class Audit:
         for line in self.faulty:
             name = line["repository"]
             link = f"[{name.replace('/', '/<wbr>')}](https://github.com/{name}) {line['commit']}"
-            yield f"| {link} | {_findings(line)} | {_place(line)} |"
+            place = _place(line).replace("`", "").replace("_", r"\_<wbr>")  # as code, a name breaks no line
+            yield f"| {link} | {_findings(line)} | {place} |"
 
     def csv(self) -> str:
         """Return all repositories as CSV."""

@@ -110,6 +110,17 @@ def test_the_search_finds(site: Path, query: str, page: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_list_that_goes_on_after_a_table_keeps_its_numbers(site: Path) -> None:
+    """The answers to the lesson name these numbers."""
+    pages = {path: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")}
+    for path, text in pages.items():
+        begun = [number for number in re.findall(r"^\n(\d+)\. .*$", text, re.MULTILINE) if number != "1"]
+        page = (site / f"{path.stem}.html").read_text(encoding="utf-8")
+        assert re.findall(r'<ol start="(\d+)">', page) == begun, path.name
+    assert any(re.search(r"^\n2\. ", text, re.MULTILINE) for text in pages.values())
+
+
+@pytest.mark.slow
 def test_students_do_not_find_the_answers(site: Path) -> None:
     index = (site / "search" / "search_index.json").read_text(encoding="utf-8")
     assert '"location":"lesson-sheet.html"' in index

@@ -46,7 +46,7 @@ def test_the_audit_counts_repositories_by_finding() -> None:
             "field": "text",
             "layer": "y.py",
             "findings": {
-                "nan-at-zero": {"where": "u.py:3", "gradients_only": True},
+                "nan-at-zero": {"where": "u_v.py:3", "gradients_only": True},
                 "mixes-images": {"where": "7", "change": [0.5]},
             },
         },
@@ -63,12 +63,12 @@ def test_the_audit_counts_repositories_by_finding() -> None:
     assert audit.count("nan-at-zero") == 2
     assert list(audit.rows()) == [
         "| [c/<wbr>d](https://github.com/c/d) 2 | `nan-at-zero` (gradients only), `mixes-images` (0.50) "
-        "| `y.py`, line 7; `u.py`, line 3 |",
+        "| y.py, line 7; u\\_<wbr>v.py, line 3 |",
     ]
     assert audit.csv().splitlines() == [
         "repository,commit,field,findings,where",
         "a/b,1,images,none,x.py",
-        'c/d,2,text,"nan-at-zero (gradients only), mixes-images (0.50)","y.py, line 7; u.py, line 3"',
+        'c/d,2,text,"nan-at-zero (gradients only), mixes-images (0.50)","y.py, line 7; u_v.py, line 3"',
         'e/f,3,text,nan-at-zero,"z.py, lines 4–5"',
     ]
 
