@@ -173,5 +173,5 @@ def test_the_navigation_and_the_pages_stay_short() -> None:
     entries = re.findall(
         r"^ +- .*\.(?:md|ipynb)$", CONFIG.read_text(encoding="utf-8").partition("\nnav:")[2], re.MULTILINE
     )
-    assert len(entries) <= 42
-    assert sum(len(path.read_text(encoding="utf-8").split()) for path in DOCS.rglob("*.md")) <= 29_000
+    assert len(entries) <= 47
+    assert sum(len(path.read_text(encoding="utf-8").split()) for path in DOCS.rglob("*.md")) <= 31_000
