@@ -128,7 +128,7 @@ class BatchLoader:
         self.device = torch.device(device)
         self._images, self._items = None if images is None else images.to(self.device), cast(Any, image_set)
         if images is not None and shuffle:
-            self.augmentation.check(images.in_shape, images.num_objects, images.task.has_masks)
+            self.augmentation.check(images.in_shape, images.num_objects, images.masks is not None)
         if images is None and not isinstance(image_set, TensorDataset | ItemReader):
             self._items = ItemReader(image_set, Form().images, Form().labels_of_batch)
 
