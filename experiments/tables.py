@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments.grades import GRADES, GRADES_SEARCH
 from experiments.pixels import PIXELS, PIXELS_SEARCH
 from experiments.store import read_runs
 from experiments.table import Row, Table
@@ -231,7 +232,21 @@ def recorded(name: str) -> Iterator[Row]:
 BY_HAND = Table(name="by-hand", title="Runs before there were tables", rows=tuple(recorded("by-hand")))
 SHIPPED = {
     t.name: t
-    for t in (MNIST, ROUTING, MULTIMNIST, AFFNIST, TUTORIALS, ROBUSTNESS, ZOO, SEARCH, PIXELS, PIXELS_SEARCH, BY_HAND)
+    for t in (
+        MNIST,
+        ROUTING,
+        MULTIMNIST,
+        AFFNIST,
+        TUTORIALS,
+        ROBUSTNESS,
+        ZOO,
+        SEARCH,
+        PIXELS,
+        PIXELS_SEARCH,
+        GRADES,
+        GRADES_SEARCH,
+        BY_HAND,
+    )
 }
 
 

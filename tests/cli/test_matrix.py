@@ -4,6 +4,7 @@ Words and units are those of the task; each cell ends with exit code 0 or 2, nev
 """
 
 import functools
+import itertools
 import json
 import shlex
 from collections.abc import Callable
@@ -64,7 +65,9 @@ COMMANDS: dict[str, str] = {
 }
 
 
-EXPORTED = dict(zip(OF_IMAGES, NETWORKS, strict=True))
+EXPORTED = dict(zip(OF_IMAGES, itertools.cycle(NETWORKS)))
+AS_CLASSES = ("classes", "ordinal")
+"""Tasks with one of several classes for each image, which all commands take."""
 
 
 class Trained(NamedTuple):
@@ -98,6 +101,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = {"class_names": np.array(["a$\\frac$b", "middle", "[bold]low"])}
     targets: dict[str, dict[str, np.ndarray]] = {
         "classes": {"y": classes, **names},
+        "ordinal": {"y": classes, **names},
         "labels": {"y": rows, **names},
         "regression": {"y": 10.0 * classes + 1000},
     }
@@ -160,8 +164,9 @@ def test_a_command_works_or_says_in_a_sentence_that_it_does_not(name: str, train
     command = name.split()[0]
     if command in ("evaluate", "predict", "curves", "datasets") or name in ("export folder", "resume"):
         assert result.code == 0, result.err
-    if command in ("routing", "perturb", "robustness", "probe", "detect", "explore") and trained.task != "classes":
-        assert f"works for the task classes; this network was trained for the task {trained.task}" in result.err
+    if command in ("routing", "perturb", "robustness", "probe", "detect", "explore") and trained.task not in AS_CLASSES:
+        assert "works for the task classes or ordinal; this network was trained for the " in result.err
+        assert result.err.endswith(f"task {trained.task}\n")
 
 
 def test_words_and_units_are_those_of_the_task(trained: Trained, cli: Cli) -> None:
@@ -177,11 +182,14 @@ def test_words_and_units_are_those_of_the_task(trained: Trained, cli: Cli) -> No
         assert "%" not in table
         assert "(variances of the training targets)" in table
     else:
-        assert first.endswith(f" 3 {trained.task}")
+        assert first.endswith({"ordinal": " 3 grades"}.get(trained.task, f" 3 {trained.task}"))
         assert f"train {100 * read_metrics(trained)['train_accuracy']:.2f}%" in epoch
-    if trained.task != "classes":
+    if trained.task not in AS_CLASSES:
         assert not any("class" in line for line in trained.said)
         assert "class" not in str(summary["warning"])
+    if trained.task == "ordinal":
+        assert all(word in table for word in ("Kappa", "quadratic weights", "MAE", "grade", "true grades down"))
+        assert "class" not in table
 
 
 def read_metrics(run: Trained) -> dict[str, float]:
@@ -206,6 +214,7 @@ def test_curves_have_the_unit_of_the_task(trained: Trained, monkeypatch: pytest.
     assert call(cli, "curves", trained).code == 0
     units = {
         "classes": "% of the images",
+        "ordinal": "% of the images",
         "labels": "% of the labels",
         "regression": "variances of the training targets",
     }
@@ -223,6 +232,12 @@ def test_the_model_card_has_the_words_of_the_task(trained: Trained, cli: Cli) ->
             "| test error | test accuracy |",
             "type: accuracy",
             "its 3 classes for any image",
+        ),
+        "ordinal": (
+            "with 3 grades;",
+            "| test error | test accuracy |",
+            "type: accuracy",
+            "its 3 grades for any image",
         ),
         "labels": (
             "with 3 labels;",
@@ -254,10 +269,11 @@ def test_curves_of_several_tasks_are_refused(files: Path, cli: Cli, tmp_path: Pa
 
 @pytest.mark.parametrize("trained", [(task, "decoder") for task in OF_IMAGES], ids="-".join, indirect=True)
 def test_figures_of_a_run_are_those_of_its_task(trained: Trained) -> None:
-    own = {"classes": {"confusion", "reconstructions", "perturbation"}, "labels": {"roc"}, "regression": {"numbers"}}
+    of_classes = {"confusion", "reconstructions", "perturbation"}
+    own = {"classes": of_classes, "ordinal": of_classes, "labels": {"roc"}, "regression": {"numbers"}}
     drawn = {file.stem for file in (trained.folder / "figures").glob("*.png")}
     assert {"curves", "samples", *own[trained.task]} <= drawn
-    assert not drawn & set().union(*(names for task, names in own.items() if task != trained.task))
+    assert not drawn & set().union(*(names for names in own.values() if names != own[trained.task]))
 
 
 def test_a_perfect_network_has_learned_something(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ ROWS = {name: {row.name: row for row in table.rows} for name, table in SHIPPED.i
 SHAPES = {info.name: info.in_shape for info in list_datasets()}
 # of plugins
 SHAPES |= dict.fromkeys(("viewpoints-azimuth", "viewpoints-elevation", "silhouettes-azimuth"), (1, 48, 48))
+SHAPES |= dict.fromkeys(("turned-digits", "elevations"), (1, 28, 28))
 SHAPES |= {"few-digits": (1, 36, 36), "brain-slices": (1, 96, 72), "brain-blocks": (1, 20, 20, 20)}
 
 

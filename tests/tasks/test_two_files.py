@@ -38,7 +38,7 @@ COMMANDS = {
     ],
 }
 REFUSED = {
-    "routing run": "torchcaps routing works for the task classes; this network was trained for the task shares",
+    "routing run": "torchcaps routing works for the task classes or ordinal; this network was trained for",
     "explore run --save site": "works for the task classes",
     "evaluate run --data npz:classes.npz": "classes.npz: y must be rows of shares from 0 to 1",
     "train sabour2017 --task share --data npz:data.npz": "'shares'",

@@ -27,6 +27,7 @@ from torchcaps.checks import check, checked
 from torchcaps.datasets import ImageSet
 from torchcaps.errors import InputError
 from torchcaps.models import ModelOutput, Network
+from torchcaps.tasks import task_of
 from torchcaps.words import counted
 
 Measure = Literal["reconstruction", "score"]
@@ -53,19 +54,22 @@ class Detector(Result):
     limits: tuple[float, ...]
     num_images: int
 
-    def ratios(self, output: ModelOutput, pixels: Float[Tensor, "B C H W"]) -> Float[Tensor, "B"]:
+    def ratios(
+        self, output: ModelOutput, pixels: Float[Tensor, "B C H W"], classes: Int[Tensor, "B"]
+    ) -> Float[Tensor, "B"]:
         """Return distance ÷ threshold of the predicted class for each image; above 1 it is flagged.
 
         Args:
             output: The network's output for the images, without targets.
             pixels: The images, 0..1.
+            classes: The predicted classes.
         """
         if self.measure == "score":
             distances = 1 - output.scores.amax(1)
         else:
             assert output.reconstruction is not None
             distances = (output.reconstruction - pixels).flatten(1).norm(dim=1)
-        return distances / distances.new_tensor(self.limits)[output.scores.argmax(1)]
+        return distances / distances.new_tensor(self.limits)[classes]
 
 
 @dataclass(frozen=True)
@@ -166,10 +170,12 @@ def distance_ratios(
     """Return distance ÷ threshold of the predicted class, and the predicted class, of each image."""
     if len(detector.limits) != model.num_classes:
         raise InputError(f"the detector has {len(detector.limits)} classes, but the network {model.num_classes}")
+    task = task_of(model)
 
     def measure(pixels: Tensor, _: object) -> tuple[Tensor, Tensor]:
         output = model(pixels)
-        return detector.ratios(output, pixels), output.scores.argmax(1)
+        predicted = task.predict_classes(output.scores)
+        return detector.ratios(output, pixels, predicted), predicted
 
     ratios, classes = over_batches(measure, model, images)
     if not ratios.isfinite().all():
@@ -188,11 +194,13 @@ def evasion(model: Network, detector: Detector) -> Goal:
 
     Source: the reconstructive attack of Qin and others 2020 (arXiv:1907.02957), which also alternates the two goals.
     """
+    task = task_of(model)
 
     def goal(pixels: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
         output = model(pixels)
-        ratios = detector.ratios(output, pixels)
-        fooled = output.scores.argmax(1) != classes
+        predicted = task.predict_classes(output.scores)
+        ratios = detector.ratios(output, pixels, predicted)
+        fooled = predicted != classes
         rise = torch.where(fooled, -ratios, score_margin(output, classes)).sum()
         return rise, torch.where(fooled, ratios.detach(), torch.inf)
 

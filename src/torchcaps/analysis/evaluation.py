@@ -27,7 +27,6 @@ from torchcaps.analysis.inference import (
     check_images,
     check_labels,
     class_labels,
-    classes_of,
     inference,
     to_pixels,
 )
@@ -38,9 +37,9 @@ from torchcaps.datasets import BatchLoader, ImageSet
 from torchcaps.datasets.splits import PLACE
 from torchcaps.errors import InputError, visible
 from torchcaps.models import Network
-from torchcaps.ops.labels import is_correct, match_labels
-from torchcaps.tasks import task_of
-from torchcaps.words import counted
+from torchcaps.ops.labels import match_labels
+from torchcaps.tasks import Task, find_task, task_of
+from torchcaps.words import counted, plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,6 +77,8 @@ class Evaluation(Scored, TaskEvaluation):
     records: Evaluation | None = None
     figure_name: ClassVar[str] = "confusion"
     """Name of the figure in a run folder."""
+    power: ClassVar[int] = 0
+    """Weight |i − j|^power of a confusion of the classes i and j in :attr:`kappa`; 0: all confusions count the same."""
 
     @property
     def warning(self) -> str | None:
@@ -98,15 +99,22 @@ class Evaluation(Scored, TaskEvaluation):
         """Number of objects in an image (P)."""
         return 1 if self.labels.ndim == 1 else self.labels.shape[1]
 
+    @property
+    def task(self) -> Task:
+        """Task of the network."""
+        return find_task(None, self.objects)
+
     @cached_property
     def predictions(self) -> Int[np.ndarray, "N"] | Int[np.ndarray, "N P"]:
         """Predicted class of each image, or with P objects the P classes with the highest scores."""
-        return classes_of(torch.from_numpy(self.scores), self.objects).numpy()
+        predicted: np.ndarray = self.task.predict_classes(self.scores)
+        return predicted
 
     @cached_property
     def right(self) -> Bool[np.ndarray, "N"]:
         """True for images whose class is predicted, or exactly the classes of all their objects."""
-        return is_correct(torch.from_numpy(self.scores), torch.from_numpy(self.labels)).numpy()
+        scores, labels = torch.from_numpy(self.scores), torch.from_numpy(self.labels)
+        return self.task.score(scores, labels).bool().numpy()
 
     @cached_property
     def confusion(self) -> Int[np.ndarray, "J J"]:
@@ -143,16 +151,16 @@ class Evaluation(Scored, TaskEvaluation):
 
     @property
     def kappa(self) -> float | None:
-        """Cohen's kappa, (accuracy − chance) / (1 − chance): 0 by chance, 1 at best.
+        """Cohen's kappa, the agreement beyond chance: 1 at best, 0 for chance. None for several objects, or undefined.
 
-        Chance is the accuracy of answers that are drawn at random with the frequencies of the predictions. None if an
-        image has several objects, or if all images have one class and its prediction.
+            1 − Σ_ij w_ij O_ij / Σ_ij w_ij E_ij
 
-        Source: Cohen 1960, "A coefficient of agreement for nominal scales".
+        O is the confusion matrix, E the one of independent labels and predictions with the same sums.
+
+        Source: Cohen 1968, "Weighted kappa"; scikit-learn's ``cohen_kappa_score`` has the same definition.
         """
-        counts = self.confusion / self.num_images
-        chance = float(counts.sum(0) @ counts.sum(1))
-        return None if self.objects > 1 or chance == 1 else (float(counts.trace()) - chance) / (1 - chance)
+        value = float(kappas(self.confusion, self.power))
+        return value if self.objects == 1 and math.isfinite(value) else None
 
     @property
     def calibration_error(self) -> float | None:
@@ -230,13 +238,13 @@ class Evaluation(Scored, TaskEvaluation):
         title, confusion = "", self._confusion
         if len(scores) > MAX_CLASSES:
             scores = sorted(scores, key=lambda score: 1.0 if score["f1"] is None else score["f1"])[:MAX_SHOWN]
-            title = f"The {len(scores)} worst of {len(self.class_names)} classes (--json has all)"
+            title = f"The {len(scores)} worst of {len(self.class_names)} {plural(self.task.output)} (--json has all)"
             confusion = self._most_confused
         per_class = [
             [each["name"], f"{each['images']:,}", *map(percent, (each["precision"], each["recall"], each["f1"]))]
             for each in scores
         ]
-        columns = ("class", "images", "precision", "recall", "F1")
+        columns = (self.task.output, "images", "precision", "recall", "F1")
         first = [Table(rows, title=self.title), *self.record_tables()]
         return [*first, Table(per_class, columns, title), *confusion()]
 
@@ -277,7 +285,7 @@ class Evaluation(Scored, TaskEvaluation):
             bar = figure.colorbar(shown, ax=axes, shrink=0.8, aspect=30, pad=max(0.02, 0.1 / size))
             bar.ax.set_title(name, fontsize=SMALL, loc="left", pad=9)
             if len(axes.images) == 1:  # the outer bar; another label would touch it
-                bar.set_label("% of the true class", fontsize=SMALL)
+                bar.set_label(f"% of the true {self.task.output}", fontsize=SMALL)
             bar.ax.tick_params(labelsize=SMALL)
             bar.outline.set_visible(False)
             for true, predicted in np.argwhere(cells & (confusion > 0)) if few else ():
@@ -302,8 +310,8 @@ class Evaluation(Scored, TaskEvaluation):
             axes.grid(which="minor", color="0.9", linewidth=0.6)
         axes.tick_params(which="both", length=0)
         axes.spines[:].set_color("0.8")
-        axes.set_xlabel("predicted class", fontsize=TEXT)
-        axes.set_ylabel("true class", fontsize=TEXT)
+        axes.set_xlabel(f"predicted {self.task.output}", fontsize=TEXT)
+        axes.set_ylabel(f"true {self.task.output}", fontsize=TEXT)
         if self.places is None or ax is not None:
             return {"": figure}
         return {
@@ -321,7 +329,7 @@ class Evaluation(Scored, TaskEvaluation):
             rows.append([name, *(Styled(str(n), style) if n else Styled("·", "dim") for n, style in counts)])
         counted = "Confusion" if self.objects == 1 else "Confusion (objects)"
         columns = ("true", *(names if short else map(str, range(len(names)))))
-        return [Table(rows, columns, f"{counted}: true classes down, predicted ones across")]
+        return [Table(rows, columns, f"{counted}: true {plural(self.task.output)} down, predicted ones across")]
 
     def _most_confused(self) -> list[Table]:
         wrong = self.confusion - np.diag(self.confusion.diagonal())
@@ -337,6 +345,16 @@ class Evaluation(Scored, TaskEvaluation):
             f"({self.num_images - self.num_correct} "
             f"wrong, error {100 * self.error:.2f} %), mean loss {self.loss:.4g}"
         )
+
+
+def kappas(confusion: Int[np.ndarray, "*N J J"], power: int) -> Float[np.ndarray, "*N"]:
+    """Return Cohen's kappa of each confusion matrix, see :attr:`Evaluation.kappa`; NaN where it is undefined."""
+    classes = np.arange(confusion.shape[-1])
+    distances = np.abs(classes[:, None] - classes)
+    weights = distances.astype(np.float64) ** power * (distances > 0)
+    expected = confusion.sum(-1)[..., None] * confusion.sum(-2)[..., None, :] / confusion.sum((-1, -2))[..., None, None]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(1 - (weights * confusion).sum((-1, -2)) / (weights * expected).sum((-1, -2)))
 
 
 class TaskCollector(ScoreCollector):

@@ -91,10 +91,10 @@ def average_answers(
     """
     single, members = answers.prediction, list(groups.values())
     scores = np.stack([single.scores[each].mean(0) for each in members])
-    order = (-scores).argsort(axis=1, kind="stable")
-    classes = order[:, 0] if single.classes.ndim == 1 else order[:, : single.classes.shape[1]]
+    task = task_of(answers)
+    classes = task.predict_classes(scores)
     images: Any = scores  # any array of this length, because there is no reconstruction to compare with images
-    prediction = Prediction.of(images, classes, scores, None, calibration, single.score_name, task_of(answers))
+    prediction = Prediction.of(images, classes, scores, None, calibration, single.score_name, task)
     prepared = []
     for each in members:
         changes = dict.fromkeys(change for n in each for change in answers.prepared[n].changes)

@@ -16,8 +16,6 @@ from torchcaps.datasets.scaling import ROUNDING
 from torchcaps.errors import InputError, WrongType
 from torchcaps.models import CapsNet, Network
 from torchcaps.models.images import check_image_shape
-from torchcaps.ops.labels import top_classes
-from torchcaps.ops.segmentation import pixel_classes
 from torchcaps.ranges import COUNT
 from torchcaps.tasks import task_of
 from torchcaps.words import counted
@@ -104,16 +102,6 @@ def over_batches(
         batches = in_batches(model, images, labels, batch_size)
         parts = [[tensor.cpu() for tensor in function(*batch)] for batch in batches]
     return [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
-
-
-def classes_of(scores: Float[Tensor, "B J *S"], objects: int) -> Int[Tensor, "B *S"] | Int[Tensor, "B P"]:
-    """Return the class with the highest score, or for P objects the P classes with the highest scores, in order.
-
-    For scores of pixels it is the class of each pixel; a single score above 0.5 is class 1.
-    """
-    if scores.ndim > 2:
-        return pixel_classes(scores)
-    return scores.argmax(-1) if objects == 1 else top_classes(scores, objects)
 
 
 def class_labels(class_names: Sequence[str] | None, num_classes: int) -> list[str]:

@@ -19,6 +19,7 @@ from torchcaps.errors import InputError
 from torchcaps.models import Network
 from torchcaps.models.output import ScoreName
 from torchcaps.ranges import Range
+from torchcaps.tasks import task_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -190,7 +191,8 @@ def perturb_capsule(
         pixels = as_pixels(network, image[None])
         output = network(pixels)
         assert output.capsules is not None
-        chosen = int(output.scores.argmax()) if target is None else target
+        predicted = task_of(network).predict_classes(output.scores)
+        chosen = int(predicted.flatten()[0]) if target is None else target
         # row (m, n) has offset n added to the m-th of the components; the last row is the unchanged capsule
         changes = np.append(np.kron(np.eye(dim)[list(changed)], offsets[:, None]), np.zeros((1, dim)), 0)
         decoded = []
@@ -207,7 +209,7 @@ def perturb_capsule(
         target=chosen,
         scores=output.scores[0].float().cpu().numpy(),
         components=changed,
-        score_name=output.score_name,
+        score_name=task_of(network).score_name or output.score_name,
     )
 
 

@@ -93,7 +93,8 @@ class PhotoAnswers(Result):
         """Return a line for each file: path, classes or labels, reasons to be unsure, and all scores or numbers."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["image", task_of(self).answer_key, "unsure", *self.class_names])
+        task = task_of(self)
+        writer.writerow(["image", *(list(task.answer_to_dict([""])) or [task.name]), "unsure", *self.class_names])
         for n, (file, scores) in enumerate(zip(self.files, self.prediction.scores.tolist(), strict=True)):
             caveats = "; ".join(self.caveats(n))
             writer.writerow(

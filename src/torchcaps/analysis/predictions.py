@@ -12,7 +12,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from torchcaps.analysis.calibration import CALIBRATED_SHARE, Calibration, Prediction, squared_errors
-from torchcaps.analysis.inference import Labels, classes_of, over_batches
+from torchcaps.analysis.inference import Labels, over_batches
 from torchcaps.checks import checked
 from torchcaps.datasets.images import read_image
 from torchcaps.datasets.pixels import prepare_images
@@ -66,7 +66,7 @@ def predict(
         return [pixels.float(), output.scores.float(), *decoded]
 
     pixels, scores, *decoded = over_batches(look, model, images, targets)
-    classes = classes_of(scores, model.objects).numpy()
+    classes = task.predict_classes(scores).numpy()
     drawn = decoded[0].numpy() if decoded else None
     name = task.score_name or outputs[0].score_name
     return Prediction.of(pixels.numpy(), classes, scores.numpy(), drawn, calibration, name, task)
@@ -83,11 +83,14 @@ def calibrate(model: Network, images: Shaped[Tensor, "N C H W"]) -> Calibration:
     Raises:
         InputError: A threshold is not finite, for example because of NaN in the pixels.
     """
-    task_of(model).require("calibrate", "a calibration")
+    task = task_of(model)
+    task.require("calibrate", "a calibration")
 
     def look(pixels: Tensor, _: object) -> list[Tensor]:
         output = model(pixels)
-        lowest = output.scores.float().sort(1, descending=True).values[:, model.objects - 1]
+        scores = output.scores.float()
+        predicted = task.predict_classes(scores).view(len(scores), -1)  # the last of several has the lowest score
+        lowest = scores.take_along_dim(predicted[:, -1:], 1)[:, 0]
         if output.reconstruction is None:
             return [lowest]
         errors = squared_errors(pixels.float().cpu().numpy(), output.reconstruction.float().cpu().numpy())

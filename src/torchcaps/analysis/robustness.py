@@ -37,6 +37,7 @@ from torchcaps.datasets.affine import inverse_maps, linear_maps, warp
 from torchcaps.errors import InputError
 from torchcaps.models import ModelOutput, Network
 from torchcaps.ranges import Fill, Range, Seed, Share
+from torchcaps.tasks import task_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -286,9 +287,11 @@ def accuracy_curve(
     options: Any = {"goal": "scores" if kind.endswith("-scores") else "loss"}
     options |= {"steps": steps, "seed": seed} if kind.startswith("pgd") else {}
 
+    task = task_of(model)
+
     def answered_right(pixels: Tensor, labels: Tensor | None) -> list[Tensor]:
         assert labels is not None
-        return [model(pixels).scores.argmax(-1).eq(labels)]
+        return [task.predict_classes(model(pixels).scores).eq(labels)]
 
     for strength in strengths:
         images = image_set.images

@@ -31,7 +31,6 @@ from torchcaps.explorer.patches import find_patches
 from torchcaps.files import real
 from torchcaps.models import CapsNet, Network
 from torchcaps.models.files import SHIPPED
-from torchcaps.ops.labels import top_classes
 from torchcaps.parts import options
 from torchcaps.ranges import AtLeastOneIteration, Pages
 from torchcaps.tasks import task_of
@@ -155,7 +154,7 @@ class Explorer:
             else:
                 output = model(as_pixels(model, image))
         scores = output.scores[0].float().cpu()
-        present = top_classes(scores, model.objects).tolist()
+        present = task_of(model).predict_classes(scores[None]).view(-1).tolist()
         capsules = None if output.capsules is None else output.capsules[0].float().cpu().numpy()
         drawn = None if output.reconstruction is None else output.reconstruction.float().cpu().numpy()
         seen = pixels[None].astype(np.float32) / 255

@@ -22,6 +22,7 @@ from torchcaps.explorer.state import Explorer
 from torchcaps.models import CapsNet
 from torchcaps.nn import ChannelNorm, ConvBackbone, Convolution
 from torchcaps.parts import describe as describe_part
+from torchcaps.tasks import task_of
 
 MAX_IMAGES = 100
 """Images to pick from."""
@@ -109,6 +110,7 @@ def describe_network(explorer: Explorer) -> dict[str, Any]:
     if len(model.layers) != 1:
         raise InputError(f"a page without a server computes networks with one capsule layer, got {len(model.layers)}")
     primary, routing = config["primary_capsules"], config["layers"][0]["routing"]
+    is_ordinal = task_of(model).score_name == "score"
     pixels = [] if images is None else list(as_bytes(images.images[:MAX_IMAGES].numpy()))
     return {
         "backbone": list(steps(model.backbone, "backbone")),
@@ -125,6 +127,7 @@ def describe_network(explorer: Explorer) -> dict[str, Any]:
         },
         "decoder": [f"decoder.{name}" for name, each in model.decoder.named_modules() if isinstance(each, nn.Linear)],
         "lengthEps": config["length_eps"],
+        "isOrdinal": is_ordinal,
         "calibration": vars(calibration),
         "near": MIN_RUNNER_UP_RATIO,
         "fit": explorer.fit,

@@ -22,6 +22,7 @@ from torchcaps.errors import InputError, install
 from torchcaps.export.description import Description
 from torchcaps.export.onnx_worker import OUT_OF_MEMORY, receive, send
 from torchcaps.files import as_path, require_file
+from torchcaps.tasks import task_of
 from torchcaps.words import counted
 
 INPUT, LENGTHS, RECONSTRUCTION = "images", "lengths", "reconstruction"
@@ -108,13 +109,9 @@ class OnnxModel:
         images = self._as_pixels(images)
         outputs = [self._run(part) for part in _batches(images, self._batch)]
         lengths, *others = (np.concatenate(parts) for parts in zip(*outputs, strict=True))
+        classes, decoded = task_of(self.description).predict_classes(lengths), others[0] if others else None
         if per_pixel:
-            masks = (lengths[:, 0] > 0.5 if lengths.shape[1] == 1 else lengths.argmax(1)).astype(np.uint8)
-            return Prediction(masks, lengths, others[0] if others else None, [()] * len(masks))
-        # the same order as torchcaps.ops.labels.top_classes, without torch
-        highest = (-lengths).argsort(axis=1, kind="stable")[:, : self.description.objects]
-        classes = highest[:, 0] if self.description.objects == 1 else highest
-        decoded = others[0] if others else None
+            return Prediction(classes, lengths, decoded, [()] * len(classes))
         return Prediction.of(images, classes, lengths, decoded, self.description.calibration)
 
     def _as_pixels(self, images: Shaped[np.ndarray, "N C *S"]) -> Float[np.ndarray, "N C *S"]:

@@ -159,10 +159,9 @@ class CapsNet(Network):
             poses, activations, coupling = self.class_capsules.route(capsules, return_coupling=True)
         else:
             poses, activations, *_ = self.class_capsules(capsules)  # a call of the module, so that its hooks run
-        if self.readout is None:
-            scores = Capsules(poses, activations).scores(self.length_eps)
-        else:
-            scores = self._task.activate(self.readout(poses), self)
+        scores = Capsules(poses, activations).scores(self.length_eps) if self.readout is None else self.readout(poses)
+        if self._task.score_name is not None:
+            scores = self._task.activate(scores, self)
         reconstruction = decoded = None
         if self.decoder is not None and self.objects == 1:
             reconstruction = self.decode(self._decoded(poses, scores, targets))

@@ -10,12 +10,14 @@ from torch import Tensor
 Targets = Int[Tensor, "B"] | Int[Tensor, "B P"] | Shaped[Tensor, "B J"]
 """Targets of images: labels (B,) or (B, 1), multi-hot rows (B, J), or the labels (B, P) of P objects in each image."""
 
-ScoreName = Literal["length", "activation", "probability", "value"]
-"""Kind of the scores: lengths or activations of capsules, a CNN's probabilities, or values of a regression."""
+ScoreName = Literal["length", "activation", "probability", "score", "value"]
+"""Kind of the scores: lengths or activations of capsules, a CNN's probabilities, scores of grades computed from lengths
+or activations, or values of a regression."""
 SUPERLATIVES: dict[ScoreName, str] = {
     "length": "longest",
     "activation": "most active",
     "probability": "most probable",
+    "score": "predicted",
     "value": "largest",
 }
 """Words for the class with the highest score, by the kind of the scores."""

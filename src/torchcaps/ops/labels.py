@@ -117,3 +117,29 @@ def squared_error(
 def sigmoid_cross_entropy(logits: Float[Tensor, "B J"], present: Float[Tensor, "B J"]) -> Float[Tensor, ""]:
     """Return the mean over images of the sum over classes of −T log σ(z) − (1 − T) log(1 − σ(z)), T 0 or 1."""
     return F.binary_cross_entropy_with_logits(logits, present, reduction="none").sum(-1).mean()
+
+
+def decreasing(values: Float[Tensor, "B M"]) -> Float[Tensor, "B M"]:
+    """Return the decreasing sequence with the smallest sum of squared differences from each row.
+
+    It is p_k = min_{i ≤ k} max_{j ≥ k} mean(values_i … values_j), which needs no loop over the values, so that it can
+    be exported.
+
+    Source: Robertson, Wright, Dykstra 1988, "Order Restricted Statistical Inference", theorem 1.4.4.
+    """
+    M = values.shape[1]
+    sums = F.pad(values.to(full_dtype(values.dtype)).cumsum(1), (1, 0))
+    ends = torch.arange(1, M + 1, device=values.device)
+    lengths = (ends - (ends - 1)[:, None]).clamp(min=1)  # (i, j)
+    means = (sums[:, None, 1:] - sums[:, :-1, None]) / lengths  # (B, i, j), used where i ≤ j
+    return torch.stack([means[:, : k + 1, k:].amax(2).amin(1) for k in range(M)], 1)
+
+
+def grade_scores(thresholds: Float[Tensor, "B J"]) -> Float[Tensor, "B J"]:
+    """Return a score for each of J grades that sum to 1, from estimates of P(grade ≥ k), k = 0 … J−1.
+
+    The estimates are projected by :func:`decreasing`. The first one is not used, because every grade is 0 or higher.
+    """
+    above = decreasing(thresholds[:, 1:].clamp(0, 1))
+    edges = F.pad(F.pad(above, (1, 0), value=1.0), (0, 1))
+    return edges[:, :-1] - edges[:, 1:]

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchcaps.errors import InputError, unknown_name
-from torchcaps.tasks.base import TASKS, Metric, Task, as_array, form_words
+from torchcaps.tasks.base import PRESENT, TASKS, Metric, Task, as_array, form_words
 from torchcaps.tasks.classes import Classes, Objects
-from torchcaps.tasks.labels import PRESENT, Labels
+from torchcaps.tasks.labels import Labels
+from torchcaps.tasks.ordinal import Ordinal
 from torchcaps.tasks.regression import Regression
 from torchcaps.tasks.segmentation import Segmentation
 
@@ -35,13 +36,13 @@ __all__ = [
     "widest_task",
 ]
 
-TASKS.update({task.name: task for task in (Classes(), Labels(), Regression(), Segmentation())})
+TASKS.update({task.name: task for task in (Classes(), Ordinal(), Labels(), Regression(), Segmentation())})
 if TYPE_CHECKING:
     TaskName = str
 else:
     TaskName = Literal[tuple(TASKS)]
-"""Task of a network: the class of an image or the classes of its objects; several labels that an image may have,
-(B, L); numbers, (B, T); or the class of each pixel, (B, H, W)."""
+"""Task of a network: the class of an image or the classes of its objects; its grade, one of several classes in order;
+several labels that an image may have, (B, L); numbers, (B, T); or the class of each pixel, (B, H, W)."""
 
 
 def find_task(name: str | None, objects: int = 1) -> Task:

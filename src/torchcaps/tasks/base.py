@@ -24,6 +24,9 @@ ALWAYS = frozenset({"train", "evaluate", "predict", "curves", "datasets", "expor
 TASKS: dict[str, Task] = {}
 """All tasks by name, filled by the package. The first is the default; if several fit some targets, it is the first."""
 
+PRESENT = 0.5
+"""A label, a threshold or a single class is predicted if its score is above this, half way between the margins."""
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -109,9 +112,9 @@ class Task(ABC):
     """Commands, functions and export formats for a network of this task, besides :data:`ALWAYS`."""
     evaluation: ClassVar[str] = "torchcaps.analysis.evaluation"
     """Module whose class ``TaskCollector`` gathers the batches of an evaluation."""
-    score_name: ClassVar[Literal["value"] | None] = None
-    """``"value"`` if scores are numbers computed from the poses of capsules. None: the network names its scores, which
-    are lengths or activations of capsules, or probabilities."""
+    score_name: ClassVar[Literal["value", "score"] | None] = None
+    """``"value"`` if :meth:`activate` computes scores from the poses of capsules, ``"score"`` if from their lengths.
+    None: the network names its scores, which are lengths or activations of capsules, or probabilities."""
     has_masks: ClassVar[bool] = False
     """True if the target of an image is a mask, which moves with the image."""
     spatial_axes: ClassVar[tuple[int, ...]] = (2,)
@@ -187,6 +190,10 @@ class Task(ABC):
         Raises:
             InputError: The targets do not fit the task, or class numbers do not begin at 0.
         """
+
+    def in_order(self, names: Sequence[str], where: str) -> tuple[str, ...]:
+        """Return the sorted names of classes in the task's order: unchanged, except for grades."""
+        return tuple(names)
 
     def check_targets(
         self,
@@ -275,7 +282,7 @@ class Task(ABC):
 
     @abstractmethod
     def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:
-        """Convert the output of the last linear layer to scores."""
+        """Convert the output of the last linear layer to scores, or, for grades, lengths of a network's capsules."""
 
     @abstractmethod
     def loss(self, output: Any, targets: Tensor, network: Any) -> Float[Tensor, ""]:
@@ -328,8 +335,9 @@ class Task(ABC):
 
     # ---- answers
 
-    answer_key: ClassVar[str]
-    """Heading of the answers in CSV."""
+    def predict_classes(self, scores: Any) -> Any:
+        """Return the predicted class of each image (or pixel) for scores (B, J), a tensor or an array."""
+        return scores.argmax(1)
 
     def answer(self, names: Sequence[str], scores: Sequence[float], classes: Sequence[int]) -> list[str]:
         """Return the answer for one image, in words; ``classes`` are the classes with the highest scores."""

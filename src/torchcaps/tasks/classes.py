@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import InputError
@@ -28,7 +28,7 @@ class Classes(Task):
     """
 
     name, form = "classes", ("Int64", "N")
-    output, min_outputs, answer_key = "class", 2, "class"
+    output, min_outputs = "class", 2
     needs = "whole numbers from 0, the class of each image, (N,), or one-hot rows (N, J)"
     metric = Metric("accuracy", "error", "% of the images")
     analyses = frozenset(
@@ -54,7 +54,7 @@ class Classes(Task):
         original = array = as_array(targets, where)
         is_text = array.dtype.kind in "US"
         if is_text:
-            array = _numbered(array, where, class_names)
+            array = _numbered(array, where, class_names, self.in_order)
         elif is_one_hot(array) and num_outputs in (None, array.shape[1]):
             array = array.argmax(1)
         if array.ndim == 2 and array.shape[1] == 1:
@@ -91,7 +91,7 @@ class Classes(Task):
 
         array = as_array(targets, where)
         if array.dtype.kind in "US":
-            return tuple(map(str, np.unique(_decoded(array, where)).tolist()))
+            return self.in_order(np.unique(_decoded(array, where)).tolist(), where)
         if is_one_hot(array):
             return tuple(map(str, range(array.shape[1])))
         numbers = self.convert_targets(array, None if complete else MAX_NUMBER, where)
@@ -175,7 +175,7 @@ class Classes(Task):
         return is_correct(scores, targets).to(scores.dtype)
 
     def decoded_capsules(self, scores: Float[Tensor, "B J"], targets: Tensor | None) -> Tensor | None:
-        return scores.argmax(-1) if targets is None else targets
+        return self.predict_classes(scores) if targets is None else targets
 
     def chance(self, targets: Tensor, *, balanced: bool = False) -> tuple[float, float] | None:
         """Return the accuracy of predicting the most frequent class for every image, and its standard error.
@@ -248,6 +248,13 @@ class Objects(Classes):
     def activate(self, logits: Float[Tensor, "B J"], network: Any) -> Float[Tensor, "B J"]:
         return logits.sigmoid()
 
+    def predict_classes(self, scores: Any) -> Any:
+        if not hasattr(scores, "detach"):  # an array, for use without torch
+            return (-scores).argsort(axis=1, kind="stable")[:, : self.objects]
+        from torchcaps.ops.labels import top_classes
+
+        return top_classes(scores, self.objects)
+
     def _rows(self, scores: Float[Tensor, "B J"], targets: Tensor) -> Tensor:
         from torchcaps.ops.labels import label_rows
 
@@ -280,12 +287,14 @@ def _decoded(texts: np.ndarray, where: str) -> np.ndarray:
         raise InputError(f"{where} has texts that are not UTF-8") from None
 
 
-def _numbered(texts: np.ndarray, where: str, class_names: Sequence[str] | None) -> np.ndarray:
+def _numbered(
+    texts: np.ndarray, where: str, class_names: Sequence[str] | None, in_order: Callable[..., tuple[str, ...]]
+) -> np.ndarray:
     """Return the number of each text among the class names."""
     import numpy as np
 
     distinct, positions = np.unique(_decoded(texts, where), return_inverse=True)
-    names = distinct.tolist() if class_names is None else list(class_names)
+    names = in_order(distinct.tolist(), where) if class_names is None else list(class_names)
     numbers = {name: number for number, name in enumerate(names)}
     unknown = [name for name in distinct.tolist() if name not in numbers]
     if unknown:

@@ -6,16 +6,13 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.tasks.base import Metric, probabilities
+from torchcaps.tasks.base import PRESENT, Metric, probabilities
 from torchcaps.tasks.columns import ColumnTask
 
 if TYPE_CHECKING:
     import numpy as np
     from jaxtyping import Float
     from torch import Tensor
-
-PRESENT = 0.5
-"""A label is predicted if its score is above this, which is half way between the margins of the margin loss."""
 
 
 class Labels(ColumnTask):
@@ -25,7 +22,7 @@ class Labels(ColumnTask):
     """
 
     name = "labels"
-    output, answer_key, columns = "label", "labels", "LabelColumns"
+    output, columns = "label", "LabelColumns"
     needs = "zeros and ones, (N, L), a 1 for each label that an image has"
     metric = Metric("labels right", "error", "% of the labels")
 

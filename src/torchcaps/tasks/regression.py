@@ -24,7 +24,7 @@ class Regression(ColumnTask):
     """
 
     name = "regression"
-    output, answer_key = "number", "regression"
+    output = "number"
     columns = "NumberColumns"
     score_name = "value"
     needs = "finite numbers, (N,) or (N, T)"

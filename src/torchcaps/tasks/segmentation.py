@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torchcaps.errors import InputError, reason_of
 from torchcaps.ranges import IGNORED
 from torchcaps.tasks.base import (
+    PRESENT,
     Metric,
     TargetAxes,
     Task,
@@ -33,7 +34,7 @@ class Segmentation(Task):
     """
 
     name, form = "pixels", ("UInt8", "N H W")
-    output, min_outputs, answer_key = "class", 2, "classes"
+    output, min_outputs = "class", 2
     needs = "masks, the class of each pixel as a whole number from 0 (255: ignored), (N, H, W) or (N, D, H, W)"
     metric = Metric("Dice", "1 − Dice", "%, mean over the images", hub="dice")
     evaluation = "torchcaps.analysis.segmentation"
@@ -221,10 +222,15 @@ class Segmentation(Task):
         counts = confusions(pixel_classes(scores), targets, max(scores.shape[1], self.min_outputs))
         return mean_dice(counts).to(scores.dtype)
 
-    def decoded_capsules(self, scores: Float[Tensor, "B J *S"], targets: Tensor | None) -> Tensor | None:
+    def predict_classes(self, scores: Any) -> Any:
+        if not hasattr(scores, "detach"):  # an array, for use without torch
+            return (scores[:, 0] > PRESENT if scores.shape[1] == 1 else scores.argmax(1)).astype("uint8")
         from torchcaps.ops.segmentation import pixel_classes
 
-        return pixel_classes(scores) if targets is None else targets
+        return pixel_classes(scores)
+
+    def decoded_capsules(self, scores: Float[Tensor, "B J *S"], targets: Tensor | None) -> Tensor | None:
+        return self.predict_classes(scores) if targets is None else targets
 
     def chance(self, targets: Tensor | Sequence[Tensor], *, balanced: bool = False) -> tuple[float, float] | None:
         """Return the mean Dice score of giving all pixels the best single class, and its standard error."""

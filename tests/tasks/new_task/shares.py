@@ -17,7 +17,7 @@ class Shares(Task):
     """Task with the shares of J kinds in each image: float32 (N, J), 0..1, with the sum 1."""
 
     name, form = "shares", ("Float32", "N J")
-    output, min_outputs, answer_key = "share", 2, "shares"
+    output, min_outputs = "share", 2
     needs = "rows of shares from 0 to 1 with the sum 1, (N, J)"
     metric = Metric("overlap", "distance", "share of the image in the wrong kind")
     analyses = frozenset({"reconstruct"})

@@ -31,6 +31,7 @@ from torchcaps.datasets.splits import FILE
 from torchcaps.errors import InputError
 from torchcaps.files import paths_from, user_path
 from torchcaps.ranges import Pages
+from torchcaps.tasks import find_task
 
 PARTS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
 
@@ -76,7 +77,7 @@ def load_folder(request: DataRequest) -> Splits:
     if request.task is None:
         ask_for_task(request)
     files = _files(root)
-    class_names = _class_names(files)
+    class_names = find_task(request.task).in_order(_class_names(files), str(root))
     listed, targets = dict[str, list[Path]](), dict[str, Tensor]()
     for part, by_class in files.items():
         labelled = [(file, label) for label, name in enumerate(class_names) for file in by_class.get(name, ())]

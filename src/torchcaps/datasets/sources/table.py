@@ -192,6 +192,7 @@ def _targets(table: Table, names: Sequence[str], request: DataRequest) -> tuple[
         if numbers is not None and numbers.dtype.kind == "f":
             task.convert_targets(numbers, None, where)  # raises for fractions
         classes = tuple(sorted(set(cells), key=lambda name: (int(name) if name.isdecimal() else 0, name)))
+        classes = task.in_order(classes, where)
         if len(classes) == len(cells) > 2:
             raise InputError(
                 f"{table.where(name, 0)}, and every line has another text; classes repeat, and numbers to predict need "

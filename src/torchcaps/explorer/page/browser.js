@@ -156,6 +156,19 @@ function decoded(capsule, j, weights) {
 // ---- answers ----
 
 const lengths = (capsules) => capsules.map((v) => Math.sqrt(v.reduce((sum, x) => sum + x * x, 0) + props.browser.lengthEps));
+// As ops.labels.grade_scores: differences of the nearest decreasing sequence of thresholds.
+function grades(values) {
+  const above = values.slice(1).map((x) => Math.min(Math.max(x, 0), 1));
+  const mean = (i, j) => above.slice(i, j + 1).reduce((a, b) => a + b) / (j + 1 - i);
+  const largest = (i, k) => Math.max(...above.slice(k).map((_, n) => mean(i, k + n)));
+  const edges = [1, ...above.map((_, k) => Math.min(...above.slice(0, k + 1).map((_, i) => largest(i, k)))), 0];
+  return edges.slice(1).map((x, k) => edges[k] - x);
+}
+// As Ordinal.predict_classes: the number of grades whose scores, added from the lowest grade on, stay below one half.
+function median(scores) {
+  let sum = 0;
+  return scores.slice(0, -1).filter((x) => (sum += x) < 0.5).length;
+}
 const pictureOf = (values) => ({ whole: encode(values.map(toByte)), apart: [] });
 const toByte = (value) => Math.round(255 * Math.min(Math.max(value, 0), 1));
 
@@ -190,8 +203,9 @@ function describeRouting(rounds, [types, h, w]) {
 const ANSWERS = {
   look({ pixels: text, iterations }, weights) {
     const pixels = decodeBytes(text), { rounds, grid } = routed(pixels, iterations, weights);
-    const capsules = rounds.at(-1).capsules.map((capsule) => [...capsule]), scores = lengths(capsules);
-    const best = scores.indexOf(Math.max(...scores)), drawn = decoded(capsules[best], best, weights);
+    const capsules = rounds.at(-1).capsules.map((capsule) => [...capsule]), { isOrdinal } = props.browser;
+    const scores = isOrdinal ? grades(lengths(capsules)) : lengths(capsules);
+    const best = isOrdinal ? median(scores) : scores.indexOf(Math.max(...scores)), drawn = decoded(capsules[best], best, weights);
     return {
       scores, present: [best], caveats: caveats(scores, best, pixels, drawn), capsules,
       routing: describeRouting(rounds, grid), decoded: pictureOf(drawn),

@@ -118,7 +118,7 @@ export const signed = (number) => {
 
 // Describes the scores of a network: lengths or activations of capsules, or probabilities.
 export const scoreWords = ({ score, components, objects }) =>
-  components ? `${score} of each class's capsule${score === "length" ? "; no probability" : ""}` : `${score} of each class${objects > 1 ? "" : "; they sum to 1"}`;
+  components ? `${score} of each class's capsule${{ length: "; no probability", score: "; they sum to 1" }[score] ?? ""}` : `${score} of each class${objects > 1 ? "" : "; they sum to 1"}`;
 
 export function showNames() {
   $(".network").textContent = networks.map(({ name, what }) => (what ? `${name}: ${what}` : name)).join(" · ");
