@@ -59,12 +59,16 @@ def load_scene(request: DataRequest) -> Splits:
     keys = {"cube", "labels", "class_names", *([] if group is None else [group])} & held.keys()
     arrays = read_arrays(path, {key: held[key] for key in keys})
     cube, labels = arrays["cube"], arrays["labels"]
-    if cube.ndim != 3 or cube.dtype.kind not in "iuf" or not np.isfinite(cube).all() or 0 in cube.shape:
-        raise InputError(f"{path}: cube must be finite numbers (H, W, bands), got {cube.dtype} {shown(cube.shape)}")
-    if labels.shape != cube.shape[:2] or labels.dtype.kind not in "iu" or labels.min() < 0 or not labels.any():
+    are_numbers = cube.ndim == 3 and cube.dtype.kind in "iuf" and 0 not in cube.shape
+    with np.errstate(over="ignore"):
+        if not are_numbers or not np.isfinite(cube.astype(np.float32)).all():
+            raise InputError(f"{path}: cube must be finite numbers (H, W, bands), got {cube.dtype} {shown(cube.shape)}")
+    are_whole = labels.shape == cube.shape[:2] and labels.dtype.kind in "iu"
+    count = int(labels.max()) if are_whole else 0
+    if not 1 <= count <= np.count_nonzero(labels) or labels.min() < 0:
         raise InputError(
             f"{path}: labels must be whole numbers {shown(cube.shape[:2])}, from 1 for classes and 0 for unlabelled "
-            f"pixels, got {labels.dtype} {shown(labels.shape)}"
+            f"pixels, got {labels.dtype} {shown(labels.shape)}{f' up to {count}' if are_whole else ''}"
         )
     side = _side(request)
     if group is None:
@@ -78,9 +82,9 @@ def load_scene(request: DataRequest) -> Splits:
         raise InputError(f"{path}: {group} (--group) must be an array {shown(labels.shape)}, like labels")
     else:
         blocks = arrays[group].astype(str)
-    names = arrays.get("class_names", np.arange(1, labels.max() + 1).astype(str))
-    if names.shape != (labels.max(),) or names.dtype.kind != "U":
-        raise InputError(f"{path}: class_names must be {counted(int(labels.max()), 'text')}, got {shown(names.shape)}")
+    names = arrays.get("class_names", np.arange(1, count + 1).astype(str))
+    if names.shape != (count,) or names.dtype.kind != "U":
+        raise InputError(f"{path}: class_names must be {counted(count, 'text')}, got {shown(names.shape)}")
     spectra = cube.astype(np.float32) if request.scale is None else rescaled(cube, *request.scale)
     highest = float(abs(spectra).max())
     if request.pca is None and highest > LARGE:
