@@ -37,6 +37,7 @@ COMMANDS: dict[str, str] = {
     "evaluate": "evaluate RUN",
     "evaluate --json": "evaluate RUN --json",
     "evaluate --figure": "evaluate RUN --figure e.png",
+    "evaluate two --json": "evaluate RUN RUN/../run --figure two.png --json",
     "predict": "predict RUN IMAGE",
     "predict --json": "predict RUN IMAGE --json",
     "predict --out": "predict RUN IMAGE --out p.csv",

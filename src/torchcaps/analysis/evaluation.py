@@ -383,6 +383,9 @@ def evaluate(
     :class:`PixelEvaluation` for the task ``pixels``, whose images may be larger than the network's input: then
     :func:`torchcaps.ops.sliding.sliding_windows` computes the scores.
 
+    If the images are windows of records, ``records`` of the result has one answer for each record, by the mean of the
+    scores of its windows.
+
     For the loss, the decoder is masked by the labels only if the network's source does so at inference too
     (``decoder_mask="label"``), otherwise by the highest score. Scores do not depend on the mask.
 
