@@ -24,7 +24,7 @@ from torchcaps.kernels.memory import slices, used_up
 
 MAX_TURNS = 10_000
 """Turns of an OpenMP thread's waiting loop, up to which it counts as sleeping."""
-MAX_SUMS = 8
+MAX_SUMS = 16
 """Sums for each thread that :func:`sum_over_threads` holds at the same time. Threads share work evenly with several."""
 _WORKERS: dict[int, ThreadPoolExecutor] = {}
 """Threads that wait for work, by their number."""

@@ -239,11 +239,13 @@ def _from_planes(matrices: Matrices, groups: Iterator[Products], chunks: Sequenc
 
     def pieces() -> Iterator[Callable[[], object]]:
         stages: list[Stage] = []
-        for matrix, each, (planes, products) in zip(matrices.second, matrices.rows, groups, strict=True):
+        for planes, products in groups:
             yield from (multiplied := Stage(products))
             if stages:  # these wait for products that are finished by now
                 yield from stages[-1]
+            matrix, each = matrices.second[len(stages)], matrices.rows[len(stages)]
             stages.append(Stage(transform(matrix, each, planes), multiplied))
+            del planes, products  # free memory before the next group is made
         yield from stages[-1]
         yield from Stage(
             (partial(finish, half, write) for half, (_, write) in zip(halves, chunks, strict=True)), *stages
