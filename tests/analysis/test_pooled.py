@@ -22,6 +22,7 @@ LABELS = {
     "classes": torch.arange(20) % 3,
     "labels": (torch.arange(60).view(20, 3) % 4 == 0).float(),
     "regression": torch.arange(60).view(20, 3) / 30,
+    "ordinal": torch.arange(20) % 3,
 }
 
 

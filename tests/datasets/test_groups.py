@@ -34,6 +34,7 @@ TARGETS: dict[str, np.ndarray] = {
     "classes": PATIENT % 3,
     "labels": np.stack([PATIENT % 2, PATIENT % 3 == 0], 1).astype(np.int64),
     "regression": PATIENT + 0.5,
+    "ordinal": PATIENT % 3,
     "pixels": np.repeat(PATIENT[:, None] % 2, SIDE * SIDE, 1).reshape(N, SIDE, SIDE).astype(np.uint8),
 }
 FOLDS = 4
@@ -112,7 +113,7 @@ def assert_apart(parts: dict[str, Any], images: int = N) -> None:
 
 @pytest.mark.parametrize(("door", "task"), CELLS)
 def test_no_group_is_in_two_parts(door: Callable[[Path, str], tuple[str, str]], task: str, tmp_path: Path) -> None:
-    assert TARGETS.keys() == TASKS.keys(), "a new task: give it targets"
+    assert TARGETS.keys() >= TASKS.keys(), "a new task: give it targets"
     spec, group = door(tmp_path, task)
     options: Any = {"task": task, "group": group} | ({"scale": (0, 255)} if door is by_nifti else {})
     tested = set[int]()
