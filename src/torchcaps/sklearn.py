@@ -24,7 +24,8 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
-from torchcaps.analysis import predict
+from torchcaps.analysis import class_poses, predict
+from torchcaps.analysis.inference import over_batches
 from torchcaps.datasets import ImageSet, stratified_split
 from torchcaps.datasets.batches import WEIGHT
 from torchcaps.datasets.pixels import as_numbers, channels_first, to_bytes
@@ -208,6 +209,13 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
             NotFittedError: ``fit`` was not called.
             InputError: The images have another shape than in ``fit``.
         """
+        images = self._images(X)
+        scores = predict(self.network_.to(self.device), images).scores
+        self.network_.cpu()
+        return scores
+
+    def _images(self, X: ArrayLike) -> UInt8[torch.Tensor, "N C H W"]:
+        """Return images of the shape of those in ``fit``, scaled as they were."""
         check_is_fitted(self, "network_")
         array = self._read(X, reset=False)
         if tuple(array.shape[1:]) != self.network_.in_shape:
@@ -215,10 +223,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
                 f"the images are {tuple(array.shape[1:])}, but fit saw {self.network_.in_shape} "
                 "(channels, height, width)"
             )
-        images = self._scaled(array, self.pixel_range_)
-        scores = predict(self.network_.to(self.device), images).scores
-        self.network_.cpu()
-        return scores
+        return self._scaled(array, self.pixel_range_)
 
     def decision_function(self, X: ArrayLike) -> Float[np.ndarray, "N J"] | Float[np.ndarray, "N"]:
         """Return the scores of the classes; for two classes, the second score minus the first.
@@ -238,6 +243,24 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         if self.score_scale_ is None:
             return scores / scores.sum(1, keepdims=True)
         return softmax(self.score_scale_ * scores, axis=1)
+
+    def transform(self, X: ArrayLike) -> Float[np.ndarray, "N F"]:
+        """Return numbers that describe each image, for other models.
+
+        They are the poses of the class capsules, class by class in the order of ``classes_``; of a CNN the input of its
+        last layer. Errors: see :meth:`capsule_scores`.
+        """
+        images = self._images(X)
+        network = self.network_.to(self.device)
+        if network.has_capsules:
+            poses, _ = class_poses(network, images)
+            rows = poses.reshape(len(poses), -1)
+        else:
+            features: Any = network.features  # of every CNN
+            (inputs,) = over_batches(lambda pixels, _: [features(pixels).float()], network, images)
+            rows = inputs.numpy()
+        self.network_.cpu()
+        return rows
 
     def predict(self, X: ArrayLike) -> np.ndarray:
         """Return the class with the highest score for each image. Errors: see :meth:`capsule_scores`."""

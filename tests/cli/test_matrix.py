@@ -38,7 +38,12 @@ COMMANDS: dict[str, str] = {
     "evaluate --json": "evaluate RUN --json",
     "evaluate --figure": "evaluate RUN --figure e.png",
     "evaluate two --json": "evaluate RUN RUN/../run --figure two.png --json",
+    "evaluate --coverage": "evaluate RUN --coverage 0.9 --coverage-over class",
+    "evaluate --out": "evaluate RUN --out a.csv",
     "predict": "predict RUN IMAGE",
+    "predict --coverage": "predict RUN IMAGE --coverage 0.9",
+    "predict --out --figure": "predict RUN IMAGE --out q.csv --figure q.png",
+    "predict --poses": "predict RUN IMAGE --poses p.npz",
     "predict --json": "predict RUN IMAGE --json",
     "predict --out": "predict RUN IMAGE --out p.csv",
     "predict --figure": "predict RUN IMAGE --figure p.png",
@@ -163,7 +168,11 @@ def test_a_command_works_or_says_in_a_sentence_that_it_does_not(name: str, train
     elif name.endswith("--json"):
         json.loads(result.out)
     command = name.split()[0]
-    if command in ("evaluate", "predict", "curves", "datasets") or name in ("export folder", "resume"):
+    refused = name.endswith("--coverage") and trained.task not in AS_CLASSES
+    refused |= name.endswith("--poses") and trained.network == "no capsules"
+    if refused:
+        assert result.code == 2, name
+    elif command in ("evaluate", "predict", "curves", "datasets") or name in ("export folder", "resume"):
         assert result.code == 0, result.err
     if command in ("routing", "perturb", "robustness", "probe", "detect", "explore") and trained.task not in AS_CLASSES:
         assert "works for the task classes or ordinal; this network was trained for the " in result.err

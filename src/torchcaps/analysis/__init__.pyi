@@ -1,6 +1,7 @@
 from .calibration import Calibration as Calibration
 from .calibration import Prediction as Prediction
 from .calibration import squared_errors as squared_errors
+from .certainty import Certainty as Certainty
 from .curves import Curves as Curves
 from .curves import read_metrics as read_metrics
 from .detection import Detection as Detection
@@ -24,6 +25,8 @@ from .perturbations import perturb_capsule as perturb_capsule
 from .perturbations import visibility as visibility
 from .photos import PhotoAnswers as PhotoAnswers
 from .predictions import calibrate as calibrate
+from .predictions import class_poses as class_poses
+from .predictions import fit_certainty as fit_certainty
 from .predictions import load_image as load_image
 from .predictions import predict as predict
 from .probing import Probe as Probe

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from torchcaps.analysis.calibration import Prediction
+from torchcaps.analysis.certainty import CoverageOver
 from torchcaps.analysis.groups import average_answers, group_files
 from torchcaps.analysis.photos import MAX_PREVIEW, PhotoAnswers
 from torchcaps.datasets.images import Fit, Photo, read_photo
@@ -51,6 +52,10 @@ class AnswerOptions:
     """Way to resize unprepared images; None: the network's."""
     group: str | None = None
     """Regular expression for groups of files that get one answer, see `torchcaps.analysis.groups`."""
+    coverage: float | None = None
+    """Share of new images whose set of classes shall hold the true class; None: no sets."""
+    coverage_over: CoverageOver = "all"
+    """Images that the coverage holds for."""
     draws: bool = False
     """Keep pictures for a figure."""
     out: Path | None = None
@@ -81,7 +86,8 @@ def answer_files(
         parts += [] if part is None else [part]
     if not parts:
         return None, damaged
-    answers = _joined(parts)
+    how: Any = {"coverage": options.coverage, "over": options.coverage_over}
+    answers = replace(_joined(parts), certainty=classifier.description.certainty, **how)
     if options.group is not None:
         answers = average_answers(
             answers, group_files(answers.files, options.group), classifier.description.calibration

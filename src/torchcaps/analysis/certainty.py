@@ -30,6 +30,13 @@ MapName = Literal["temperature", "isotonic", "logistic"]
 increasing function of the answer's score, linear between steps. Logistic: σ(a · score + b)."""
 CoverageOver = Literal["all", "class", "group"]
 """Images that a coverage holds for: all; those of each class; or those of new groups, such as patients."""
+MAP_WORDS = {"temperature": "a temperature", "isotonic": "an isotonic map", "logistic": "a logistic map"}
+OVER_WORDS = {"all": "all images", "class": "each class", "group": "new groups"}
+NOT_MEASURED = (
+    "--coverage needs the scores of validation images, which this network does not store; train it again, because runs "
+    "of this version store them"
+)
+"""Error of a network that was trained before scores were stored, or by fit."""
 _MAP_SIZES = {"temperature": 1, "logistic": 2}
 
 

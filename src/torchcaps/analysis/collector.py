@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 import copy
+import csv
 import dataclasses
 import importlib
+import io
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar, Self, cast
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from torchcaps.analysis.certainty import Certainty, CoverageOver
 from torchcaps.analysis.results import Result, Table
 from torchcaps.datasets import ImageSet
-from torchcaps.datasets.splits import RECORD
+from torchcaps.datasets.splits import FILE, GROUP, RECORD
+from torchcaps.errors import InputError
+from torchcaps.files import printable
 from torchcaps.models import ModelOutput, Network
 from torchcaps.tasks import Task
 from torchcaps.words import counted
+
+NEEDS_CLASSES = "is for one class or grade in each image, but this network has other answers"
+"""End of the error about sets of classes for another task."""
+
+
+class Answer(NamedTuple):
+    """Answer to an image in a table."""
+
+    truth: str
+    answer: str
+    set: str
+    """Classes that hold the true one with the chosen coverage; empty without a coverage."""
+    numbers: Sequence[str]
+    """Score of each output; for masks its Dice score, empty if neither mask has the class."""
 
 
 class TaskEvaluation(Result):
@@ -61,6 +81,35 @@ class TaskEvaluation(Result):
             return []
         title = f"One answer for each of {counted(self.records.num_images, 'record')}: the mean scores of its windows"
         return [next(iter(self.records.tables()))._replace(title=title)]
+
+    def with_certainty(self, certainty: Certainty | None, coverage: float | None, over: CoverageOver) -> Self:  # noqa: ARG002
+        """Return the same results with probabilities, and with sets of classes if there is a coverage.
+
+        Raises:
+            InputError: Nothing was measured on validation images, or the task has no sets of classes.
+        """
+        if coverage is not None:
+            raise InputError(f"--coverage {NEEDS_CLASSES}")
+        return self
+
+    def answers(self) -> Iterator[Answer]:
+        """Yield the answer to each image."""
+        raise InputError("these results have no table of answers")
+
+    def answers_csv(self, names: Mapping[str, Sequence[str]]) -> str:
+        """Return a table with a line for each image: file, truth, answer, set, group, and a number for each output.
+
+        Args:
+            names: Names of the images by their kind, such as file and group. Without files, images are numbered from 0.
+        """
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["file", "truth", "answer", "set", "group", *self.class_names])
+        numbered, nothing = map(str, range(self.num_images)), [""] * self.num_images
+        rows = zip(names.get(FILE) or numbered, self.answers(), names.get(GROUP) or nothing, strict=True)
+        for file, answer, group in rows:
+            writer.writerow([printable(Path(file)), answer.truth, answer.answer, answer.set, group, *answer.numbers])
+        return text.getvalue()
 
     def titled(self, title: str) -> Self:
         """Return the same results with another title."""

@@ -10,17 +10,25 @@ images for which it is predicted.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from torchcaps.analysis.collector import ScoreCollector, TaskEvaluation, collector_of
+from torchcaps.analysis.certainty import (
+    MAP_WORDS,
+    NOT_MEASURED,
+    OVER_WORDS,
+    Certainty,
+    CoverageOver,
+    calibration_error,
+)
+from torchcaps.analysis.collector import NEEDS_CLASSES, Answer, ScoreCollector, TaskEvaluation, collector_of
 from torchcaps.analysis.figures import SMALL, TEXT, TINY, find_axes, shorten
 from torchcaps.analysis.inference import (
     BATCH,
@@ -28,6 +36,7 @@ from torchcaps.analysis.inference import (
     check_labels,
     class_labels,
     inference,
+    join_names,
     to_pixels,
 )
 from torchcaps.analysis.maps import figure_map
@@ -48,8 +57,6 @@ if TYPE_CHECKING:
 Precision = Literal["32", "bf16"]
 """float32, or bfloat16 where autocast takes it."""
 
-BINS = 15
-"""Number of bins of the scores, 0..1, for the calibration error."""
 # Side of a cell, inches: with a number, without one, smallest with a name beside it; and of the whole matrix.
 _NUMBERED_CELL, _PLAIN_CELL, _MIN_NAMED_CELL, _MAX_MATRIX = 0.42, 0.15, 0.1, 18.0
 
@@ -66,6 +73,9 @@ class Evaluation(Scored, TaskEvaluation):
         title: Network and images.
         places: Row and column of each pixel of a scene; None for other images.
         records: Evaluation of one answer for each record; None without records.
+        certainty: Probabilities and sets of classes, measured on validation images; None: not measured.
+        coverage: Share of the images whose set of classes shall hold the true class; None: no sets.
+        over: Images that the coverage holds for.
     """
 
     labels: Int[np.ndarray, "N"] | Int[np.ndarray, "N P"]
@@ -75,6 +85,9 @@ class Evaluation(Scored, TaskEvaluation):
     title: str = ""
     places: Int[np.ndarray, "N 2"] | None = None
     records: Evaluation | None = None
+    certainty: Certainty | None = None
+    coverage: float | None = None
+    over: CoverageOver = "all"
     figure_name: ClassVar[str] = "confusion"
     """Name of the figure in a run folder."""
     power: ClassVar[int] = 0
@@ -175,9 +188,35 @@ class Evaluation(Scored, TaskEvaluation):
         """
         if self.objects > 1:
             return None
-        score = self.scores.max(1).astype(np.float64)
-        bins = (score * BINS).astype(int).clip(0, BINS - 1)
-        return float(abs(np.bincount(bins, self.right - score)).sum()) / self.num_images
+        answered = np.take_along_axis(self.scores, self.predictions[:, None], 1)[:, 0]
+        return calibration_error(answered, self.right)
+
+    @property
+    def calibration_error_after(self) -> float | None:
+        """Calibration error of the probabilities of :attr:`certainty`; None without them."""
+        if self.certainty is None or self.objects > 1:
+            return None
+        return calibration_error(self.certainty.probabilities(self.scores, self.predictions), self.right)
+
+    @cached_property
+    def sets(self) -> Bool[np.ndarray, "N J"] | None:
+        """True for the classes in the set of each image; None without a coverage."""
+        if self.certainty is None or self.coverage is None:
+            return None
+        return self.certainty.sets(self.scores, self.coverage, self.over)
+
+    def with_certainty(self, certainty: Certainty | None, coverage: float | None, over: CoverageOver) -> Self:
+        if coverage is not None and self.objects > 1:
+            raise InputError(f"--coverage {NEEDS_CLASSES}")
+        if coverage is not None and certainty is None:
+            raise InputError(NOT_MEASURED)
+        return replace(self, certainty=certainty, coverage=coverage, over=over)
+
+    def answers(self) -> Iterator[Answer]:
+        for n, scores in enumerate(self.scores):
+            truth, answer = (join_names(self.class_names, each[n]) for each in (self.labels, self.predictions))
+            held = "" if self.sets is None else join_names(self.class_names, np.flatnonzero(self.sets[n]))
+            yield Answer(truth, answer, held, [f"{score:.4f}" for score in scores])
 
     @property
     def object_accuracy(self) -> float:
@@ -217,7 +256,23 @@ class Evaluation(Scored, TaskEvaluation):
             "per_class": self.per_class,
             "confusion": self.confusion.tolist(),
             **records,
+            **self._certain(),
         }
+
+    def _certain(self) -> dict[str, Any]:
+        """Return the numbers for JSON that need validation images."""
+        numbers: dict[str, Any] = {}
+        if self.certainty is not None and self.objects == 1:
+            numbers = {"calibration_error_after": self.calibration_error_after, "calibration_map": self.certainty.map}
+        if self.sets is not None:
+            held = np.take_along_axis(self.sets, self.labels[:, None], 1)[:, 0]
+            numbers |= {"coverage": self.coverage, "coverage_over": self.over, "covered": float(held.mean())}
+            numbers["mean_set_size"] = float(self.sets.sum(1).mean())
+            numbers["covered_per_class"] = [
+                float(held[self.labels == j].mean()) if (self.labels == j).any() else None
+                for j in range(len(self.class_names))
+            ]
+        return numbers
 
     def tables(self) -> list[Table]:
         right, images, scores = self.num_correct, self.num_images, self.per_class
@@ -229,8 +284,16 @@ class Evaluation(Scored, TaskEvaluation):
         ]
         if self.kappa is not None:
             rows.append(["Kappa", f"{self.kappa:.4f}  (0 by chance)"])
+        certain = self._certain()
         if self.calibration_error is not None:
             rows.append(["ECE", f"{percent(self.calibration_error)}  (expected calibration error of the scores)"])
+        if certain:
+            words = f"of probabilities by {MAP_WORDS[certain['calibration_map']]}, fitted on validation images"
+            rows.append(["ECE after", f"{percent(self.calibration_error_after)}  ({words})"])
+        if self.sets is not None:
+            words = f"{percent(self.coverage)} chosen, over {OVER_WORDS[self.over]}"
+            rows.append(["Covered", f"{percent(certain['covered'])}  (sets that hold the true class; {words})"])
+            rows.append(["Set size", f"{certain['mean_set_size']:.2f}  (mean number of {plural(self.task.output)})"])
         if self.objects > 1:
             right_objects, objects = int(self.confusion.trace()), int(self.confusion.sum())
             words = f"{right_objects:,} of {objects:,} found, {self.objects} per image"

@@ -35,7 +35,10 @@ from torchcaps.words import each_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-UNUSED_OPTIONS = ("group", "prepare", "fit"), "is for networks that give one answer for each image"
+UNUSED_OPTIONS = (
+    ("group", "prepare", "fit", "coverage", "coverage_over", "poses"),
+    "is for networks that give one answer for each image",
+)
 """Options of ``torchcaps predict`` that do nothing for masks, and why."""
 
 

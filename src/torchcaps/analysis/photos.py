@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,13 @@ import numpy as np
 from jaxtyping import Float
 
 from torchcaps.analysis.calibration import Prediction, add_objects
+from torchcaps.analysis.certainty import NOT_MEASURED, Certainty, CoverageOver
 from torchcaps.analysis.figures import MUTED, WRONG, Caption, Cell, tiles
 from torchcaps.analysis.results import MAX_CLASSES, MAX_SHOWN, Result, Styled, Table
 from torchcaps.datasets.images import Photo
 from torchcaps.datasets.preparation import NOTHING, Prepared
 from torchcaps.datasets.scaling import as_floats
-from torchcaps.errors import visible
+from torchcaps.errors import InputError, visible
 from torchcaps.files import printable
 from torchcaps.tasks import TaskName, task_of
 from torchcaps.words import counted, each_of
@@ -45,6 +46,12 @@ class PhotoAnswers(Result):
         class_names: Name of each class.
         photos: Original pixels of the files; needed only for the figure.
         task: Task of the network.
+        certainty: Probabilities and sets of classes, measured on validation images; None: not measured.
+        coverage: Share of new images whose set of classes shall hold the true class; None: no sets.
+        over: Images that the coverage holds for.
+
+    Raises:
+        InputError: There is a coverage, but nothing was measured, or the network has no sets of classes.
     """
 
     files: Sequence[Path]
@@ -53,6 +60,32 @@ class PhotoAnswers(Result):
     class_names: Sequence[str]
     photos: Sequence[Photo] = ()
     task: TaskName = "classes"
+    certainty: Certainty | None = None
+    coverage: float | None = None
+    over: CoverageOver = "all"
+
+    def __post_init__(self) -> None:
+        if self.coverage is not None:
+            task_of(self).require("calibrate", "--coverage")
+            if self.objects > 1:
+                raise InputError("--coverage is for one class or grade in each image")
+            if self.certainty is None:
+                raise InputError(NOT_MEASURED)
+
+    @cached_property
+    def probabilities(self) -> Float[np.ndarray, "N"] | None:
+        """Probability that each answer is right; None without a certainty."""
+        if self.certainty is None:
+            return None
+        return self.certainty.probabilities(self.prediction.scores, self.prediction.classes)
+
+    @cached_property
+    def sets(self) -> list[list[str]] | None:
+        """Names of the classes in the set of each image; None without a coverage."""
+        if self.certainty is None or self.coverage is None:
+            return None
+        held = self.certainty.sets(self.prediction.scores, self.coverage, self.over)
+        return [[self.class_names[j] for j in np.flatnonzero(row)] for row in held]
 
     @property
     def objects(self) -> int:
@@ -85,7 +118,9 @@ class PhotoAnswers(Result):
             answer = task_of(self).answer_to_dict(self.given(n))
             key = "values" if self.prediction.score_name == "value" else "lengths"
             answer[key] = dict(zip(self.class_names, scores, strict=True))
-            about = {"prepared": self.prepared[n].changes, "unsure": self.caveats(n)}
+            about: dict[str, Any] = {"prepared": self.prepared[n].changes, "unsure": self.caveats(n)}
+            about |= {} if self.probabilities is None else {"probability": float(self.probabilities[n])}
+            about |= {} if self.sets is None else {"set": self.sets[n]}
             answers.append({"image": str(file)} | answer | about)
         return answers
 
@@ -93,12 +128,16 @@ class PhotoAnswers(Result):
         """Return a line for each file: path, classes or labels, reasons to be unsure, and all scores or numbers."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        task = task_of(self)
-        writer.writerow(["image", *(list(task.answer_to_dict([""])) or [task.name]), "unsure", *self.class_names])
+        task, held = task_of(self), [] if self.sets is None else ["set"]
+        writer.writerow(
+            ["image", *(list(task.answer_to_dict([""])) or [task.name]), "unsure", *held, *self.class_names]
+        )
         for n, (file, scores) in enumerate(zip(self.files, self.prediction.scores.tolist(), strict=True)):
             caveats = "; ".join(self.caveats(n))
             writer.writerow(
-                [printable(file), " + ".join(self.given(n)), caveats, *(f"{score:.4f}" for score in scores)]
+                [printable(file), " + ".join(self.given(n)), caveats]
+                + ([] if self.sets is None else [" + ".join(self.sets[n])])
+                + [f"{score:.4f}" for score in scores]
             )
         return text.getvalue()
 
@@ -108,6 +147,10 @@ class PhotoAnswers(Result):
             labels, changes, caveats = self.given(n), self.prepared[n].changes, self.caveats(n)
             note: list[str | Styled] = [f"  prepared: {'; '.join(changes)}"] if changes else []
             note += [Styled(f"  unsure: {'; '.join(caveats)}", "yellow")] if caveats else []
+            if self.probabilities is not None:
+                note.append(f"  right with probability {self.probabilities[n]:.2f}, as measured on validation images")
+            if self.sets is not None:
+                note.append(f"  set of coverage {self.coverage:g}: {', '.join(map(visible, self.sets[n])) or 'empty'}")
             most = self.highest(n)
             wide = max(len(visible(name)) for name, _ in most)
             for name, score in most:

@@ -8,16 +8,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from torchcaps.analysis.calibration import CALIBRATED_SHARE, Calibration, Prediction, squared_errors
+from torchcaps.analysis.certainty import Certainty
 from torchcaps.analysis.inference import Labels, over_batches
 from torchcaps.checks import checked
+from torchcaps.datasets import ImageSet
 from torchcaps.datasets.images import read_image
 from torchcaps.datasets.pixels import prepare_images
 from torchcaps.datasets.scaling import Scale
-from torchcaps.models import ModelOutput, Network
+from torchcaps.datasets.splits import GROUP
+from torchcaps.errors import InputError
+from torchcaps.models import CapsNet, ModelOutput, Network
+from torchcaps.nn import Capsules
 from torchcaps.tasks import task_of
 
 
@@ -102,3 +107,51 @@ def calibrate(model: Network, images: Shaped[Tensor, "N C H W"]) -> Calibration:
         error=round(float(np.quantile(errors[0].numpy(), CALIBRATED_SHARE)), 4) if errors else None,
         images=len(images),
     )
+
+
+@checked
+def fit_certainty(model: Network, validation: ImageSet) -> Certainty | None:
+    """Measure the probabilities and sets of classes of a network's answers, see `Certainty`.
+
+    Args:
+        model: The network.
+        validation: Validation images: similar to the training images, but not among them. Groups among their names
+            allow sets over groups.
+
+    Returns:
+        The certainty; None for a task without one class for each image, or for several objects in an image.
+    """
+    task = task_of(model)
+    if model.objects > 1 or not task.supports("calibrate"):
+        return None
+    (scores,) = over_batches(lambda pixels, _: [model(pixels).scores.float()], model, validation.images)
+    labels, classes = validation.labels.cpu().numpy(), task.predict_classes(scores).numpy()
+    groups = validation.names.get(GROUP)
+    return Certainty.fit(scores.numpy(), labels, classes, groups, are_probabilities=not model.has_capsules)
+
+
+@checked
+def class_poses(
+    model: Network, images: Any, *, scale: Scale = "auto"
+) -> tuple[Float[np.ndarray, "N J D"], Float[np.ndarray, "N J"]]:
+    """Return the poses of the class capsules of images, and their lengths or activations.
+
+    Args:
+        model: A network with capsules.
+        images: As for :func:`predict`.
+        scale: As for :func:`predict`.
+
+    Raises:
+        InputError: The network has no class capsules, or the images do not fit it.
+    """
+    if model.per_pixel or not isinstance(model, CapsNet):
+        raise InputError(f"a {type(model).__name__} has no class capsules, so it has no poses")
+
+    def read(pixels: Tensor, _: object) -> list[Tensor]:
+        output = model(pixels)
+        assert output.capsules is not None
+        capsules = Capsules(output.capsules, output.activations)
+        return [capsules.poses.float(), capsules.scores(model.length_eps).float()]
+
+    poses, lengths = over_batches(read, model, prepare_images(images, model.in_shape, scale))
+    return poses.numpy(), lengths.numpy()

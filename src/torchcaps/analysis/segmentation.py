@@ -6,7 +6,7 @@ All numbers are computed for each image, then averaged over images. Averages ove
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from torch import Tensor
 
-from torchcaps.analysis.collector import Collector, TaskEvaluation
+from torchcaps.analysis.collector import Answer, Collector, TaskEvaluation
 from torchcaps.analysis.figures import COLOURS, MUTED, WRONG, Caption, Cell, tiles
 from torchcaps.analysis.results import Table
 from torchcaps.checks import checked
@@ -120,6 +120,14 @@ class PixelEvaluation(TaskEvaluation):
         names = ", ".join(name for name, each in zip(self.class_names, never, strict=True) if each)
         advice = "try --class-weights balanced, --loss dice-cross-entropy, more steps, or smaller patches"
         return f"no pixel of {counted(self.num_images, 'test image')} was given to: {names}; {advice}"
+
+    def answers(self) -> Iterator[Answer]:
+        for true, answered, dice in zip(self._true, self._answered, self.dice, strict=True):
+            truth, answer = (
+                " + ".join(name for name, count in zip(self.class_names, each, strict=True) if count)
+                for each in (true, answered)
+            )
+            yield Answer(truth, answer, "", ["" if math.isnan(value) else f"{value:.4f}" for value in dice])
 
     @property
     def per_class(self) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from torchcaps.analysis.collector import ScoreCollector, TaskEvaluation
+from torchcaps.analysis.collector import Answer, ScoreCollector, TaskEvaluation
 from torchcaps.analysis.figures import TEXT, draw_legend, find_axes
 from torchcaps.analysis.results import Table
 from torchcaps.tasks import PRESENT, TaskName, find_task
@@ -150,6 +150,12 @@ class TargetEvaluation(TaskEvaluation):
         """
         columns = zip(self.class_names, self.targets.T, self.scores.T, strict=True)
         return [{"name": name, **self.columns.row(target, score)} for name, target, score in columns]
+
+    def answers(self) -> Iterator[Answer]:
+        task = find_task(self.task)
+        for target, scores in zip(self.targets, self.scores.tolist(), strict=True):
+            answer = " + ".join(task.answer(self.class_names, scores, []))
+            yield Answer(task.describe(self.class_names, target), answer, "", [f"{score:.6g}" for score in scores])
 
     def mean(self, name: str) -> float | None:
         """Return the mean of a column of :attr:`rows` over its defined values."""

@@ -9,12 +9,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from torchcaps.analysis.defaults import ANGLES, EPSILONS, EVASION_STEPS, PGD_STEPS, STEPS
-from torchcaps.cli.options import Accelerator, Figure, Json, OtherData, Source, WhichEpoch, command
-from torchcaps.cli.runs import name_of, open_images, open_run, open_runs, refuse_options
+from torchcaps.cli.options import (
+    Accelerator,
+    CoverageOption,
+    CoverageOverOption,
+    Figure,
+    Json,
+    OtherData,
+    Source,
+    WhichEpoch,
+    command,
+)
+from torchcaps.cli.runs import (
+    check_coverage_options,
+    files_of,
+    name_of,
+    open_images,
+    open_run,
+    open_runs,
+    refuse_options,
+)
 from torchcaps.cli.show import say, show
+from torchcaps.files import check_targets, write_text
 from torchcaps.ranges import Count, Fill, Seed
 from torchcaps.tasks import TaskName, task_of
-from torchcaps.words import counted, first_of
+from torchcaps.words import counted, each_of, first_of
 
 if TYPE_CHECKING:
     from torchcaps.analysis import Probe, RobustnessCurve
@@ -34,6 +53,7 @@ Measure = Literal["reconstruction", "score"] | None
     ("evaluate runs/first-digits-1", "on the test images of the run's data set"),
     ("evaluate runs/photos-1 --data folder:new --split all", "on all images of another folder, by class names"),
     ("evaluate runs/first-digits-1 --figure confusion.png", "draw the confusion matrix, too"),
+    ("evaluate runs/first-digits-1 --coverage 0.9 --out answers.csv", "sets of classes, and a table of all answers"),
     ("evaluate runs/fold-1 runs/fold-2 runs/fold-3", "mean and deviation of runs, and all their test images together"),
     ("evaluate --data mnist", "the network that comes with torchcaps"),
 )
@@ -44,6 +64,13 @@ def evaluate(
     batch_size: Annotated[Count, "Images in a batch."] = 256,
     precision: Annotated[Literal["32", "bf16"], "32: float32; bf16: bfloat16 in convolutions and dense layers."] = "32",
     accelerator: Accelerator = "auto",
+    coverage: CoverageOption = None,
+    coverage_over: CoverageOverOption = "all",
+    out: Annotated[
+        Path | None,
+        "Write file, truth, answer, set, group and scores of each image to this .csv file; of masks, Dice scores.",
+    ] = None,
+    overwrite: Annotated[bool, "Replace the file that --out names."] = False,
     figure: Annotated[Figure, "Draw the confusion matrix to this file, .png, .pdf or .svg."] = None,
     json: Json = False,
 ) -> None:
@@ -55,6 +82,13 @@ def evaluate(
     from torchcaps.analysis import evaluate as measure
     from torchcaps.analysis.pooled import PooledEvaluation
 
+    if len(run) > 1:
+        refuse_options(("coverage", "out"), "is for one run, but several are named")
+    check_coverage_options(coverage)
+    if out is None:
+        refuse_options(("overwrite",), "is for the file of --out, but there is none")
+    else:
+        check_targets([out], (file for each in run for file in files_of(each)), overwrite=overwrite)
     results: dict[str, TaskEvaluation] = {}
     words: dict[str, str] = {}
     abouts: list[dict[str, Any]] = []
@@ -69,7 +103,13 @@ def evaluate(
         results[name] = measure(opened.model, part.images, **options).titled(f"{place} ({weights}) on the {part.words}")
         abouts.append({"run": place, "which": source.which, "data": part.name, "split": source.split})
     if len(results) == 1:
-        return show(results[name], json=json, figure=figure, about=abouts[0])
+        result = results[name].with_certainty(opened.images.certainty, coverage, coverage_over)
+        if out is not None:
+            write_text(out, result.answers_csv(part.images.names))
+        show(result, json=json, figure=figure, about=abouts[0])
+        if out is not None:
+            say(f"wrote {out}, a line for {each_of(result.num_images, 'image')}", err=json)
+        return None
     return show(PooledEvaluation(results, words, task_of(opened.model), abouts), json=json, figure=figure)
 
 

@@ -364,6 +364,15 @@ Which = Literal["best", "last"]
 WhichEpoch = Annotated[Which, "Epoch whose weights are used: best on validation images, or last."]
 Accelerator = Annotated[Literal["auto", "cpu", "cuda", "mps"], "Device."]
 Json = Annotated[bool, "Print JSON."]
+CoverageOption = Annotated[
+    float | None,
+    "Give each image a set of classes that holds the true one with this probability, above 0 and below 1. It is "
+    "measured on the validation images of the run.",
+]
+CoverageOverOption = Annotated[
+    Literal["all", "class", "group"],
+    "Images that --coverage holds for: all on average; those of each class; or those of new groups, such as patients.",
+]
 Figure = Annotated[Path | None, read_figure]
 """File of a figure that is drawn only if the option is used; each command adds its own help."""
 Drawn = Annotated[Path | None, read_figure, "File of the figure, .png, .pdf or .svg (default: in RUN/figures)."]

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from torchcaps.cli.options import Figure, ImageFiles, Json, Which, WhichEpoch, command
-from torchcaps.cli.runs import files_of, open_run, preparation_for, refuse_options
-from torchcaps.cli.show import say, show
+from torchcaps.cli.options import (
+    CoverageOption,
+    CoverageOverOption,
+    Figure,
+    ImageFiles,
+    Json,
+    Which,
+    WhichEpoch,
+    command,
+)
+from torchcaps.cli.runs import check_coverage_options, files_of, open_run, preparation_for, refuse_options
+from torchcaps.cli.show import draw, say, show
 from torchcaps.errors import InputError
-from torchcaps.files import check_targets, could_be_repository
+from torchcaps.files import atomic_path, check_targets, could_be_repository, printable
 from torchcaps.tasks import task_of
 from torchcaps.words import counted
 
@@ -54,6 +64,12 @@ def predict(
         "Average the scores of images whose paths share the text that this regular expression (or its first group in "
         "parentheses) matches, and give one answer for them.",
     ] = None,
+    coverage: CoverageOption = None,
+    coverage_over: CoverageOverOption = "all",
+    poses: Annotated[
+        Path | None,
+        "Write the class capsules of each image to this .npz file: poses (N, J, D), lengths (N, J), names (N,).",
+    ] = None,
     figure: Annotated[
         Figure, "Draw each file beside the image that the network gets, to this .png, .pdf or .svg."
     ] = None,
@@ -74,12 +90,15 @@ def predict(
     network, words = split_words([*([] if run is None else [run]), *image])
     paths = image_files(words)
     if group is not None:
-        refuse_options(("figure",), "draws single images, but --group averages their scores")
+        refuse_options(("figure", "poses", "coverage"), "is for single images, but --group averages their scores")
         group_files(paths, group)
+    check_coverage_options(coverage)
     if out is None:
-        refuse_options(("overwrite", "missing"), "is for files, but there is no --out")
+        refuse_options(("missing",), "is for files, but there is no --out")
     else:
-        refuse_options(("json", "figure"), "prints or draws answers that --out writes to a file")
+        refuse_options(("json",), "prints answers that --out writes to a file")
+    if out is None and poses is None:
+        refuse_options(("overwrite",), "is for files, but there is neither --out nor --poses")
     if overwrite:
         refuse_options(("missing",), "keeps files that --overwrite replaces")
 
@@ -94,16 +113,69 @@ def predict(
         paths = [path for path in paths if path not in there]
         chosen = dict.fromkeys(targets[path] for path in paths)
         check_targets(chosen, [*targets, *files_of(network)], overwrite=overwrite)
-    options: Any = {"invert": files.invert, "fit": files.fit, "group": group, "draws": figure is not None, "out": out}
+    if poses is not None:
+        check_targets([poses], [*paths, *files_of(network)], option="--poses", overwrite=overwrite)
+        classifier, read_poses = collect_poses(classifier)
+    options: Any = {
+        "coverage": coverage,
+        "coverage_over": coverage_over,
+        "invert": files.invert,
+        "fit": files.fit,
+        "group": group,
+        "draws": figure is not None,
+        "out": out,
+    }
     options["preparation"] = preparation_for(files, classifier.description.preparation)
     answers, damaged = module.answer_files(classifier, paths, AnswerOptions(**options))
     if answers is not None and out is not None:
         say(f"wrote {out}, {answers.written}")
+        if figure is not None:
+            draw(answers, figure)
     elif answers is not None:
         show(answers, json=json, figure=figure)
+    if answers is not None and poses is not None:
+        names = {"names": [printable(file) for file in answers.files], "class_names": list(answers.class_names)}
+        with atomic_path(poses) as temporary:
+            temporary.write_bytes(npz_bytes(read_poses() | names))
+        say(f"wrote {poses}, the capsules of {counted(len(answers.files), 'image')}", err=json)
     if damaged:
         lines = [f"{len(damaged)} of {len(paths)} images cannot be read:", *damaged[:MAX_NAMED_FILES]]
         raise InputError("\n  ".join(lines) if len(damaged) > 1 else damaged[0])
+
+
+def collect_poses(classifier: Classifier) -> tuple[Classifier, Callable[[], dict[str, Any]]]:
+    """Return a classifier that keeps the class capsules of its images, and a function that returns them.
+
+    Raises:
+        InputError: The network has no capsules, or is an ONNX file, which returns scores only.
+    """
+    import numpy as np
+
+    if classifier.model is None:
+        raise InputError("an ONNX file returns scores, but no poses; name the run folder for --poses")
+    from torchcaps.analysis import class_poses
+
+    model, kept = classifier.model, list[tuple[Any, Any]]()
+    class_poses(model, np.zeros((1, *model.in_shape), np.uint8))  # raises an error before the work
+
+    def classify(images: Any) -> Any:
+        kept.append(class_poses(model, images))
+        return classifier.classify(images)
+
+    def read() -> dict[str, Any]:
+        poses, lengths = (np.concatenate(each) for each in zip(*kept, strict=True))
+        return {"poses": poses, "lengths": lengths}
+
+    return classifier._replace(classify=classify), read
+
+
+def npz_bytes(arrays: Mapping[str, Any]) -> bytes:
+    """Return the contents of an .npz file."""
+    import numpy as np
+
+    contents = io.BytesIO()
+    np.savez(contents, **arrays)
+    return contents.getvalue()
 
 
 def split_words(words: Sequence[Path]) -> tuple[Path | None, Sequence[Path]]:

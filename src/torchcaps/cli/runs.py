@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from torchcaps.analysis.certainty import COVERAGE
 from torchcaps.cli.show import say
 from torchcaps.errors import InputError
 from torchcaps.files import real
@@ -97,6 +98,14 @@ def figure_path(figure: Path | None, run: Path | None, name: str) -> Path:
     from torchcaps.training.folder import FIGURES
 
     return figure or (run / FIGURES / f"{name}.png" if run is not None and run.is_dir() else Path(f"{name}.png"))
+
+
+def check_coverage_options(coverage: float | None) -> None:
+    """Raise an error unless a coverage is a share, and --coverage-over has one to refine."""
+    if coverage is None:
+        refuse_options(("coverage_over",), "refines --coverage, but there is none")
+    else:
+        COVERAGE.check("--coverage", coverage)
 
 
 def refuse_options(names: Collection[str], why: str) -> None:

@@ -77,10 +77,15 @@ def show(
         for each in result.tables():
             print_table(each)
     if figure is not None:
-        from torchcaps.analysis.figures import save_figures
+        draw(result, figure, err=json)
 
-        for place in save_figures(result.figures(), figure):
-            say(f"wrote {place}", err=json)
+
+def draw(result: Result, figure: Path, *, err: bool = False) -> None:
+    """Draw a result to a file, and print its name, to standard error if ``err``."""
+    from torchcaps.analysis.figures import save_figures
+
+    for place in save_figures(result.figures(), figure):
+        say(f"wrote {place}", err=err)
 
 
 def print_json(value: Any) -> None:

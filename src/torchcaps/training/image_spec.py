@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 from torchcaps.analysis.calibration import Calibration
+from torchcaps.analysis.certainty import Certainty
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError, shown
 from torchcaps.ranges import COUNT, Pages, is_scale, spatial_shape
@@ -45,6 +46,8 @@ class ImageSpec:
     """Preprocessing of photos of drawings; None if the images are not drawings."""
     calibration: Calibration | None = None
     """Thresholds of unsure answers; None if they were not measured."""
+    certainty: Certainty | None = None
+    """Probabilities and sets of classes, measured on validation images; None if they were not measured."""
     task: TaskName = "classes"
     """Task of the network; ``class_names`` are the names of its classes, labels or numbers."""
     scale: tuple[float, float] | None = None
@@ -77,6 +80,8 @@ class ImageSpec:
             "fit": self.fit in ("pad", "stretch"),
             "preparation": isinstance(self.preparation, Preparation | None),
             "calibration": isinstance(self.calibration, Calibration | None),
+            "certainty": self.certainty is None
+            or (isinstance(self.certainty, Certainty) and len(self.certainty.scores) == len(names)),
             "task": known,
             "has_names": isinstance(self.has_names, bool),
             "pages": self.pages in (None, "channels", "depth"),
@@ -101,7 +106,7 @@ class ImageSpec:
         entries: dict[str, Any] = {"in_shape": None, "class_names": None}
         entries |= {name: values[name] for name in cls.__dataclass_fields__ if name in values}
         for name, held in entries.items():
-            kind: Any = {"preparation": Preparation, "calibration": Calibration}.get(name)
+            kind: Any = {"preparation": Preparation, "calibration": Calibration, "certainty": Certainty}.get(name)
             if isinstance(held, list):
                 entries[name] = tuple(held)
             elif kind is not None and isinstance(held, Mapping):

@@ -331,6 +331,7 @@ def _finish(trainer: Trainer, start: Start, out: Path, figures: bool) -> dict[st
     tested = {"best": best, "last": best if trainer.is_best else evaluate(last, dataset.test)}
     rows, task = {"best": state.best(config.recipe.select), "last": state.history[-1]}, task_of(network)
     calibration = analysis.calibrate(network, validation.images) if task.supports("calibrate") else None
+    certainty = analysis.fit_certainty(network, validation)
     measure = "validation_accuracy" if config.recipe.select == "loss" else column_of(config.recipe.select)
     warning = small_data.chance_warning(rows["best"][measure], validation.labels, config, trainer.steps, task)
     warning = warning or best.warning
@@ -374,7 +375,7 @@ def _finish(trainer: Trainer, start: Start, out: Path, figures: bool) -> dict[st
         "warning": warning,
     }
     trainer.check_folder()
-    write_json(out / BEST / CLASSES, dataclasses.replace(spec, calibration=calibration).to_dict())
+    write_json(out / BEST / CLASSES, dataclasses.replace(spec, calibration=calibration, certainty=certainty).to_dict())
     write_json(out / SUMMARY, summary)
     if figures:
         _draw_figures(out, network, dataset, best)
