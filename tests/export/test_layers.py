@@ -1,5 +1,6 @@
 """A capsule layer alone, as a torch.export program and in ONNX: any batch and number of input capsules, with a mask."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from support import assert_close
 from torchcaps.errors import InputError
 from torchcaps.export.graphs import quiet, to_onnx
 from torchcaps.nn import Capsules, DenseCapsules
-from torchcaps.parts import PARTS, options
+from torchcaps.parts import PARTS, build, options
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
     onnxruntime = pytest.importorskip(package, reason="the extra torchcaps[export] is not installed")
@@ -28,13 +29,24 @@ LAYERS: list[tuple[str, Any]] = [
     ("common", "b2i"),
     ("common", {"name": "b2i", "start_from": "queries"}),
     ("shared", {"name": "dynamic", "softmax_over": "inputs"}),
+    *itertools.product(("slots", "slot-mixture"), ({}, {"start_from": "queries"})),
 ]
+
+
+def layer_of(in_capsules: int | None, transform: str, routing: Any) -> nn.Module:
+    """A dense layer, or a layer of slots with these options."""
+    if transform in PARTS["layer"]:
+        layer: nn.Module = build(
+            "layer", {"name": transform} | routing, in_capsules=in_capsules, in_dim=D, out_capsules=J
+        )
+        return layer
+    return DenseCapsules(in_capsules, D, J, D, transform=transform, routing=routing)
 
 
 class Plain(nn.Module):
     """A layer that takes tensors, and gives one."""
 
-    def __init__(self, layer: DenseCapsules) -> None:
+    def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
 
@@ -49,9 +61,9 @@ def test_a_row_is_what_its_own_capsules_alone_give(transform: str, routing: Any)
     sizes = [(1, 1), (3, 2), (4, 11)]
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("number")}
     try:
-        layer = DenseCapsules(None, D, J, D, transform=transform, routing=routing)
+        layer = layer_of(None, transform, routing)
     except InputError:  # it has weights for each input capsule
-        layer, axes = DenseCapsules(8, D, J, D, transform=transform, routing=routing), {0: axes[0]}
+        layer, axes = layer_of(8, transform, routing), {0: axes[0]}
         sizes = [(1, 8), (4, 8)]
     module = Plain(layer).eval()
     example = torch.rand(2, 8, D), torch.ones(2, 8, dtype=torch.bool)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import torchcaps
 from routing_cases import random
@@ -21,9 +21,12 @@ from torchcaps.nn import (
     DeconvCapsules,
     DenseCapsules,
     Routed,
+    SlotAttention,
+    SlotMixture,
     interest_scores,
     label_aware_attention,
 )
+from torchcaps.nn.slots import SlotLayer
 from torchcaps.parts import PARTS
 
 B, I, J, D = 4, 7, 3, 4
@@ -124,7 +127,7 @@ def require_unread(
         assert not got[f"d {name}"][~mask].any(), f"the gradient of {name} is not zero at masked places"
 
 
-def parameters_of(layer: CapsuleLayer) -> Arguments:
+def parameters_of(layer: nn.Module) -> Arguments:
     """The parameters of a layer, moved at random, so that none is zero."""
     for parameter in layer.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
@@ -166,6 +169,18 @@ def test_no_layer_reads_what_is_masked(kind: str, routing: str, value: str) -> N
 
     arguments = {"poses": random(3, 12, 4), "activations": random(3, 12, seed=1).sigmoid()}
     require_unread(route, arguments, mask, NOT_NUMBERS[value], parameters_of(layer))
+
+
+@pytest.mark.parametrize("value", NOT_NUMBERS)
+@pytest.mark.parametrize("start", ["noise", "queries"])
+@pytest.mark.parametrize("kind", [SlotAttention, SlotMixture])
+def test_no_layer_of_slots_reads_what_is_masked(kind: type[SlotLayer], start: Any, value: str) -> None:
+    layer = kind(I, 5, J, D, start_from=start).double().eval()
+
+    def route(poses: Tensor, **_: Tensor) -> Routed:
+        return layer.route(Capsules(poses, None, None, MASK), return_coupling=True)
+
+    require_unread(route, {"poses": random(B, I, 5)}, MASK, NOT_NUMBERS[value], parameters_of(layer))
 
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...]]] = {

@@ -24,7 +24,7 @@ from torchcaps.nn import (
     label_aware_attention,
 )
 from torchcaps.ops.precision import full_dtype
-from torchcaps.parts import PARTS
+from torchcaps.parts import PARTS, build
 
 B, I, J, D = 3, 6, 3, 4
 HALF, SHORT, SINGLE, DOUBLE = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -103,7 +103,7 @@ def autocast(on: bool) -> Callable[[], Any]:
 
 
 def rounded(
-    mode: Mode, layer: CapsuleLayer, dtype: torch.dtype | None, number: int = I
+    mode: Mode, layer: nn.Module, dtype: torch.dtype | None, number: int = I
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Inputs and state of the layer, as a mode rounds them, and then in ``dtype``, or as they are."""
     random = torch.Generator().manual_seed(2)
@@ -133,7 +133,7 @@ class Plain(nn.Module):
 
 
 class Ours(nn.Module):
-    def __init__(self, layer: DenseCapsules) -> None:
+    def __init__(self, layer: Any) -> None:
         super().__init__()
         self.layer = layer
 
@@ -218,6 +218,17 @@ def test_a_layer_on_a_map_is_as_exact_as_in_full_precision(kind: str, routing: s
     other, exact = (
         called(OnMap(layer), *rounded(how, layer, dtype, 12), Mode(dtype, dtype)) for dtype in (full, DOUBLE)
     )
+    assert_as_exact(got, {name: each.to(got[name].dtype) for name, each in other.items()}, exact, ROUNDING[full])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["slots", "slot-mixture"])
+def test_a_layer_of_slots_is_as_exact_as_in_full_precision(kind: str, mode: str) -> None:
+    torch.manual_seed(0)
+    how, layer = MODES[mode], build("layer", kind, in_capsules=None, in_dim=4, out_capsules=J).double().eval()
+    full = full_dtype(torch.promote_types(how.poses, how.weights))
+    got = called(Ours(layer), *rounded(how, layer, None), how)
+    other, exact = (called(Ours(layer), *rounded(how, layer, dtype), Mode(dtype, dtype)) for dtype in (full, DOUBLE))
     assert_as_exact(got, {name: each.to(got[name].dtype) for name, each in other.items()}, exact, ROUNDING[full])
 
 

@@ -18,6 +18,7 @@ from torchcaps.models import BranchedNetwork, CapsNet, Network, PixelCapsules
 from torchcaps.models.shapes import infer_shapes
 from torchcaps.nn import CapsuleLayer, DeconvCapsules, PrimaryCapsules
 from torchcaps.nn.layers import MapLayer
+from torchcaps.nn.slots import SlotLayer
 from torchcaps.parts import part_of
 from torchcaps.tasks import task_of
 from torchcaps.words import counted
@@ -179,6 +180,8 @@ def _words(part: nn.Module) -> tuple[str, ...]:
     if isinstance(part, PrimaryCapsules):
         strides = (part.primary_stride,) * 2
         return *_window("convolution", part.primary_kernel, stride=strides), part.primary_output
+    if isinstance(part, SlotLayer):
+        return part_of(type(part))[1], counted(part.num_iterations, "iteration")
     if not isinstance(part, CapsuleLayer):
         return ("dense" if isinstance(part, nn.Linear) else type(part).__name__,)
     windows: tuple[str, ...] = ()

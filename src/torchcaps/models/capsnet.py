@@ -25,6 +25,7 @@ from torchcaps.nn import (
     mask_capsules,
     separate_capsules,
 )
+from torchcaps.nn.slots import SlotLayer
 from torchcaps.ops.labels import label_rows, match_labels, top_classes
 from torchcaps.ops.losses import reconstruction_loss
 from torchcaps.parts import Choice, Spec, build, register
@@ -191,8 +192,15 @@ class CapsNet(Network):
         return self.class_capsules.out_dim
 
     def layer(self, number: int) -> CapsuleLayer:
-        """Return a capsule layer by its number, from 1."""
-        return cast(CapsuleLayer, self.layers[number - 1])
+        """Return a capsule layer by its number, from 1.
+
+        Raises:
+            InputError: The layer has no votes, as a layer of slots.
+        """
+        layer = self.layers[number - 1]
+        if isinstance(layer, SlotLayer):
+            raise InputError(f"layer {number} is a {type(layer).__name__}, which has no votes and no routing")
+        return cast(CapsuleLayer, layer)
 
     def capsules(self, images: Float[Tensor, "B C H W"]) -> list[Capsules]:
         """Return the input of each capsule layer: the primary capsules, and the output of each layer but the last."""

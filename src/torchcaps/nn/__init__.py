@@ -29,6 +29,7 @@ from torchcaps.nn.routing.self_attention import SelfAttentionRouting
 from torchcaps.nn.routing.self_routing import SelfRouting
 from torchcaps.nn.routing.vb import VBRouting
 from torchcaps.nn.segmentation import InstanceNorm, PixelBackbone, PixelDecoder
+from torchcaps.nn.slots import SlotAttention, SlotMixture
 from torchcaps.nn.transforms import Common, Dense, Elementwise, Factored, Identity, Matrix, Shared, Transform
 from torchcaps.nn.votes import BuiltVotes, DenseVotes, SharedVotes, Votes
 
@@ -40,5 +41,6 @@ __all__ += ["HeinsenVectorRouting", "Identity", "InstanceNorm", "InvertedAttenti
 __all__ += ["Matrix", "PixelBackbone", "PixelDecoder", "PositionCapsules", "PrimaryCapsules", "Routed", "Routing"]
 __all__ += ["RoutingRound"]
 __all__ += ["SelfAttentionRouting", "SelfRouting", "SequenceBackbone", "SequenceCapsules", "Shared"]
-__all__ += ["SharedVotes", "StackBackbone", "TimmBackbone", "Transform", "VBRouting", "Votes", "interest_scores"]
+__all__ += ["SharedVotes", "SlotAttention", "SlotMixture", "StackBackbone", "TimmBackbone", "Transform", "VBRouting"]
+__all__ += ["Votes", "interest_scores"]
 __all__ += ["interests_of_history", "join_types", "label_aware_attention", "mask_capsules", "separate_capsules"]

@@ -61,7 +61,7 @@ def diagnose(module: nn.Module, shape: Sequence[int], *, mask: Bool[Tensor, "B I
             or a tuple, mapping or object whose first tensor has this shape; additional axes of size one are dropped.
         shape: Shape of the input, (B, I, K) or (B, C, H, W), with B at least 2. More is found if all sizes differ.
         mask: True for input capsules that are present; needed for ``padding-changes-result``. The module is called as
-            ``module(poses, mask)``, and a :class:`torchcaps.nn.CapsuleLayer` with :class:`torchcaps.nn.Capsules`.
+            ``module(poses, mask)``, and layers of torchcaps with :class:`torchcaps.nn.Capsules`.
 
     Returns:
         Findings in the order of this list; empty if there are none.

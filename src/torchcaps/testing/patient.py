@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import InputError, reason_of
 from torchcaps.nn import CapsuleLayer, Capsules
+from torchcaps.nn.slots import SlotLayer
 from torchcaps.testing.measures import place_of
 from torchcaps.testing.softmaxes import Softmax, Watch
 
@@ -86,7 +87,7 @@ class Patient:
         mask = self.mask if mask is None else mask
         inputs = inputs.clone()  # the call may change it
         arguments: tuple[Any, ...] = (inputs,) if mask is None else (inputs, mask)
-        if mask is not None and isinstance(module, CapsuleLayer):
+        if mask is not None and isinstance(module, CapsuleLayer | SlotLayer):
             arguments = (Capsules(inputs, mask=mask),)
         device = self.like.device
         called = f"diagnose: a {self.name}, called with {tuple(inputs.shape)},"
