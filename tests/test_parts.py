@@ -284,7 +284,7 @@ def test_what_does_not_fit_is_refused_wherever_it_stands() -> None:
         ({"layers": many}, f"layers must have at most {MAX_ENTRIES} entries, got 101"),
         (
             {"layers": [{}, {}, {}, {"capsule_dim": 3}]},
-            'must have a "name", one of dense, conv, conv-types, deconv, got None',
+            'must have a "name", one of dense, conv, conv-types, deconv, slots, slot-mixture, got None',
         ),
         ({"routing": {"nam": "dynamic"}}, 'there is no option of routing "dynamic" "nam"'),
         ({"num_iteration": 2}, 'there is no option of network "capsules" "num_iteration"; did you mean "num_iter'),

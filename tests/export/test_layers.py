@@ -82,5 +82,6 @@ def test_a_row_is_what_its_own_capsules_alone_give(transform: str, routing: Any)
         else:
             wanted = module(poses, mask).detach()
         (got,) = session.run(None, {"poses": poses.numpy(), "mask": mask.numpy()})
-        assert_close(torch.from_numpy(got), wanted, 1e-5)
+        # variances of narrow slots magnify the rounding of float32
+        assert_close(torch.from_numpy(got), wanted, 5e-5 if transform == "slot-mixture" else 1e-5)
         assert_close(exported(poses, mask), wanted, 1e-5)

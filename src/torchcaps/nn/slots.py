@@ -33,7 +33,7 @@ class Slots(NamedTuple):
     log_std: Float[Tensor, "B J D"] | None = None
     """Logarithms of the standard deviations σ_j of a mixture."""
     log_share: Float[Tensor, "B J"] | None = None
-    """Logarithms of the shares π_j of a mixture."""
+    """Logarithms of the shares π_j of a mixture, up to a number that all slots of an image have in common."""
 
     def joined(self) -> Float[Tensor, "B J D2"]:
         """Return the vectors that describe a slot as one: s_j, or [μ_j, log σ_j]."""
@@ -179,17 +179,17 @@ class SlotLayer(nn.Module, ABC):
         inputs = self.norm_inputs(poses)
         keys, values = self.key(inputs), self.value(inputs)
         slots = self._prepared(self._starts(inputs) if starts is None else starts)
-        attention = activations = keys  # replaced in the first iteration
+        attention = keys  # replaced in the first iteration
         for _ in range(self.num_iterations):
             attention = self._logits(keys, slots).softmax(2)  # (B, I, J)
             shares = attention + self.eps
-            if mask is None:
-                activations = attention.mean(1)
-            else:
+            if mask is not None:
                 attention, shares = (each.where(mask.unsqueeze(2), 0) for each in (attention, shares))
-                activations = attention.sum(1) / mask.sum(1, keepdim=True).clamp_min(1)
-            weights = shares / shares.sum(1, keepdim=True).clamp_min(self.eps / 2)  # 0 / 0 in a row without inputs
-            slots = self._updated(slots, weights.transpose(1, 2), values, activations)
+            totals = shares.sum(1, keepdim=True)
+            totals = totals if mask is None else totals.clamp_min(self.eps / 2)  # 0 in a row without inputs
+            slots = self._updated(slots, (shares / totals).transpose(1, 2), values, totals.squeeze(1))
+        count = attention.shape[1] if mask is None else mask.sum(1, keepdim=True).clamp_min(1)
+        activations = attention.sum(1) / count
         poses = slots.poses if self.output is None else self.output(slots.joined())
         return Routed(poses, activations, attention)
 
@@ -235,9 +235,12 @@ class SlotLayer(nn.Module, ABC):
         slots: Slots,
         weights: Float[Tensor, "B J I"],
         values: Float[Tensor, "B I D"],
-        activations: Float[Tensor, "B J"],
+        totals: Float[Tensor, "B J"],
     ) -> Slots:
-        """Return the slots after an iteration; the weights of a slot sum to one over the inputs."""
+        """Return the slots after an iteration.
+
+        The weights of a slot sum to one over the inputs; ``totals`` are the sums that they were divided by.
+        """
 
 
 class _Iterations(nn.Module):
@@ -273,7 +276,7 @@ class SlotAttention(SlotLayer):
     def _logits(self, keys: Float[Tensor, "B I D"], slots: Slots) -> Float[Tensor, "B I J"]:
         return keys @ self._queries(slots).transpose(1, 2) / math.sqrt(self.out_dim)
 
-    def _updated(self, slots: Slots, weights: Tensor, values: Tensor, activations: Tensor) -> Slots:
+    def _updated(self, slots: Slots, weights: Tensor, values: Tensor, totals: Tensor) -> Slots:
         return Slots(self._refined(slots.poses, weights @ values))
 
 
@@ -303,14 +306,14 @@ class SlotMixture(SlotLayer):
         assert slots.log_share is not None
         means, log_std = self._queries(slots).chunk(2, 2)
         precisions = (-2 * log_std).exp()
-        # Σ_d ((k − q) / σ)² by matrix products, which never build (B, I, J, D)
+        # Σ_d ((k − q) / σ)² by matrix products, without the last term, which is a number for each slot
         products = keys.square() @ precisions.transpose(1, 2) - 2 * keys @ (means * precisions).transpose(1, 2)
         of_slots = slots.log_share - (log_std + 0.5 * means.square() * precisions).sum(2)
         return of_slots.unsqueeze(1) - 0.5 * products
 
-    def _updated(self, slots: Slots, weights: Tensor, values: Tensor, activations: Tensor) -> Slots:
-        sums = weights @ values
-        means = self._refined(slots.poses, sums)
-        spread = (weights @ values.square() - sums.square()).clamp_min(0)  # rounding may leave a negative number
-        log_std = 0.5 * (spread + (sums - means).square() + self.eps).log()
-        return Slots(means, log_std, (activations + self.eps).log())
+    def _updated(self, slots: Slots, weights: Tensor, values: Tensor, totals: Tensor) -> Slots:
+        means = self._refined(slots.poses, weights @ values)
+        # not as a difference of squares, whose rounding would be as large as the variance of a narrow slot
+        squares = (values.unsqueeze(1) - means.unsqueeze(2)).square()  # (B, J, I, D)
+        log_std = 0.5 * ((weights.unsqueeze(2) @ squares).squeeze(2) + self.eps).log()
+        return Slots(means, log_std, totals.log())  # the number of inputs, the same for all slots, cancels
