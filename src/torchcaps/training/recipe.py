@@ -23,6 +23,7 @@ from torchcaps.ranges import (
     Degrees,
     Factor,
     Fill,
+    Index,
     Pixels,
     PositiveFactor,
     Range,
@@ -157,6 +158,8 @@ class Recipe(Settings):
     """Decay factor of the decaying schedules."""
     decay_steps: Count = 2000
     """Steps per decay factor, for the schedule decay-by-step."""
+    warm_up_steps: Index = 0
+    """Steps in which the learning rate also rises linearly from zero, at the start."""
     min_learning_rate: Factor = 0.0
     """Lowest learning rate, for the decaying schedules."""
     max_shift: Annotated[int, Range(0, 4096, whole=True)] = 0
@@ -217,7 +220,8 @@ def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
     """Return the learning rate of a step.
 
     ``one-cycle`` rises from 1/25 of the peak to the peak in the first 30 % of all steps, and falls to zero in the rest.
-    Both parts are half a period of a cosine.
+    Both parts are half a period of a cosine. In the first ``warm_up_steps``, the rate of any schedule is multiplied by
+    the share of these steps that are done.
 
     Args:
         recipe: Recipe with the schedule and its numbers.
@@ -226,6 +230,11 @@ def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
 
     Source: Smith, Topin 2018, "Super-convergence" (arXiv:1708.07120), here with cosines.
     """
+    return _scheduled(recipe, step, steps_per_epoch) * min(1.0, (step + 1) / max(recipe.warm_up_steps, 1))
+
+
+def _scheduled(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
+    """Return the learning rate of a step by the schedule alone."""
     peak = recipe.learning_rate
     if recipe.schedule == "decay-by-step":
         return max(peak * recipe.decay ** (step / recipe.decay_steps), recipe.min_learning_rate)
