@@ -63,6 +63,10 @@ RUNS: dict[str, tuple[str, list[str]]] = {
         "--epochs 1 --images 128",
         [r"all classes of an image right: [\d.]+ % of 500 images", r"lengths of 0 to 9:(?: 0\.\d\d){10}\n"],
     ),
+    "few_shot": (
+        "--episodes 2 --tests 2",
+        [rf"5-way {shots}-shot, {how} *: [\d.]+ % of new classes" for shots in (1, 5) for how in ("routing", "mean")],
+    ),
     "animate_capsules": ("--classes 3 7 --components 1 --out new.gif", [r"^wrote new\.gif: 20 frames, "]),
     "routing_pictures": (
         "--out new",
