@@ -28,10 +28,15 @@ SIZES: dict[str, Any] = {
     "out_capsules": 10,
     "num_capsules": 10,
     "capsule_dim": 16,
+    "slot_dim": 16,
     "out_shape": (1, 28, 28),
     "learning_rate": 0.1,
 }
 """What the data tell, of any part."""
+
+
+MASKS = ("pixels", "objects")
+"""Tasks whose targets are masks."""
 
 
 def assert_close(got: Tensor, wanted: Tensor | float | list[object], tol: float = 1e-6) -> None:
@@ -192,10 +197,10 @@ def plain_formulas(patch: pytest.MonkeyPatch) -> None:
 
 
 def image_presets() -> list[str]:
-    """The presets whose networks give one answer for an image, and not one for each pixel."""
+    """The presets whose networks give one answer for an image, and no masks."""
     from torchcaps.models import get_preset, list_presets
 
-    return [name for name in list_presets() if get_preset(name).network["task"] != "pixels"]
+    return [name for name in list_presets() if get_preset(name).network["task"] not in MASKS]
 
 
 def routings(**more: Any) -> dict[str, Any]:
@@ -250,6 +255,11 @@ def small(preset: str, **overrides: Any) -> dict[str, Any]:
         two = {"stack_kernels": (3, 3), "stack_strides": (1, 1)}
         sizes |= {"stages": tuple(two | {"stack_channels": (4, dim)} for dim in (4, 5, 6))}
         sizes |= {"branches": tuple({"capsule_dim": dim} for dim in (4, 5, 6))}
+    if preset.startswith("slots"):
+        kernels = get_preset(preset).network["decoder"]["broadcast_kernels"]
+        convolutions = len(get_preset(preset).network["backbone"]["stack_kernels"])
+        sizes |= {"stack_channels": (6,) * convolutions, "broadcast_channels": (8,) * (len(kernels) - 1)}
+        sizes |= {"feature_width": 8, "mlp_width": 12, "capsule_dim": 10}
     parts = {name: value for name, value in overrides.items() if name in ("decoder", "backbone")}  # of other fields
     fields = flat(override("network", get_preset(preset).network, parts))
     return {name: size for name, size in sizes.items() if name in fields} | overrides
@@ -258,7 +268,7 @@ def small(preset: str, **overrides: Any) -> dict[str, Any]:
 def labels_for(model: Any, batch: int) -> Tensor:
     """Labels (B,) that count up through the classes, of P objects (B, P), all different; else targets (B, J)."""
     first = torch.arange(batch)
-    if model.task == "pixels":
+    if model.task in MASKS:
         count = torch.arange(math.prod(model.in_shape[1:])).view(model.in_shape[1:])
         return ((count + first.view(-1, *[1] * count.ndim)) % model.num_classes).to(torch.uint8)
     if model.task != "classes":

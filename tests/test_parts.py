@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from support import SIZES, assert_raises, drawn_for, labels_for, registered_for_now, small
+from support import MASKS, SIZES, assert_raises, drawn_for, labels_for, registered_for_now, small
 from torchcaps import create_model, register
 from torchcaps.errors import InputError
 from torchcaps.models import build_network, get_preset
@@ -371,6 +371,8 @@ NETWORKS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("unet-twin", {}),
     ("hvc2021-learned", {}),
+    ("slots-small", {}),
+    ("slots-small", {"layers": ["slot-mixture"]}),
 ]
 # Other values of options where none follows from the annotation, or where the next one means the same in training.
 VALUES: dict[str, Any] = {
@@ -405,6 +407,8 @@ PIXEL_VALUES: dict[str, Any] = VALUES | {
     "coarse_loss": "spread",
     "layer_padding": 2,
     "parameters_of": "segcaps",
+    "broadcast_kernels": (3, 3, 7),
+    "broadcast_strides": (1, 2, 3),
 }
 
 
@@ -433,7 +437,7 @@ def another(option: Option, value: Any) -> Any:
 
 
 def built(tree: dict[str, Any]) -> Any:
-    return build_network(tree, (1, 16, 16), 2) if tree["task"] == "pixels" else build_network(tree, (1, 28, 28), 3)
+    return build_network(tree, (1, 16, 16), 2) if tree["task"] in MASKS else build_network(tree, (1, 28, 28), 3)
 
 
 def fingerprint(tree: dict[str, Any]) -> tuple[Any, list[Tensor]]:
@@ -468,7 +472,7 @@ def test_no_option_is_parsed_and_ignored(timm_stub: None) -> None:
         for name, value in flat(base).items():
             is_new = (preset, name) not in seen and not (name == "num_capsules" and value is None)
             if is_new:
-                values = PIXEL_VALUES if base["task"] == "pixels" else VALUES
+                values = PIXEL_VALUES if base["task"] in MASKS else VALUES
                 given = values[name] if name in values else another(declared[name], value)
                 if name.endswith("_strides_across"):  # as many as there are convolutions
                     given = tuple(each + 1 for each in flat(base)[name.removesuffix("_across")])

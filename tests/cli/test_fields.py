@@ -27,8 +27,11 @@ PRESETS = {
     "branches": "hvc2021-equal",
     "pixel-capsules": "segcaps",
     "unet": "unet-twin",
+    "broadcast": "slots-small",
     "deconv": "segcaps",
     "conv-types": "segcaps",
+    "slots": "slots-small",
+    "slot-mixture": "slots-mixture",
 }
 CHOSEN_BY = {"primary": "primary_capsules", "loss": "classification_loss"}
 OWNERS = (*all_parts(), *OWN.values(), Recipe, TrainConfig)
@@ -40,6 +43,8 @@ def _two_layers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with registered_for_now():
         register(monkeypatch)
         register_preset("two-layers", "Two layers.", network={"layers": two_layers()})
+        mixture = {"layers": ("slot-mixture",), "broadcast_channels": (8, 8)}
+        register_preset("slots-mixture", "A mixture.", base="slots-small", network=mixture)
         yield
 
 
@@ -85,8 +90,9 @@ def as_words(name: str, value: Any) -> list[str]:
 @pytest.mark.parametrize("owner", OWNERS, ids=lambda each: each.__name__)
 def test_every_option_reaches_the_configuration(owner: type, configured: Callable[..., TrainConfig]) -> None:
     kind, part = part_of(owner)
-    preset = PRESETS.get(part, "two-layers") if kind in ("network", "layer") else "two-layers"
-    needed = {} if kind in ("", "network", "layer") else {CHOSEN_BY.get(kind, kind): part}
+    chosen = kind in ("network", "layer") or part == "broadcast"
+    preset = PRESETS.get(part, "two-layers") if chosen else "two-layers"
+    needed = {} if kind == "" or chosen else {CHOSEN_BY.get(kind, kind): part}
     base = flat(make_config(preset, **needed).fields)
     for name, option in options(owner).items():
         if name in NOT_OPTIONS or name == "primary_capsules":  # the only one of its kind

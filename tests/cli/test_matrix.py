@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from cli_support import Cli, Result
+from support import MASKS
 from tiny_runs import NARROW, tiny_config
 from torchcaps.files import read_json
 from torchcaps.tasks import TASKS
@@ -25,7 +26,7 @@ from torchcaps.training.progress import PlainProgress
 pytestmark = pytest.mark.slow
 
 SIZE = 18
-OF_IMAGES = [task for task in TASKS if task != "pixels"]
+OF_IMAGES = [task for task in TASKS if task not in MASKS]
 """Tasks with an answer for each image; test_pixels.py has commands for pixels."""
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "decoder": ("sabour2017", NARROW),

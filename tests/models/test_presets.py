@@ -136,7 +136,7 @@ def test_an_empty_batch_has_empty_outputs(name: str) -> None:
 
 def scores_of(model: Network, batch: int) -> tuple[int, ...]:
     """The shape of its scores."""
-    return batch, NUM_CLASSES, *(IN_SHAPE[1:] if model.per_pixel else ())
+    return batch, NUM_CLASSES, *(IN_SHAPE[1:] if model.per_pixel or model.has_slots else ())
 
 
 def survives_half_precision(model: Network) -> None:

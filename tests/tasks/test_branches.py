@@ -18,7 +18,7 @@ CLASSES = {"Evaluation", "TargetEvaluation", "PixelEvaluation", "ColumnTask", "O
 CLASSES |= {type(task).__name__ for task in TASKS.values()}
 
 
-AMBIGUOUS = {"pixels"}
+AMBIGUOUS = {"pixels", "objects"}
 """Names of tasks that are also other words; they count beside the word task only."""
 
 
@@ -38,7 +38,7 @@ def questions(tree: ast.AST) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.MatchValue) and is_name(node.value):
             yield node.value.lineno, "match"
         elif isinstance(node, ast.Dict):
-            if sum(key is not None and is_name(key, node) for key in node.keys) > 1:
+            if sum(key is not None and is_name(key) and key.value not in AMBIGUOUS for key in node.keys) > 1:
                 yield node.lineno, "table"
         elif isinstance(node, ast.Attribute) and node.attr in FLAGS:
             yield node.lineno, node.attr

@@ -19,6 +19,8 @@ from .layers import figure_architecture as figure_architecture
 from .layers import list_layers as list_layers
 from .mask_answers import MaskAnswers as MaskAnswers
 from .mask_answers import predict_mask as predict_mask
+from .objects import ObjectEvaluation as ObjectEvaluation
+from .objects import foreground_ari as foreground_ari
 from .perturbations import Perturbation as Perturbation
 from .perturbations import Perturbations as Perturbations
 from .perturbations import perturb_capsule as perturb_capsule

@@ -25,7 +25,7 @@ from torchcaps.datasets.nifti import Volume, is_volume, read_input
 from torchcaps.datasets.scaling import Pixels, as_floats, inverted
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path
-from torchcaps.models import Network
+from torchcaps.models import Network, SlotNetwork
 from torchcaps.ops.segmentation import pixel_classes
 from torchcaps.ops.sliding import sliding_windows
 from torchcaps.ranges import Pages
@@ -50,7 +50,7 @@ def predict_mask(model: Network, image: Pixels) -> UInt8[np.ndarray, "*S"]:
         InputError: The network has another number of channels or axes, or is not for pixels.
     """
     task = task_of(model)
-    if not model.per_pixel:
+    if not (model.per_pixel or model.has_slots):
         raise InputError(f"a {type(model).__name__} gives one answer for each image, and no masks")
     _check_image(image, model.in_shape)
     with inference(model):
@@ -185,6 +185,9 @@ def answer_files(
     answer = partial(exported_mask, lambda images: classifier.classify(images).scores, spec.in_shape)
     if classifier.model is not None:
         answer = partial(predict_mask, classifier.model)
+    names, model = spec.class_names, classifier.model
+    if isinstance(model, SlotNetwork):
+        names = tuple(map(str, range(model.num_slots)))
     targets = {} if options.out is None else output_files(options.out, paths, spec.pages)
     read, sizes, shares, pictures, damaged = list[Path](), [], [], [], list[str]()
     for path in paths:
@@ -198,12 +201,10 @@ def answer_files(
             write_mask(mask, targets[path], volume, spec.colours)
         read.append(path)
         sizes.append(mask.shape)
-        shares.append((np.bincount(mask.reshape(-1), minlength=len(spec.class_names)) / mask.size).tolist())
+        shares.append((np.bincount(mask.reshape(-1), minlength=len(names)) / mask.size).tolist())
         if options.draws:
             pictures.append((_preview(middle_slice(pixels)), _preview(middle_slice(mask[None]))[0]))
-    return MaskAnswers(
-        read, sizes, shares, spec.class_names, pictures, spec.task, spec.colours
-    ) if read else None, damaged
+    return MaskAnswers(read, sizes, shares, names, pictures, spec.task, spec.colours) if read else None, damaged
 
 
 def _preview(image: Shaped[np.ndarray, "C H W"]) -> Shaped[np.ndarray, "C h w"]:

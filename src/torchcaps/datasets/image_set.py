@@ -137,6 +137,8 @@ def for_task(images: Images, task: Task, num_outputs: int | None, where: str = "
     if images.task.name == task.name:
         return images
     if images.masks is not None:
+        if images.task.form == task.form:
+            return images
         raise InputError(
             f'{where} are masks, but the task is {task.name}; set task="{images.task.name}" (--task {images.task.name})'
         )

@@ -57,7 +57,7 @@ class DataRequest:
 
     @property
     def wants_masks(self) -> bool | None:
-        """True if the task needs a mask for each image, False for other tasks; None if the data decide."""
+        """True if the task needs a mask for each image, False for tasks without masks; None if the data decide."""
         return None if self.task is None else find_task(self.task).has_masks
 
 

@@ -64,7 +64,7 @@ class Form:
     @property
     def wants_masks(self) -> bool:
         """True if the labels are masks."""
-        return self.task is not None and self.task.has_masks
+        return self.task is not None and bool(self.task.has_masks)
 
     def images(self, values: Any) -> Tensor:
         """Convert images."""

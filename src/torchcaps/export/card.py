@@ -110,6 +110,7 @@ def model_card(
     published = flat(training.preset.network) if training else {}
     words = shlex.split(training.command) if training else []
     kind = "Capsule network" if network.has_capsules else "Convolutional network"
+    kind = "Slot network" if network.has_slots else kind
     name = f"{training.preset.name} on {training.data_title}" if training else kind
     template = Path(__file__).with_name("card.md.jinja").read_text(encoding="utf-8")
     return environment.from_string(template).render(
@@ -142,7 +143,7 @@ def _metadata(network: nn.Module, training: TrainingRecord | None, name: str) ->
     tags = ["torchcaps", "pytorch"]
     if network.has_capsules:
         tags += ["capsule-network", "dynamic-routing", "arxiv:1710.09829"]
-    hub_task = "image-segmentation" if network.per_pixel else "image-classification"
+    hub_task = "image-segmentation" if network.per_pixel or network.has_slots else "image-classification"
     data = ModelCardData(library_name="torchcaps", pipeline_tag=hub_task, tags=tags)
     if training is not None:
         first, metric = training.results[0], task_of(network).metric

@@ -17,4 +17,5 @@ from .presets import get_preset as get_preset
 from .presets import list_presets as list_presets
 from .presets import register_preset as register_preset
 from .segmentation_capsules import PixelCapsules as PixelCapsules
+from .slots import SlotNetwork as SlotNetwork
 from .unet import UNet as UNet

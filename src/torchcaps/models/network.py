@@ -42,6 +42,8 @@ class Network(nn.Module):
     """True if classes are capsules."""
     per_pixel: ClassVar[bool] = False
     """True if the network has scores (B, J, *S) for each pixel of images (B, C, *S) of one to three axes."""
+    has_slots: ClassVar[bool] = False
+    """True if the network finds objects without labels; its scores are the masks (B, J, H, W) of J slots."""
     __call__: Callable[..., ModelOutput]
     decoder: Decoder | None
     """Network that draws an image from the capsule of a class; None without reconstructions."""

@@ -1,6 +1,7 @@
 """Modules: capsule layers, transforms, routing algorithms and the decoder, usable alone and stacked."""
 
 from torchcaps.nn.backbones import ConvBackbone, SequenceBackbone, StackBackbone, TimmBackbone
+from torchcaps.nn.broadcast import BroadcastDecoder
 from torchcaps.nn.capsules import Capsules, LayerSize, Routed, RoutingRound
 from torchcaps.nn.convolutions import ChannelNorm, Convolution
 from torchcaps.nn.decoder import Decoder, mask_capsules, separate_capsules
@@ -33,7 +34,16 @@ from torchcaps.nn.slots import SlotAttention, SlotMixture
 from torchcaps.nn.transforms import Common, Dense, Elementwise, Factored, Identity, Matrix, Shared, Transform
 from torchcaps.nn.votes import BuiltVotes, DenseVotes, SharedVotes, Votes
 
-__all__ = ["B2IRouting", "BuiltVotes", "CapsuleHead", "CapsuleLayer", "Capsules", "ChannelNorm", "Common"]
+__all__ = [
+    "B2IRouting",
+    "BroadcastDecoder",
+    "BuiltVotes",
+    "CapsuleHead",
+    "CapsuleLayer",
+    "Capsules",
+    "ChannelNorm",
+    "Common",
+]
 __all__ += ["ConvBackbone", "ConvCapsules", "ConvTypeCapsules", "Convolution", "Decoder", "DeconvCapsules"]
 __all__ += ["Dense", "DenseCapsules", "DenseVotes", "DynamicRouting", "EMCodeRouting", "EMRouting"]
 __all__ += ["Elementwise", "Factored", "GroupedRouting", "HVCRouting", "HeinsenMatrixRouting"]

@@ -144,6 +144,37 @@ def confusions(
     return counts[:-1].view(count, num_classes, num_classes)
 
 
+@checked
+def foreground_ari(pred: UInt8[Tensor, "B *S"], masks: UInt8[Tensor, "B *S"]) -> Float[Tensor, "B"]:
+    """Return the adjusted Rand index of the foreground pixels of each image: 1 if slots are objects, 0 by chance.
+
+    It compares all pairs of pixels of objects: whether both lie in one object, and whether both have one slot.
+
+    Args:
+        pred: Slot of each pixel.
+        masks: Object of each pixel. 0: background, 255: unknown; neither counts.
+
+    Returns:
+        A number of at most 1 for each image, float64; NaN if no pixel counts.
+
+    Source: Hubert, Arabie 1985, "Comparing partitions", as scikit-learn's ``adjusted_rand_score``.
+    """
+    if pred.numel() == 0:
+        return torch.full((len(pred),), torch.nan, dtype=torch.float64)
+    number = 1 + max(int(pred.max()), int(masks.masked_fill(masks == IGNORED, 0).max()))
+    counts = confusions(pred, masks, number)[:, 1:].cpu().double()  # objects, slots
+    pixels, same = counts.sum((1, 2)), counts.square().sum((1, 2))
+    in_object, in_slot = counts.sum(2).square().sum(1), counts.sum(1).square().sum(1)
+    both, neither = same - pixels, pixels.square() - in_object - in_slot + same
+    split, merged = in_object - same, in_slot - same
+    ari = (
+        2
+        * (both * neither - split * merged)
+        / ((both + split) * (split + neither) + (both + merged) * (merged + neither))
+    )
+    return ari.where((split + merged) > 0, 1.0).where(pixels > 0, torch.nan).to(pred.device)
+
+
 def dice_of(confusion: Int64[Tensor, "B J J"]) -> Float[Tensor, "B J"]:
     """Return the Dice score 2·TP / (2·TP + FP + FN) of each class of each image; NaN if neither mask has the class."""
     hits = confusion.diagonal(dim1=1, dim2=2).float()

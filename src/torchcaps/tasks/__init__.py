@@ -14,6 +14,7 @@ from torchcaps.errors import InputError, unknown_name
 from torchcaps.tasks.base import PRESENT, TASKS, Metric, Task, as_array, form_words
 from torchcaps.tasks.classes import Classes, Objects
 from torchcaps.tasks.labels import Labels
+from torchcaps.tasks.objects import ObjectDiscovery
 from torchcaps.tasks.ordinal import Ordinal
 from torchcaps.tasks.regression import Regression
 from torchcaps.tasks.segmentation import Segmentation
@@ -36,13 +37,15 @@ __all__ = [
     "widest_task",
 ]
 
-TASKS.update({task.name: task for task in (Classes(), Ordinal(), Labels(), Regression(), Segmentation())})
+_ALL = (Classes(), Ordinal(), Labels(), Regression(), Segmentation(), ObjectDiscovery())
+TASKS.update({task.name: task for task in _ALL})
 if TYPE_CHECKING:
     TaskName = str
 else:
     TaskName = Literal[tuple(TASKS)]
 """Task of a network: the class of an image or the classes of its objects; its grade, one of several classes in order;
-several labels that an image may have, (B, L); numbers, (B, T); or the class of each pixel, (B, H, W)."""
+several labels that an image may have, (B, L); numbers, (B, T); the class of each pixel, (B, H, W); or
+its objects, found without labels."""
 
 
 def find_task(name: str | None, objects: int = 1) -> Task:

@@ -115,8 +115,8 @@ class Task(ABC):
     score_name: ClassVar[Literal["value", "score"] | None] = None
     """``"value"`` if :meth:`activate` computes scores from the poses of capsules, ``"score"`` if from their lengths.
     None: the network names its scores, which are lengths or activations of capsules, or probabilities."""
-    has_masks: ClassVar[bool] = False
-    """True if the target of an image is a mask, which moves with the image."""
+    has_masks: ClassVar[bool | None] = False
+    """True if the target of an image is a mask, which moves with the image. None: masks may be unknown."""
     spatial_axes: ClassVar[tuple[int, ...]] = (2,)
     """Numbers of spatial axes that images may have: (2,) for images, (1, 2, 3) for lines and volumes too."""
     objects: int = 1
@@ -262,6 +262,10 @@ class Task(ABC):
         if network.per_pixel:
             raise InputError(
                 f'{type(network).__name__} gives an answer for each pixel; set task="pixels" (--task pixels)'
+            )
+        if network.has_slots:
+            raise InputError(
+                f'{type(network).__name__} finds objects without labels; set task="objects" (--task objects)'
             )
 
     def infer(self, network: Any, images: Tensor, *targets: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchcaps.errors import InputError, reason_of
 from torchcaps.ranges import IGNORED
@@ -39,8 +39,8 @@ class Segmentation(Task):
     metric = Metric("Dice", "1 − Dice", "%, mean over the images", hub="dice")
     evaluation = "torchcaps.analysis.segmentation"
     answers = "torchcaps.analysis.mask_answers"
-    has_masks = True
-    spatial_axes = (1, 2, 3)
+    has_masks: ClassVar[bool | None] = True
+    spatial_axes: ClassVar[tuple[int, ...]] = (1, 2, 3)
     analyses = frozenset({".onnx", ".pt2"})
 
     def has_form(self, targets: Tensor) -> bool:

@@ -2,4 +2,4 @@
 
 # isort: off
 from torchcaps.datasets.sources import digits, mnist, affnist, multimnist, smallnorb, svhn, cifar10  # noqa: F401
-from torchcaps.datasets.sources import folder, table, aeon, npz, nifti, scene  # noqa: F401
+from torchcaps.datasets.sources import folder, table, aeon, npz, nifti, scene, tetrominoes  # noqa: F401

@@ -30,11 +30,13 @@ from torchcaps.datasets.sources.segmentation_folder import (
 from torchcaps.datasets.splits import FILE
 from torchcaps.errors import InputError
 from torchcaps.files import paths_from, user_path
-from torchcaps.ranges import Pages
+from torchcaps.ranges import IGNORED, Pages
 from torchcaps.tasks import find_task
 
 PARTS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
 
+SLOTS = 7
+"""Outputs of a network for pictures without labels, as for CLEVR6 in slot attention."""
 Files = dict[str, dict[str, list[Path]]]
 """Image files by part and class name."""
 
@@ -61,6 +63,8 @@ def load_folder(request: DataRequest) -> Splits:
     task ``pixels``: see :func:`~torchcaps.datasets.sources.segmentation_folder.load_segmentation_folder`. If only the
     files of two folders look like images and masks, the task must be named. A named task always decides on two folders.
 
+    The task ``objects`` takes pictures without labels, in any sub-folders: see :func:`load_pictures`.
+
     Raises:
         InputError: There are fewer than two classes, a class has too few images, the parts differ in classes, images
             cannot be read, every image of a class has a mask beside it, or images differ in size and ``image_size`` is
@@ -72,8 +76,10 @@ def load_folder(request: DataRequest) -> Splits:
     parts = parts_of(root)
     are_named = any(mask_folders(each, image_files_in) for each in parts.values())
     are_beside = any(not subfolders(each) and files_beside(image_files_in(each)).masks for each in parts.values())
-    if request.wants_masks or are_beside or (are_named and request.task is None):
+    if request.wants_masks or are_beside or (are_named and request.wants_masks is None):
         return load_segmentation_folder(root, parts, request)
+    if request.task is not None and request.wants_masks is None:
+        return load_pictures(root, parts, request)
     if request.task is None:
         ask_for_task(request)
     files = _files(root)
@@ -92,6 +98,29 @@ def load_folder(request: DataRequest) -> Splits:
                     "are needed to train, choose the best epoch and test"
                 )
     return Splits.of(sets, class_names, skipped=tuple(damaged))
+
+
+def load_pictures(root: Path, parts: Mapping[str, Path], request: DataRequest) -> Splits:
+    """Read all pictures of the folder of each part, and of its sub-folders, with unknown masks.
+
+    A network has seven slots for them, unless its option ``num_capsules`` sets another number.
+
+    Raises:
+        InputError: There are no pictures, they cannot be read, or they differ in size and ``image_size`` is not given.
+    """
+    files = {part: image_files_in(folder, deep=True) for part, folder in parts.items()}
+    for part, listed in files.items():
+        if not listed:
+            raise InputError(f"{root}: there are no {part} pictures in {parts[part]} or its sub-folders")
+    targets = {part: torch.zeros(len(listed), dtype=torch.int64) for part, listed in files.items()}
+    sets, damaged = read_labelled(files, targets, request, str(root))
+    names = tuple(map(str, range(SLOTS)))
+    unknown = {part: each.with_labels(partial(_unknown_masks, each.in_shape)) for part, each in sets.items()}
+    return Splits.of(unknown, names, skipped=tuple(damaged), task=request.task, has_names=False)
+
+
+def _unknown_masks(in_shape: tuple[int, ...], labels: Tensor) -> UInt8[Tensor, "N H W"]:
+    return torch.full((len(labels), *in_shape[1:]), IGNORED, dtype=torch.uint8)
 
 
 def ask_for_task(request: DataRequest) -> None:
