@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.grades import GRADES, GRADES_SEARCH
+from experiments.objects import OBJECTS
 from experiments.pixels import PIXELS, PIXELS_SEARCH
 from experiments.store import read_runs
 from experiments.table import Row, Table
@@ -245,6 +246,7 @@ SHIPPED = {
         PIXELS_SEARCH,
         GRADES,
         GRADES_SEARCH,
+        OBJECTS,
         BY_HAND,
     )
 }

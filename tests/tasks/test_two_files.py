@@ -18,7 +18,7 @@ from PIL import Image
 import torchcaps
 
 FILES = {"shares.py": "tasks/shares.py", "shares_evaluation.py": "analysis/shares.py"}
-LIST = "Segmentation())"
+LIST = "ObjectDiscovery())"
 NARROW = "--conv-channels 8 --primary-types 2 --capsule-dim 4 --decoder-hidden 16 --max-shift 0 --batch-size 16"
 RUN = f"train sabour2017 --task shares --data npz:data.npz {NARROW} --epochs 2 --out run"
 COMMANDS = {
