@@ -37,8 +37,9 @@ __all__ = [
     "widest_task",
 ]
 
-_ALL = (Classes(), Ordinal(), Labels(), Regression(), Segmentation(), ObjectDiscovery())
-TASKS.update({task.name: task for task in _ALL})
+TASKS.update(
+    (task.name, task) for task in (Classes(), Ordinal(), Labels(), Regression(), Segmentation(), ObjectDiscovery())
+)
 if TYPE_CHECKING:
     TaskName = str
 else:
