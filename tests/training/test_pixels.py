@@ -61,7 +61,9 @@ def test_a_module_of_ones_own_says_its_task() -> None:
     with torch.no_grad():
         assert float(pixel_cross_entropy(module(images.images / 255), images.labels)) < 0.3
     del module.task
-    assert_raises(InputError, fit, module, images, RECIPE, say='set task="pixels" of a network, or as an attribute')
+    assert_raises(
+        InputError, fit, module, images, RECIPE, say='labels are masks, but the task is classes; set task="pixels"'
+    )
 
 
 @pytest.mark.parametrize("loss", ["dice", "pixel-cross-entropy", "dice-cross-entropy", "pixel-margin"])
