@@ -38,8 +38,8 @@ def test_it_is_stored_with_its_outputs_and_runs(tmp_path: Path, monkeypatch: pyt
     assert not any(cell.metadata for cell in notebook.cells)
     stored = check_outputs(notebook, figures, words)
     for cell in notebook.cells:  # shorter trainings
-        for words, shorter in SHORTER.items():
-            cell.source = cell.source.replace(words, shorter)
+        for longer, shorter in SHORTER.items():
+            cell.source = cell.source.replace(longer, shorter)
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     before_training = slice(stored.index(training))
     assert check_outputs(notebook, figures, words)[before_training] == stored[before_training]
