@@ -13,7 +13,7 @@ import jinja2
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from experiments.cells import NOTHING, Runs, difference, interval, markdown, percent, span
+from experiments.cells import NOTHING, Runs, difference, interval, markdown, number, percent, span
 from experiments.store import RunLog, logs_of, read_curves, read_runs
 from experiments.tables import SHIPPED
 from experiments.zoo import HEADS
@@ -109,6 +109,12 @@ class Page:
             steps = int(run["epochs"]) * math.ceil(run["images"]["train"] / row.config(0).recipe.batch_size)
             found.append(f"{steps:,} on {images}")
         return ", ".join(found)
+
+    def grades(self, row: str) -> str:
+        """Format kappa, mean absolute error and accuracy of a row of grades, as cells of a table."""
+        runs = [run.measures["grades"] for run in self.rows[row]]
+        cells = [number([each[name] for each in runs]) for name in ("kappa", "mean_absolute_error", "accuracy")]
+        return " | ".join([str(len(runs)), *cells])
 
     def length(self, row: str) -> str:
         """Format epochs × training images of a row."""

@@ -308,3 +308,19 @@ def test_one_of_several_devices_trains(monkeypatch: pytest.MonkeyPatch) -> None:
         assert asked.pop() == wanted
     assert_raises(InputError, devices.launch, "cuda:2", say="this machine has no cuda:2 device")
     assert_raises(InputError, devices.launch, "cuda:1", 2, say="cuda:1 is one device, but there are 2 processes")
+
+
+@pytest.mark.parametrize("preset", ["sabour2017", "baseline-cnn"])
+def test_transform_returns_poses_for_other_models(preset: str) -> None:
+    images, labels = np.random.default_rng(0).uniform(0, 1, (30, 12, 12)), np.arange(30) % 3
+    small: dict[str, Any] = {"channels": (4, 4), "hidden": (6,)}
+    if preset == "sabour2017":
+        small = {"conv_channels": 4, "conv_kernel": 3, "primary_kernel": 3, "primary_types": 2, "decoder": False}
+    network = CapsNetClassifier(preset, options=small, epochs=1, random_state=0).fit(images, labels)
+    rows = network.transform(images)
+    assert rows.shape[0] == 30
+    if preset == "sabour2017":
+        lengths = np.linalg.norm(rows.reshape(30, 3, -1), axis=2)
+        np.testing.assert_allclose(lengths, network.capsule_scores(images), atol=1e-3)
+    else:
+        assert rows.shape == (30, 6)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Float32, Int64, Shaped, UInt8
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.model_selection import train_test_split
 from sklearn.utils import assert_all_finite, check_random_state
 from sklearn.utils.class_weight import compute_sample_weight
@@ -51,7 +51,7 @@ MAX_SCORE_SCALE = 100.0
 """Largest factor of scores before the softmax of `predict_proba`."""
 
 
-class CapsNetClassifier(ClassifierMixin, BaseEstimator):
+class CapsNetClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):
     """A network from :func:`torchcaps.create_model`, trained with Adam on a one-cycle schedule.
 
     Images are an array (N, H, W), (N, C, H, W) or (N, H, W, C), or, with ``image_shape``, flat rows of any of these.
@@ -271,6 +271,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.two_d_array = self._takes_rows()  # the tag means rows of any width: an image_shape with -1
         tags.input_tags.three_d_array = self.image_shape is None
+        tags.transformer_tags.preserves_dtype = []  # poses are float32
         return tags
 
     def _takes_rows(self) -> bool:
