@@ -109,10 +109,12 @@ class OnnxModel:
         images = self._as_pixels(images)
         outputs = [self._run(part) for part in _batches(images, self._batch)]
         lengths, *others = (np.concatenate(parts) for parts in zip(*outputs, strict=True))
-        classes, decoded = task_of(self.description).predict_classes(lengths), others[0] if others else None
+        task = task_of(self.description)
+        classes, decoded = task.predict_classes(lengths), others[0] if others else None
         if per_pixel:
             return Prediction(classes, lengths, decoded, [()] * len(classes))
-        return Prediction.of(images, classes, lengths, decoded, self.description.calibration)
+        name = task.score_name or "length"
+        return Prediction.of(images, classes, lengths, decoded, self.description.calibration, name)
 
     def _as_pixels(self, images: Shaped[np.ndarray, "N C *S"]) -> Float[np.ndarray, "N C *S"]:
         """Return images as float32; raise TypeError for a dtype that this network does not take."""
