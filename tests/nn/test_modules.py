@@ -175,6 +175,7 @@ PUBLIC = [
     if inspect.isclass(cls := getattr(torchcaps.nn, name))
     and issubclass(cls, nn.Module)
     and not inspect.isabstract(cls)
+    and cls is not torchcaps.nn.PositionCapsules  # which has no parameters
     and not issubclass(cls, (torchcaps.nn.Routing, torchcaps.nn.Transform))  # their layer makes their parameters
 ]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchcaps.analysis.figures import EDGE, GAP, LINE, MARGIN, MUTED, SMALL, canvas, text_width, write
 from torchcaps.checks import checked
 from torchcaps.errors import InputError
-from torchcaps.models import BranchedNetwork, CapsNet, Network, PixelCapsules
+from torchcaps.models import BranchedNetwork, CapsNet, Network, PixelCapsules, SlotNetwork
 from torchcaps.models.shapes import infer_shapes
 from torchcaps.nn import CapsuleLayer, DeconvCapsules, PrimaryCapsules
 from torchcaps.nn.layers import MapLayer
@@ -81,6 +81,8 @@ def list_layers(model: Network) -> list[Layer]:
         return [image, *_layers_of_pixels(model, images)]
     if isinstance(model, BranchedNetwork):
         return [image, *_layers_of_branches(model, images)]
+    if isinstance(model, SlotNetwork):
+        return [image, *_layers_of_slots(model, images)]
     if not isinstance(model, CapsNet):
         *hidden, last = _called(model, images)
         return [image, *hidden, replace(last, name="scores")]
@@ -100,6 +102,21 @@ def list_layers(model: Network) -> list[Layer]:
     *hidden, last = _called(model.decoder, poses)
     inputs = Layer("decoder's input", ("class capsules", "all but one 0"), (poses[0].numel(),), 0)
     drawn = [inputs, *hidden, replace(last, name="reconstruction", shape=model.in_shape)]
+    return [*layers, *(replace(each, in_decoder=True) for each in drawn)]
+
+
+def _layers_of_slots(model: SlotNetwork, images: Tensor) -> list[Layer]:
+    """List the layers behind the image of a network that finds objects; its masks come from the decoder."""
+    layers, (inputs, *slots) = _called(model.backbone, images), model.flow
+    steps, learned = ("positions", "dense", "ReLU", "dense"), _learned(model.positions, model.features)
+    layers.append(Layer("inputs of the slots", steps, tuple(inputs.poses.shape[1:]), learned))
+    for layer, out in zip(model.layers, slots, strict=True):
+        layers.append(Layer("slots", (type(layer).__name__,), tuple(out.poses.shape[1:]), _learned(layer)))
+    assert model.decoder is not None
+    others = _learned(model) - sum(layer.parameters for layer in layers) - _learned(model.decoder)
+    layers.append(Layer("masks", ("softmax over slots",), (model.num_slots, *model.in_shape[1:]), others))
+    *hidden, last = _called(model.decoder, slots[-1].poses)
+    drawn = [*hidden, replace(last, name="reconstruction", shape=model.in_shape)]
     return [*layers, *(replace(each, in_decoder=True) for each in drawn)]
 
 
