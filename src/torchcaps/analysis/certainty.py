@@ -69,7 +69,7 @@ class Certainty:
             "map": self.map in get_args(MapName),
             "parameters": count == expected if expected else count >= 4 and count % 2 == 0,
             "scores": sizes is not None and len(sizes) > 1,
-            "groups": self.groups is None or (sizes == _sizes(self.groups) and _are_indices(self.groups)),
+            "groups": self.groups is None or (_are_indices(self.groups) and sizes == _sizes(self.groups)),
             "images": self.images in INDEX,
         }
         if self.map == "temperature" and fits["parameters"]:
@@ -248,4 +248,4 @@ def _sizes(rows: object) -> list[int] | None:
 
 
 def _are_indices(rows: tuple[tuple[int, ...], ...]) -> bool:
-    return all(each in INDEX for row in rows for each in row)
+    return _sizes(rows) is not None and all(each in INDEX for row in rows for each in row)
