@@ -122,7 +122,7 @@ def test_files_of_a_group_have_one_answer_by_the_mean_of_their_scores(
         assert done.code == 2
         assert words in done.err.replace("\\", "/")
     done = cli("predict", run_folder, "scans", "--group", "x", "--figure", "a.png")
-    assert (done.code, "--figure draws single images, but --group averages their scores" in done.err) == (2, True)
+    assert (done.code, "--figure is for single images, but --group averages their scores" in done.err) == (2, True)
 
 
 def test_an_onnx_file_says_the_same(
