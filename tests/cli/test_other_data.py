@@ -72,6 +72,7 @@ def targets_of(task: str, count: int = 60) -> np.ndarray:
     rng, classes = np.random.default_rng(1), np.minimum(np.arange(count) % 5, 2)
     return {
         "classes": classes,
+        "ordinal": classes,
         "labels": rng.integers(0, 2, (count, 3)),
         "regression": rng.normal((0, 10, 20), size=(count, 3)),
         "pixels": (np.arange(SIZE) // 5 % 3)[None, :, None] * (classes[:, None, None] > 0) * np.ones((1, 1, SIZE), int),
