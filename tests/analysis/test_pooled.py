@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pixel_support import TinyPixels, disc_set
-from support import assert_raises
+from support import assert_raises, small
 from torchcaps.analysis import evaluate
 from torchcaps.analysis.pooled import PooledEvaluation, pooled
 from torchcaps.datasets import ImageSet
@@ -30,6 +30,8 @@ def case(task: str) -> tuple[Any, ImageSet]:
     torch.manual_seed(0)
     if task == "pixels":
         return TinyPixels((1, 24, 20), 3), disc_set(20)
+    if task == "objects":
+        return create_model("slots-small", (1, 24, 20), 3, **small("slots-small")), disc_set(20)
     return create_model("baseline-cnn", (1, 12, 12), 3, task=task, **CNN), ImageSet(IMAGES, LABELS[task])
 
 

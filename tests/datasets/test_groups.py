@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support import assert_raises, registered_for_now
+from support import MASKS, assert_raises, registered_for_now
 from tiny_runs import save_image
 from torchcaps.datasets import load_dataset, register_dataset, stratified_split
 from torchcaps.datasets.dataset import Splits
@@ -30,12 +30,15 @@ N = PATIENTS * EACH
 PATIENT = np.arange(N) % PATIENTS  # neighbours are of different patients
 GREY = (10 * PATIENT[:, None, None] + np.zeros((1, SIDE, SIDE))).astype(np.uint8)
 """Images whose every pixel names the patient, so that tests read it off the pixels."""
+DRAWN = np.broadcast_to(PATIENT[:, None, None] % 2, GREY.shape).astype(np.uint8)
+"""Masks of the same patients."""
 TARGETS: dict[str, np.ndarray] = {
     "classes": PATIENT % 3,
     "labels": np.stack([PATIENT % 2, PATIENT % 3 == 0], 1).astype(np.int64),
     "regression": PATIENT + 0.5,
     "ordinal": PATIENT % 3,
-    "pixels": np.repeat(PATIENT[:, None] % 2, SIDE * SIDE, 1).reshape(N, SIDE, SIDE).astype(np.uint8),
+    "pixels": DRAWN,
+    "objects": DRAWN,
 }
 FOLDS = 4
 
@@ -68,7 +71,7 @@ def by_paths_of_a_table(folder: Path, task: str) -> tuple[str, str]:
 def by_folder(folder: Path, task: str) -> tuple[str, str]:
     for n, image in enumerate(GREY):
         name = f"P{PATIENT[n]}_{n}.png"
-        if task == "pixels":
+        if task in MASKS:
             save_image(folder / "images" / name, image)
             save_image(folder / "masks" / name, TARGETS[task][n])
         else:
@@ -86,12 +89,12 @@ def by_nifti(folder: Path, task: str) -> tuple[str, str]:
     return f"nifti:{folder}", r"(P\d+)_"
 
 
-OF_IMAGES = [task for task in TASKS if task != "pixels"]
+OF_IMAGES = [task for task in TASKS if task not in MASKS]
 DOORS: list[tuple[Callable[[Path, str], tuple[str, str]], list[str]]] = [
     (by_npz, list(TASKS)),
     (by_table, OF_IMAGES),
     (by_paths_of_a_table, OF_IMAGES),
-    (by_folder, ["classes", "pixels"]),
+    (by_folder, ["classes", "pixels", "objects"]),
     (by_nifti, ["pixels"]),
 ]
 CELLS = [pytest.param(door, task, id=f"{door.__name__}-{task}") for door, tasks in DOORS for task in tasks]
