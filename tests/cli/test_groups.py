@@ -42,7 +42,8 @@ def test_runs_of_folds_are_evaluated_together(cli: Cli, folds: list[Path]) -> No
     assert set(alone[0]) >= {"run", "which", "data", "split", "accuracy", "confusion"}  # one run: as ever
     assert together["pooled"]["num_images"] == len(PATIENT)  # each image is tested once
     assert together["pooled"]["confusion"] == np.sum([each["confusion"] for each in alone], 0).tolist()
-    for name in ("accuracy", "balanced_accuracy", "error", "loss"):
+    assert "calibration_error_after" not in together["pooled"]  # each run has probabilities of its own
+    for name in ("accuracy", "balanced_accuracy", "error", "loss", "calibration_error_after"):
         values = [each[name] for each in alone]
         assert together["mean"][name] == pytest.approx(np.mean(values))
         assert together["sd"][name] == pytest.approx(np.std(values, ddof=1))

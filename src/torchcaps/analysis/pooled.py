@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from torchcaps.analysis.certainty import Certainty
 from torchcaps.analysis.collector import TaskEvaluation
 from torchcaps.analysis.results import Comparison, Styled, Table
 from torchcaps.errors import InputError
@@ -24,6 +25,8 @@ EvaluationT = TypeVar("EvaluationT", bound=TaskEvaluation)
 def pooled(evaluations: Sequence[EvaluationT]) -> EvaluationT:
     """Return evaluations of several sets of images as one: arrays are joined, and numbers averaged over all images.
 
+    A certainty is that of one network, so they have none together.
+
     Raises:
         InputError: The evaluations differ in task or classes.
     """
@@ -36,6 +39,8 @@ def pooled(evaluations: Sequence[EvaluationT]) -> EvaluationT:
             changed[field.name] = np.concatenate(values)
         elif isinstance(values[0], TaskEvaluation):
             changed[field.name] = pooled(values)
+        elif isinstance(values[0], Certainty):
+            changed[field.name] = None
         elif isinstance(values[0], float):
             changed[field.name] = float(np.average(values, weights=[each.num_images for each in evaluations]))
     return replace(first, title="", **changed)  # type: ignore[type-var]

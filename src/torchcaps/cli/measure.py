@@ -100,10 +100,11 @@ def evaluate(
         if opened.config is None:
             weights = "a saved network" if run else "comes with torchcaps"
         words[name] = f"{weights} on the {part.words}"
-        results[name] = measure(opened.model, part.images, **options).titled(f"{place} ({weights}) on the {part.words}")
+        result = measure(opened.model, part.images, **options).titled(f"{place} ({weights}) on the {part.words}")
+        results[name] = result.with_certainty(opened.images.certainty, coverage, coverage_over)
         abouts.append({"run": place, "which": source.which, "data": part.name, "split": source.split})
     if len(results) == 1:
-        result = results[name].with_certainty(opened.images.certainty, coverage, coverage_over)
+        result = results[name]
         if out is not None:
             write_text(out, result.answers_csv(part.images.names))
         show(result, json=json, figure=figure, about=abouts[0])
