@@ -37,7 +37,7 @@ WRITERS = {
         "predict PIXELS photos --out masks",
         "masks/a.png",
         "photos/a.jpg",
-        "torchcaps.analysis.mask_answers.read_pixels",
+        "torchcaps.analysis.mask_answers.read_input",
     ),
     "onnx": Writer("export RUN --out m.onnx", "m.onnx", "RUN/model.safetensors", "torchcaps.export.export_onnx"),
     "onnx in the run": Writer("export RUN", "RUN/model.onnx", "RUN/model.safetensors", "torchcaps.export.export_onnx"),
@@ -212,15 +212,15 @@ def test_options_that_would_do_nothing_are_refused(here: Path, cli: Cli) -> None
 
 
 def test_a_stop_keeps_the_masks_that_are_done(here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, calls = torchcaps.analysis.mask_answers.read_pixels, []
+    original, calls = torchcaps.analysis.mask_answers.read_input, []
 
-    def read(path: Path, **options: Any) -> Any:
+    def read(path: Path, *options: Any) -> Any:
         calls.append(path)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return original(path, **options)
+        return original(path, *options)
 
-    monkeypatch.setattr("torchcaps.analysis.mask_answers.read_pixels", read)
+    monkeypatch.setattr("torchcaps.analysis.mask_answers.read_input", read)
     result = cli("predict", "PIXELS", "photos", "--out", "masks")
     assert result.code == 130
     assert sorted(path.name for path in (here / "masks").iterdir()) == ["a.png", "b.png"]
