@@ -130,6 +130,7 @@ _MAX_FLOAT = 1e38
 COUNT = Range(1, 1_000_000_000, whole=True)
 INDEX = Range(0, COUNT.most, whole=True)
 SEED = Range(0, 2**32 - 1, whole=True)
+COVERAGE = Range(0, 1, above=True, below=True)
 
 Width = Annotated[int, Range(1, 65_536, whole=True)]
 """Width of a layer: channels, capsule types, components."""

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from torchcaps.errors import InputError
-from torchcaps.ranges import INDEX, Range, is_number
+from torchcaps.ranges import COVERAGE, INDEX, is_number
 
 MIN_ISOTONIC_IMAGES = 500
 """Validation images for an isotonic map; fewer would be fitted too closely, so they get a logistic curve."""
@@ -22,7 +22,6 @@ MAX_SCORES = 10_000
 """Validation images whose scores are stored; of more images, evenly spaced ones."""
 DIGITS = 7
 """Decimal digits of stored scores. They are rounded down, so that rounding leaves no class out of a set."""
-COVERAGE = Range(0, 1, above=True, below=True)
 BINS = 15
 """Number of bins of the scores, 0..1, for the calibration error."""
 MapName = Literal["temperature", "isotonic", "logistic"]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchcaps.analysis.certainty import COVERAGE
 from torchcaps.cli.show import say
 from torchcaps.errors import InputError
 from torchcaps.files import real
+from torchcaps.ranges import COVERAGE
 from torchcaps.tasks import task_of
 
 if TYPE_CHECKING:
