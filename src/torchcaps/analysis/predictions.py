@@ -119,10 +119,14 @@ def fit_certainty(model: Network, validation: ImageSet) -> Certainty | None:
             allow sets over groups.
 
     Returns:
-        The certainty; None for a task without one class for each image, or for several objects in an image.
+        The certainty; None for several objects in an image.
+
+    Raises:
+        InputError: The task of the network is not ``classes``.
     """
     task = task_of(model)
-    if model.objects > 1 or not task.supports("calibrate"):
+    task.require("calibrate", "a certainty")
+    if model.objects > 1:
         return None
     (scores,) = over_batches(lambda pixels, _: [model(pixels).scores.float()], model, validation.images)
     labels, classes = validation.labels.cpu().numpy(), task.predict_classes(scores).numpy()

@@ -330,8 +330,10 @@ def _finish(trainer: Trainer, start: Start, out: Path, figures: bool) -> dict[st
     # if the last epoch is the best one, both networks are the same
     tested = {"best": best, "last": best if trainer.is_best else evaluate(last, dataset.test)}
     rows, task = {"best": state.best(config.recipe.select), "last": state.history[-1]}, task_of(network)
-    calibration = analysis.calibrate(network, validation.images) if task.supports("calibrate") else None
-    certainty = analysis.fit_certainty(network, validation)
+    calibration = certainty = None
+    if task.supports("calibrate"):
+        calibration = analysis.calibrate(network, validation.images)
+        certainty = analysis.fit_certainty(network, validation)
     measure = "validation_accuracy" if config.recipe.select == "loss" else column_of(config.recipe.select)
     warning = small_data.chance_warning(rows["best"][measure], validation.labels, config, trainer.steps, task)
     warning = warning or best.warning
