@@ -39,7 +39,7 @@ CELLS = [
     pytest.param((task, command), id=f"{task}-{command}")
     for task in TASKS
     for command in COMMANDS
-    if find_task(task).supports(command)
+    if find_task(task).supports(command) and task != "objects"  # numbers of objects have no names to match
 ]
 
 
