@@ -215,6 +215,7 @@ NAMES_BY_CLASS |= {
     "PixelCapsules": create.PixelsName,
     "UNet": create.UNetName,
     "BranchedNetwork": create.HVCName,
+    "SlotNetwork": create.SlotsName,
 }
 
 

@@ -13,6 +13,7 @@ from torchcaps.models.planning import build_network
 from torchcaps.models.presets.large_images import fit_to_images
 from torchcaps.models.presets.registry import get_preset
 from torchcaps.models.segmentation_capsules import PixelCapsules
+from torchcaps.models.slots import SlotNetwork
 from torchcaps.models.unet import UNet
 from torchcaps.parts import override
 from torchcaps.ranges import spatial_shape
@@ -32,6 +33,7 @@ PooledCNNName = Literal["cnn-pooled"]
 PixelsName = Literal["segcaps", "ucaps3d"]
 UNetName = Literal["unet-twin"]
 HVCName = Literal["hvc2021-equal", "hvc2021-learned", "hvc2021-random"]
+SlotsName = Literal["slots-small", "slots2020"]
 _Shape = Sequence[int] | None
 _Int = int | None
 
@@ -48,6 +50,8 @@ def create_model(preset: PixelsName, in_shape: _Shape = ..., num_classes: _Int =
 def create_model(preset: UNetName, in_shape: _Shape = ..., num_classes: _Int = ..., **o: Any) -> UNet: ...
 @overload
 def create_model(preset: HVCName, in_shape: _Shape = ..., num_classes: _Int = ..., **o: Any) -> BranchedNetwork: ...
+@overload
+def create_model(preset: SlotsName, in_shape: _Shape = ..., num_classes: _Int = ..., **o: Any) -> SlotNetwork: ...
 @overload
 def create_model(preset: str, in_shape: _Shape = ..., num_classes: _Int = ..., **o: Any) -> Network: ...
 # fmt: on
