@@ -263,10 +263,10 @@ def test_what_the_list_says_is_so(name: str, request: pytest.FixtureRequest) -> 
     info = find_dataset(name)[0]
     assert all((info.title, info.source, info.licence))
     assert len(info.title) <= 45  # a line or two of the list
-    if name not in ("mnist", "mnist-40", "affnist", "multimnist", "digits"):
+    if name not in ("mnist", "mnist-40", "affnist", "multimnist", "digits", "tetrominoes"):
         assert not info.is_downloaded()
         return
-    where = None if name == "digits" else request.getfixturevalue("mnist_dir")
+    where = None if name in ("digits", "tetrominoes") else request.getfixturevalue("mnist_dir")
     assert info.is_downloaded(where)
     splits = info.load(DataRequest(data_dir=where, limit_test=100))
     train = splits.as_train(splits.train)

@@ -25,7 +25,7 @@ TRAIN, TEST = 20_000, 1_000
 
 @register_dataset(
     "tetrominoes",
-    title="Tetrominoes: three pieces in each scene, with their masks",
+    title="Tetrominoes: scenes of three pieces",
     source="drawn here, after Tetrominoes of Kabra et al. (2019), Multi-Object Datasets",
     licence="MIT",
     num_train=TRAIN,
