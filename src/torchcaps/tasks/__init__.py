@@ -42,11 +42,11 @@ TASKS.update(
 )
 if TYPE_CHECKING:
     TaskName = str
+    """Task of a network: the class of an image or the classes of its objects; its grade, one of several classes in
+    order; several labels that an image may have, (B, L); numbers, (B, T); the class of each pixel, (B, H, W); or
+    its objects, found without labels."""
 else:
     TaskName = Literal[tuple(TASKS)]
-"""Task of a network: the class of an image or the classes of its objects; its grade, one of several classes in order;
-several labels that an image may have, (B, L); numbers, (B, T); the class of each pixel, (B, H, W); or
-its objects, found without labels."""
 
 
 def find_task(name: str | None, objects: int = 1) -> Task:
