@@ -18,7 +18,7 @@ from torchcaps.cli.options import Command, command, load_plugins, option, option
 from torchcaps.cli.runs import refuse_options
 from torchcaps.cli.show import command_line, is_main_process, print_table, say, show, typed
 from torchcaps.errors import InputError, unknown_name
-from torchcaps.parts import PARTS, Choice, Option, Settings, UnknownOption, all_parts, find, options
+from torchcaps.parts import Choice, Option, Settings, UnknownOption, all_parts, find, options
 from torchcaps.plugins import loaded_plugins, plugin_options
 from torchcaps.ranges import as_text
 from torchcaps.tasks import find_task
@@ -92,9 +92,8 @@ def field_option(field: Option, words: str, default: str = "none", **more: Any) 
     hint, choice = with_none(field.hint), field.choice
     if choice is not None:
         hint = Annotated[str, partial(read_part, choice)]
-        if choice.optional:  # --decoder, --decoder NAME
-            usual = field.default if isinstance(field.default, str) else next(iter(PARTS[choice.kind]))
-            more |= {"is_flag": False, "flag_value": usual}
+        if choice.optional:  # --decoder adds the default part of the network; --decoder NAME
+            more |= {"is_flag": False, "flag_value": True}
     if field.name in SHORT_NAMES:
         more["short"] = SHORT_NAMES[field.name]
     note = "" if default == "none" else f"  [default: {default}]"
