@@ -94,7 +94,7 @@ def test_the_learning_rates_for_pixels_are_the_best_of_the_search(test: str, net
 
 def test_every_recorded_run_is_one_of_its_row_and_has_its_epochs() -> None:
     curves = read_curves(RECORDED)
-    assert len(RUNS) == 802
+    assert len(RUNS) == 820
     for name, log in RUNS.items():
         assert is_run_of(log.config, ROWS[log.table][log.row]), name
         epochs = [line["epoch"] for line in curves[name]]
