@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cli_support import Cli, Result
-from support import registered_for_now
+from support import registered_for_now, small
 from tiny_runs import NARROW, image_set, mnist_files, save_image, write_files
 from torchcaps.datasets import PairSet, Splits, load_dataset, register_dataset
 from torchcaps.datasets.loading import load_part
@@ -38,6 +38,7 @@ COMMANDS: dict[str, str] = {
 CELLS = [
     pytest.param((task, command), id=f"{task}-{command}")
     for task in TASKS
+    if task != "objects"  # whose names and numbers mean nothing: test_names_of_objects_are_not_matched
     for command in COMMANDS
     if find_task(task).supports(command) and task != "objects"  # numbers of objects have no names to match
 ]
@@ -62,6 +63,8 @@ class Cell(NamedTuple):
 @functools.cache
 def network(task: Any, outputs: int = len(NAMES)) -> Network:
     torch.manual_seed(0)
+    if task == "objects":
+        return create_model("slots-small", (1, SIZE, SIZE), outputs, **small("slots-small")).eval()
     if find_task(task).has_masks:
         return create_model("unet-twin", (1, SIZE, SIZE), outputs, channels=(3,), parameters_of=None).eval()
     return create_model("sabour2017", in_shape=(1, SIZE, SIZE), num_classes=outputs, task=task, **NARROW)
@@ -70,12 +73,14 @@ def network(task: Any, outputs: int = len(NAMES)) -> Network:
 def targets_of(task: str, count: int = 60) -> np.ndarray:
     """Targets with three outputs; of classes, different numbers of images of each."""
     rng, classes = np.random.default_rng(1), np.minimum(np.arange(count) % 5, 2)
+    masks = (np.arange(SIZE) // 5 % 3)[None, :, None] * (classes[:, None, None] > 0) * np.ones((1, 1, SIZE), int)
     return {
         "classes": classes,
         "ordinal": classes,
         "labels": rng.integers(0, 2, (count, 3)),
         "regression": rng.normal((0, 10, 20), size=(count, 3)),
-        "pixels": (np.arange(SIZE) // 5 % 3)[None, :, None] * (classes[:, None, None] > 0) * np.ones((1, 1, SIZE), int),
+        "pixels": masks,
+        "objects": masks,
     }[task]
 
 
@@ -165,6 +170,18 @@ def test_every_command_refuses_more_names_without_wrong_advice(cell: Cell, cli: 
         assert result.code == 2
         assert ("eel" if names else "has 4") in result.err
         assert "--by-number" not in result.err
+
+
+@pytest.mark.parametrize("names", [NAMES, ("dog", "bird", "cat"), ("bird", "cat", "cow"), None])
+def test_names_of_objects_are_not_matched(names: Sequence[str] | None, cli: Cli, tmp_path: Path) -> None:
+    network("objects").save_pretrained(tmp_path / "run", class_names=NAMES)
+    cell, masks = Cell(tmp_path / "run", "evaluate", "objects"), targets_of("objects")
+    same = cell.numbers(cli, write(tmp_path / "same.npz", masks))
+    assert cell.numbers(cli, write(tmp_path / "other.npz", masks, names)) == same
+    more = np.where(masks == 2, 7, masks)  # more objects than the network has outputs
+    result = cell.call(cli, write(tmp_path / "more.npz", more, names and (*names, *"45678")))
+    assert (result.code, "names" in result.err) == (0, False), result.err
+    assert json.loads(result.out)["accuracy"] == same["accuracy"]
 
 
 def test_the_explorer_puts_another_order_right(tmp_path: Path) -> None:

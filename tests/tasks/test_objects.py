@@ -92,6 +92,8 @@ def test_masks_of_classes_are_objects_too() -> None:
     network = create_model("slots-small", (1, 9, 9), 3, **SMALL)
     assert evaluate(network, images).is_known
     assert TASK.describe(("0", "1"), images.labels[0]) == "1 objects"
+    renumbered = ImageSet(images.images, 9 * images.labels)  # more objects than the network has outputs
+    assert np.array_equal(evaluate(network, renumbered).ari, evaluate(network, images).ari)
     assert_raises(
         InputError, create_model, "compact", task="objects", say="choose a network with slots, such as slots-"
     )

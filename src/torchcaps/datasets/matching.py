@@ -57,7 +57,7 @@ def match_outputs(data: Loaded, network: Named, *, by_number: bool = False) -> L
 
 def _numbers_of(data: Named, network: Named, task: Task, where: str, *, by_number: bool) -> list[int]:
     """Return the number in the network of each output of a data set."""
-    names, known = data.class_names, network.class_names
+    names, known = tuple(task.matched_names(data.class_names)), network.class_names
     unknown = [name for name in names if name not in known]
     is_larger = len(names) > len(known)
     if data.has_names and network.has_names and not by_number:

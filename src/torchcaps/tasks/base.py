@@ -235,6 +235,10 @@ class Task(ABC):
         """Return the targets of images that were moved, cropped or resized; ``change`` does the same to masks."""
         return targets
 
+    def matched_names(self, names: Sequence[str]) -> Sequence[str]:
+        """Return those names of a data set's outputs that are matched with the names of a network: usually all."""
+        return names
+
     def renumbering(self, numbers: Sequence[int], names: Sequence[str], where: str) -> Callable[[Tensor], Tensor]:
         """Return the function that converts targets of a data set for a network.
 

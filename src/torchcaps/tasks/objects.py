@@ -19,7 +19,8 @@ class ObjectDiscovery(Segmentation):
     """Task without labels: a mask for each object. Nothing is trained on masks; those of the data only measure.
 
     Masks are those of :class:`Segmentation`, with numbers of objects in place of classes: 0 is the background. A mask
-    that holds only 255 is unknown. The metric is the adjusted Rand index of the foreground pixels.
+    that holds only 255 is unknown. An image may hold more objects than a network has outputs. The
+    metric is the adjusted Rand index of the foreground pixels.
     """
 
     name = "objects"
@@ -31,12 +32,33 @@ class ObjectDiscovery(Segmentation):
     spatial_axes = (2,)
     analyses = frozenset()
 
+    def convert_targets(
+        self,
+        targets: Any,
+        num_outputs: int | None = None,
+        where: str = "labels",
+        class_names: Sequence[str] | None = None,
+    ) -> Tensor:
+        return super().convert_targets(targets, None, where, class_names)
+
+    def check_targets(
+        self,
+        targets: Tensor,
+        num_outputs: int | None = None,
+        where: str = "labels",
+        num_images: int | None = None,
+    ) -> None:
+        super().check_targets(targets, None, where, num_images)
+
     def check_training(self, targets: Tensor, names: Sequence[str], where: str) -> None:
         """Check nothing, because nothing is learned from masks."""
 
     def describe(self, names: Sequence[str], target: Any) -> str:
         numbers = [number for number in target.unique().tolist() if number != IGNORED]
         return f"{sum(number > 0 for number in numbers)} objects" if numbers else "no mask"
+
+    def matched_names(self, names: Sequence[str]) -> Sequence[str]:
+        return ()  # an object of one image has nothing to do with that of another
 
     def renumbering(self, numbers: Sequence[int], names: Sequence[str], where: str) -> Callable[[Tensor], Tensor]:
         return lambda targets: targets  # numbers of objects have no meaning
