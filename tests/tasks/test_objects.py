@@ -154,7 +154,7 @@ def test_compiled_and_by_vmap_it_gives_the_same(layer: str) -> None:
 def test_what_does_not_fit_a_network_is_one_sentence() -> None:
     for options, said in (
         ({"decoder": False}, "it needs a decoder"),
-        ({"decoder": "dense"}, "num_capsules without a default, which is no size of a decoder"),
+        ({"decoder": "dense"}, 'decoder must be "broadcast", which draws a mask of each slot, got Decoder'),
         ({"layers": ()}, "layers must hold at least one layer"),
     ):
         assert_raises(InputError, create_model, "slots-small", **options, say=said)

@@ -16,7 +16,7 @@ from torchcaps.models.network import Network
 from torchcaps.models.output import Losses, ModelOutput
 from torchcaps.models.segmentation import Masks
 from torchcaps.models.shapes import infer_map_shape, infer_shapes
-from torchcaps.nn import Capsules
+from torchcaps.nn import BroadcastDecoder, Capsules
 from torchcaps.nn.broadcast import Positions
 from torchcaps.parts import Choice, Spec, build, register
 from torchcaps.ranges import Width
@@ -86,7 +86,11 @@ class SlotNetwork(Network):
             raise InputError("layers must hold at least one layer, whose output capsules are the slots, got none")
         if decoder is None or decoder is False:
             raise InputError("a network with slots learns by redrawing images, so it needs a decoder")
-        self.decoder = build("decoder", decoder, slot_dim=poses.shape[2], out_shape=self.in_shape)
+        sizes = {"num_capsules": poses.shape[1], "capsule_dim": poses.shape[2], "slot_dim": poses.shape[2]}
+        self.decoder = build("decoder", decoder, **sizes, out_shape=self.in_shape)
+        if not isinstance(self.decoder, BroadcastDecoder):
+            name = type(self.decoder).__name__
+            raise InputError(f'decoder must be "broadcast", which draws a mask of each slot, got {name}')
         if self.backbone is not backbone and hasattr(self.backbone, "init_weights"):
             self.backbone.init_weights()
 
