@@ -78,7 +78,7 @@ def accuracy(network: Induction, tests: Iterator[tuple[Tensor, ...]], *, by_mean
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train on the first classes and test on the others as the options say."""
+    """Train on the first classes, test on the remaining classes, and print the accuracy."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="digits", help="data set with at least 10 classes (default: %(default)s)")
     parser.add_argument("--episodes", type=int, default=500, help="training episodes (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""How certain answers are: the probability that an answer is right, and sets of classes that hold the true one.
+"""Measure certainty: the probability that an answer is right, and sets of classes that contain the right class.
 
 Both are measured on validation images, never on test images. Nothing here imports torch.
 """

@@ -106,7 +106,7 @@ def load_pictures(root: Path, parts: Mapping[str, Path], request: DataRequest) -
     A network has seven slots for them, unless its option ``num_capsules`` sets another number.
 
     Raises:
-        InputError: There are no pictures, they cannot be read, or they differ in size and ``image_size`` is not given.
+        InputError: There are no pictures, they cannot be read, or they differ in size without ``image_size``.
     """
     files = {part: image_files_in(folder, deep=True) for part, folder in parts.items()}
     for part, listed in files.items():
