@@ -19,7 +19,7 @@ import numpy as np
 from experiments.table import VIEWPOINTS, Row, Table
 from experiments.zoo import NOT_TURNED
 from torchcaps.analysis import predict
-from torchcaps.analysis.evaluation import kappas
+from torchcaps.analysis.confusion import kappas
 from torchcaps.datasets import ImageSet
 from torchcaps.training import Run
 

@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.analysis.collector import ScoreCollector
-from torchcaps.analysis.evaluation import Evaluation, kappas
+from torchcaps.analysis.confusion import kappas
+from torchcaps.analysis.evaluation import Evaluation
 from torchcaps.analysis.results import Table, percent
 from torchcaps.models import ModelOutput
 from torchcaps.tasks import Task, find_task
