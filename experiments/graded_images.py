@@ -17,10 +17,12 @@ ANGLES = (0, 15, 30, 45, 60)  # degrees, counter-clockwise
 ELEVATIONS = tuple(range(30, 75, 5))  # degrees above the ground, of examples/viewpoints.py
 
 
-def graded(images: ImageSet, grades: torch.Tensor, degrees: tuple[int, ...], request: DataRequest) -> ImageSet:
+def graded(
+    images: ImageSet, grades: torch.Tensor, degrees: tuple[int, ...], request: DataRequest, **factors: torch.Tensor
+) -> ImageSet:
     """Return the images with grades, or, for a regression, with degrees."""
     values = torch.tensor(degrees, dtype=torch.float32)[grades][:, None]
-    return ImageSet(images.images, values if request.task == "regression" else grades)
+    return ImageSet(images.images, values if request.task == "regression" else grades, factors=factors)
 
 
 def names_of(degrees: tuple[int, ...], request: DataRequest) -> tuple[str, ...]:
@@ -66,10 +68,14 @@ def find_viewpoints(data_dir: Path | None) -> Path | None:
     find=find_viewpoints,
 )
 def load_elevations(request: DataRequest) -> Splits:
-    """Load ``viewpoints`` with one of nine elevations instead of a category; the test shows new objects."""
+    """Load ``viewpoints`` with one of nine elevations instead of a category; the test shows new objects.
+
+    Each image has the factor ``"object"``, so ``--group object`` validates on new objects, too.
+    """
     splits, sets = find_dataset("viewpoints")[0].load(request), []
     for images in (splits.train, splits.test):
         assert images is not None
         grades = ((images.factors["elevation"] - ELEVATIONS[0]) / 5).round().long()
-        sets.append(graded(images, grades, ELEVATIONS, request))
+        objects = images.labels * 10 + images.factors["instance"]
+        sets.append(graded(images, grades, ELEVATIONS, request, object=objects))
     return Splits(sets[0], sets[1], names_of(ELEVATIONS, request), task=request.task)
