@@ -47,7 +47,7 @@ SEARCHED = (1e-3, 2e-3, 4e-3)
 #: The best of SEARCHED by the validation loss of the last epoch, for each test and task.
 LEARNING_RATES: dict[str, dict[str, float]] = {
     "turned-digits": {"ordinal": 2e-3, "classes": 4e-3, "regression": 4e-3},
-    "elevations": {"ordinal": 2e-3, "classes": 4e-3, "regression": 4e-3},
+    "elevations": {"ordinal": 2e-3, "classes": 2e-3, "regression": 2e-3},
 }
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.grades import LEARNING_RATES as GRADES
+from experiments.grades import SEARCHED as GRADES_SEARCHED
 from experiments.pixels import AS_LONG, LEARNING_RATES, NETWORKS, SEARCHED
 from experiments.pixels import TESTS as PIXEL_TESTS
 from experiments.store import RESULTS, is_run_of, read_curves, read_runs
@@ -92,9 +94,20 @@ def test_the_learning_rates_for_pixels_are_the_best_of_the_search(test: str, net
     assert max(found, key=found.__getitem__) == LEARNING_RATES[test][network]
 
 
+@pytest.mark.parametrize(("test", "task"), [(test, task) for test, tasks in GRADES.items() for task in tasks])
+def test_the_learning_rates_of_grades_are_the_best_of_the_search(test: str, task: str) -> None:
+    losses = {
+        log.config["learning_rate"]: log.summary["validation"]["last"]["loss"]
+        for log in RUNS.values()
+        if log.table == "grades-search" and log.row.startswith(f"{test}-{task}-")
+    }
+    assert losses.keys() == set(GRADES_SEARCHED)
+    assert min(losses, key=losses.__getitem__) == GRADES[test][task]
+
+
 def test_every_recorded_run_is_one_of_its_row_and_has_its_epochs() -> None:
     curves = read_curves(RECORDED)
-    assert len(RUNS) == 820
+    assert len(RUNS) == 829
     for name, log in RUNS.items():
         assert is_run_of(log.config, ROWS[log.table][log.row]), name
         epochs = [line["epoch"] for line in curves[name]]
