@@ -43,6 +43,8 @@ def groups_in_paths(paths: Iterable[str], pattern: str) -> list[str]:
         if match is None:
             raise InputError(f"--group {shown(pattern)} does not match {path}; it must match the path of every image")
         groups.append((compiled.groups and match[1]) or match[0])
+        if not groups[-1].strip():
+            raise InputError(f"--group {shown(pattern)} matches no text of {path}; it must match one in every path")
     return groups
 
 

@@ -30,6 +30,7 @@ from torchcaps.datasets import ImageSet, stratified_split
 from torchcaps.datasets.batches import WEIGHT
 from torchcaps.datasets.pixels import as_numbers, channels_first, to_bytes
 from torchcaps.datasets.scaling import range_of, rescaled
+from torchcaps.datasets.splits import GROUP, groups_of, read_groups
 from torchcaps.errors import InputError
 from torchcaps.models import Network, create_model
 from torchcaps.tasks import task_of
@@ -310,11 +311,9 @@ class CapsNetClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):
         if not self.early_stopping:
             return slice(None), None
         if groups is not None:
-            check_consistent_length(codes, groups)
-            numbers = np.unique(column_or_1d(groups), return_inverse=True)[1]
+            members = groups_of({GROUP: read_groups(groups, len(codes), "groups")})
             size = max(round(self.validation_fraction * len(codes)), 1)
-            labels, members = torch.from_numpy(codes), torch.from_numpy(numbers)
-            return stratified_split(labels, size, seed=seed, groups=members)
+            return stratified_split(torch.from_numpy(codes), size, seed=seed, groups=members)
         parts = train_test_split(
             np.arange(len(codes)), test_size=self.validation_fraction, stratify=codes, random_state=seed
         )

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,6 +97,23 @@ def test_predict_prints_probability_and_set_and_writes_poses(
     assert table.code == 0, table.err
     assert Path("g.png").exists()
     assert (tmp_path / "t.csv").read_text().splitlines()[0] == "image,class,unsure,set,0,1,2"
+
+
+def test_the_last_epoch_has_no_certainty_of_the_best_one(
+    trained: Callable[[str], Path], cli: Cli, tmp_path: Path
+) -> None:
+    """What was measured with other weights is not shown as that of the last ones."""
+    folder = tmp_path / "run"
+    shutil.copytree(trained("classes"), folder)
+    assert load_run(folder, "best").images.certainty is not None
+    checkpoint = torch.load(folder / "last.ckpt", weights_only=True)
+    name = next(iter(checkpoint["model"]))
+    checkpoint["model"][name] += 0.5
+    torch.save(checkpoint, folder / "last.ckpt")
+    images = load_run(folder, "last").images
+    assert (images.certainty, images.calibration) == (None, None)
+    refused = cli("evaluate", folder, "--which", "last", "--coverage", "0.9")
+    assert (refused.code, "or leave --which last out" in refused.err) == (2, True)
 
 
 def test_sets_are_measured_on_validation_images_and_never_on_test_images(

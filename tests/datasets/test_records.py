@@ -129,22 +129,26 @@ def test_rows_of_labels_of_windows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "options", "said"),
     [
-        ({}, {"stride": 4}, "stride (--stride) must be at most window (--window), None, got 4"),
+        ({}, {"stride": 4}, "stride (--stride) is for windows; set window (--window)"),
         ({}, {"window": 8, "stride": 9}, "stride (--stride) must be at most window (--window), 8, got 9"),
         (
             {"y": np.zeros((N, 3), int)},
             {"window": 16},
             "or a column for each of 4 windows, got int64 in the shape",
         ),
+        ({"y": np.eye(4)[RECORD % 4], "task": None}, {"window": 16}, "could be rows of 12 records"),
+        ({"y": np.ones((N, 4)) / 3, "task": None}, {"window": 16}, "could be rows of 12 records"),
+        ({"y": np.arange(48).reshape(N, 4) % 3 % 2, "task": None}, {"window": 16}, "could be rows of 12 records"),
         (
             {"y": np.eye(4, dtype=int)[RECORD % 4]},
             {"window": 16},
-            "could be one-hot rows of 12 records, or labels of 4",
+            "could be rows of 12 records, such as one-hot rows, or labels of 4",
         ),
     ],
 )
 def test_what_cannot_be_cut(arrays: dict[str, Any], options: dict[str, Any], said: str, tmp_path: Path) -> None:
-    assert_raises(InputError, load_dataset, save(tmp_path, **arrays), task="classes", **options, say=said)
+    task = arrays.pop("task", "classes")
+    assert_raises(InputError, load_dataset, save(tmp_path, **arrays), task=task, **options, say=said)
 
 
 def test_images_are_no_records(tmp_path: Path) -> None:

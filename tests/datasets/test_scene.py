@@ -121,7 +121,10 @@ def test_kappa_is_that_of_scikit_learn(seed: int) -> None:
     [
         ({}, {"patch": 4}, "patch (--patch) must be an odd number of pixels, as a square around one, got 4"),
         ({}, {"patch": (3, 5)}, "patch (--patch) must be an odd number"),
-        ({}, {"pca": 6}, "pca (--pca) must be 1 to 5, because there are 5 bands, got 6"),
+        ({}, {"pca": 6}, "pca (--pca) must be at most 5, the number of independent bands in"),
+        ({"cube": np.full((H, W, 2), 0.1)}, {"pca": 1}, "pca (--pca) must be at most 0"),
+        ({}, {"patch": 21}, "has 40 rows and 48 columns, too few to split them in 3 blocks of 2 patches of 21×21"),
+        ({"field": np.where(np.indices((H, W))[0] < 4, np.nan, 1)}, {"group": "field"}, "column 0 has nan in place of"),
         ({}, {"image_size": 8}, "is cut into patches; set patch (--patch) in place of image_size"),
         ({}, {"group": "field"}, "field (--group) must be an array (40, 48), like labels"),
         ({"cube": np.zeros((H, W))}, {}, "cube must be finite numbers (H, W, bands), got float64 (40, 48)"),

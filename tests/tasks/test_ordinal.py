@@ -11,6 +11,7 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.metrics import cohen_kappa_score, mean_absolute_error
 from torch import nn
 
+from support import assert_raises
 from torchcaps import create_model, fit
 from torchcaps.analysis import evaluate
 from torchcaps.analysis.evaluation import Evaluation
@@ -131,6 +132,7 @@ def test_violations_are_counted_before_the_projection() -> None:
         (["10", "9", "0"], ["0", "9", "10"]),
         (["0 none", "10 worst", "2 mild"], ["0 none", "2 mild", "10 worst"]),
         (["1.5x", "0.5x"], ["0.5x", "1.5x"]),
+        (["1 right", "-1 left", "+0 middle"], ["-1 left", "+0 middle", "1 right"]),
         (["mild", "none", "severe"], '"mild" begins with none'),
         (["1 a", "1 b"], "two grades begin with the same number"),
     ],
@@ -158,6 +160,15 @@ def test_names_of_folders_texts_and_tables_are_in_the_order_of_grades(
         else:
             data = load_dataset(f"{kind}:{tmp_path / path}", task="ordinal")
             assert (data.task.name, list(data.class_names)) == ("ordinal", order)
+
+
+def test_too_many_grades_are_refused_before_their_projection_fills_the_memory(tmp_path: Path) -> None:
+    said = "num_classes must be 2 to 200, got 201"
+    assert_raises(InputError, create_model, "compact", (1, 28, 28), 201, task="ordinal", say=said)
+    grades = np.arange(804) % 201
+    np.savez(tmp_path / "t.npz", x=np.zeros((804, 8, 8), np.uint8), y=grades)
+    said = "has 201 grades, but the task ordinal takes at most 200; join some, or set"
+    assert_raises(InputError, load_dataset, f"npz:{tmp_path / 't.npz'}", task="ordinal", say=said)
 
 
 def test_class_names_of_a_file_are_an_order_of_their_own(tmp_path: Path) -> None:

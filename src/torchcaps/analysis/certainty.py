@@ -32,10 +32,10 @@ CoverageOver = Literal["all", "class", "group"]
 MAP_WORDS = {"temperature": "a temperature", "isotonic": "an isotonic map", "logistic": "a logistic map"}
 OVER_WORDS = {"all": "all images", "class": "each class", "group": "new groups"}
 NOT_MEASURED = (
-    "--coverage needs the scores of validation images, which this network does not store; train it again, because runs "
-    "of this version store them"
+    "--coverage needs the scores of validation images, which this network does not store; runs of this version store "
+    "them for their best epoch, so train again, or leave --which last out"
 )
-"""Error of a network that was trained before scores were stored, or by fit."""
+"""Error of the last epoch, and of a network that was trained before scores were stored, or by fit."""
 _MAP_SIZES = {"temperature": 1, "logistic": 2}
 
 

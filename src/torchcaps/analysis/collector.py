@@ -19,7 +19,7 @@ from torch import Tensor
 from torchcaps.analysis.certainty import Certainty, CoverageOver
 from torchcaps.analysis.results import Result, Table
 from torchcaps.datasets import ImageSet
-from torchcaps.datasets.splits import FILE, GROUP, RECORD
+from torchcaps.datasets.splits import FILE, RECORD, group_names
 from torchcaps.errors import InputError
 from torchcaps.files import printable
 from torchcaps.models import ModelOutput, Network
@@ -106,7 +106,7 @@ class TaskEvaluation(Result):
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["file", "truth", "answer", "set", "group", *self.class_names])
         numbered, nothing = map(str, range(self.num_images)), [""] * self.num_images
-        rows = zip(names.get(FILE) or numbered, self.answers(), names.get(GROUP) or nothing, strict=True)
+        rows = zip(names.get(FILE) or numbered, self.answers(), group_names(names) or nothing, strict=True)
         for file, answer, group in rows:
             writer.writerow([printable(Path(file)), answer.truth, answer.answer, answer.set, group, *answer.numbers])
         return text.getvalue()

@@ -19,7 +19,7 @@ from torchcaps.datasets import ImageSet
 from torchcaps.datasets.images import read_image
 from torchcaps.datasets.pixels import prepare_images
 from torchcaps.datasets.scaling import Scale
-from torchcaps.datasets.splits import GROUP
+from torchcaps.datasets.splits import group_names
 from torchcaps.errors import InputError
 from torchcaps.models import CapsNet, ModelOutput, Network
 from torchcaps.nn import Capsules
@@ -130,7 +130,7 @@ def fit_certainty(model: Network, validation: ImageSet) -> Certainty | None:
         return None
     (scores,) = over_batches(lambda pixels, _: [model(pixels).scores.float()], model, validation.images)
     labels, classes = validation.labels.cpu().numpy(), task.predict_classes(scores).numpy()
-    groups = validation.names.get(GROUP)
+    groups = group_names(validation.names)
     return Certainty.fit(scores.numpy(), labels, classes, groups, are_probabilities=not model.has_capsules)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torchcaps.checks import check
 from torchcaps.datasets.image_set import Images, ImageSet, for_task
-from torchcaps.datasets.splits import FILE, GROUP, check_apart, groups_of
+from torchcaps.datasets.splits import FILE, GROUP, check_apart, groups_of, read_groups
 from torchcaps.errors import InputError, shown
 from torchcaps.files import groups_in_paths
 from torchcaps.tasks import Task, TaskName, find_task, widest_task
@@ -102,7 +102,7 @@ class Splits:
             if GROUP in images.names:
                 groups[part] = images.names[GROUP]
             elif group in images.factors:
-                groups[part] = [f"{value:g}" for value in images.factors[group].tolist()]
+                groups[part] = read_groups(images.factors[group], len(images), f"{where}: {group}")
             elif FILE in images.names:
                 groups[part] = groups_in_paths(images.names[FILE], group)
             else:

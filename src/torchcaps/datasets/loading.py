@@ -228,7 +228,9 @@ def _read(
             typed = f"{option} (--{option.replace('_', '-')})"
             raise InputError(f"{spec} takes no {typed}, which is for {fitting}; leave it out")
     check_scale("auto" if request.scale is None else request.scale)
-    if request.stride is not None and (request.window is None or request.stride > request.window):
+    if request.stride is not None and request.window is None:
+        raise InputError("stride (--stride) is for windows; set window (--window), or leave it out")
+    if request.stride is not None and request.window is not None and request.stride > request.window:
         raise InputError(f"stride (--stride) must be at most window (--window), {request.window}, got {request.stride}")
     splits = info.load(request).for_task(task, spec)
     if request.group is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchcaps.datasets.registry import DataRequest
 from torchcaps.errors import InputError
 from torchcaps.machine import check_memory
-from torchcaps.tasks import find_task
+from torchcaps.tasks import TASKS, find_task
 from torchcaps.tasks.base import form_words
 from torchcaps.tasks.classes import is_one_hot
 from torchcaps.words import counted
@@ -57,13 +57,16 @@ def cut_records(records: Tensor, labels: np.ndarray, request: DataRequest, where
     pieces = [padded[n, :, :, starts[n][k] : starts[n][k] + window] for n, k in zip(record, place, strict=True)]
     most = max(map(len, starts))
     is_matrix = labels.ndim == 2 and labels.shape[1] > 1
-    takes_rows = find_task(request.task).could_be(np.zeros((2, 2)))  # labels or numbers rather than classes
-    are_rows = is_matrix and (takes_rows or is_one_hot(labels))
+    named = None if request.task is None else find_task(request.task)
+    takes_rows = named is not None and named.could_be(np.zeros((2, 2)))  # labels or numbers rather than classes
+    fits_rows = is_one_hot(labels) if named else any(task.could_be(labels) for task in TASKS.values())
+    are_rows = is_matrix and (takes_rows or fits_rows)
     may_be_windows = labels.ndim > 1 and labels.shape[1] == most
-    if is_matrix and may_be_windows and is_one_hot(labels) and not takes_rows:
+    if are_rows and may_be_windows and not takes_rows:
         raise InputError(
-            f"the labels of {where} could be one-hot rows of {counted(len(lengths), 'record')}, or labels of "
-            f"{counted(most, 'window')} each; write labels of windows as (N, {most}, 1), and of records as (N,)"
+            f"the labels of {where} could be rows of {counted(len(lengths), 'record')}, such as one-hot rows, or "
+            f"labels of {counted(most, 'window')} each; write labels of windows as (N, {most}, 1), classes of records "
+            'as (N,), and set task="labels" or "regression" (--task) for rows of records'
         )
     if (is_matrix and not are_rows) or labels.ndim > 2:
         if not may_be_windows:

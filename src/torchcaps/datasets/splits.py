@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,11 @@ from torch import Tensor
 
 from torchcaps.checks import checked
 from torchcaps.datasets.rng import FIXED_SEED, generator
+from torchcaps.datasets.table_file import MISSING
 from torchcaps.errors import InputError, shortened, shown
 from torchcaps.ranges import Range, Seed
-from torchcaps.words import counted
+from torchcaps.tasks.base import form_words
+from torchcaps.words import counted, each_of
 
 FILE, GROUP, RECORD = "file", "group", "record"
 """Kinds of names of images, in ``ImageSet.names``."""
@@ -37,12 +40,53 @@ MAX_NAMES_CHARACTERS = 100
 
 
 def groups_of(names: Mapping[str, Sequence[str]]) -> Int64[Tensor, "N"] | None:
-    """Return the number of the group of each image, by the names of an image set; None if it has no groups.
+    """Return the number of the group of each image, by the names of an image set; None if it has no groups."""
+    texts = group_names(names)
+    return None if texts is None else torch.from_numpy(np.unique(np.array(texts), return_inverse=True)[1])
+
+
+def group_names(names: Mapping[str, Sequence[str]]) -> Sequence[str] | None:
+    """Return the name of the group of each image, by the names of an image set; None if it has no groups.
 
     Without groups of its own, the windows of one record are a group.
     """
-    texts = names.get(GROUP, names.get(RECORD))
-    return None if texts is None else torch.from_numpy(np.unique(np.array(texts), return_inverse=True)[1])
+    return names.get(GROUP, names.get(RECORD))
+
+
+def read_groups(
+    values: Any, count: int, where: str, entry: Callable[[int], str] = "image {} (counted from 0)".format
+) -> tuple[str, ...]:
+    """Return numbers or texts (N,) as names of groups, so that the same group has the same name in all parts.
+
+    Whole floats, as of a column with gaps, are written like integers.
+
+    Args:
+        values: An array, a tensor or a list.
+        count: Number of images (N).
+        where: Name of the values, which begins errors.
+        entry: Returns the name of an image in errors, by its number.
+
+    Raises:
+        InputError: The values have another form, or an image has no group: images without one are not one group.
+    """
+    try:
+        array = np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
+    except ValueError:
+        raise InputError(f"{where} must be one array, got rows of different lengths") from None
+    if array.dtype.kind not in "iufUSbO" or array.size != count or len(np.atleast_1d(array)) != count:
+        raise InputError(
+            f"{where} must be numbers or texts, one for {each_of(count, 'image')}, got {form_words(array)}"
+        )
+    texts = list[str]()
+    for n, value in enumerate(array.reshape(-1).tolist()):
+        is_whole = isinstance(value, float) and value.is_integer()
+        text = value.decode(errors="replace") if isinstance(value, bytes) else str(int(value) if is_whole else value)
+        texts.append(text.strip())
+        if not isinstance(value, Real | str | bytes) or not text.strip() or text.strip().lower() in MISSING:
+            raise InputError(
+                f"{where}: {entry(n)} has {shown(value)} in place of a group; name its group, or leave the image out"
+            )
+    return tuple(texts)
 
 
 def note_groups(where: str, columns: Mapping[str, Sequence[str] | None]) -> None:
@@ -184,10 +228,8 @@ def _held_groups(labels: Tensor, groups: Tensor, share: float, random: np.random
             if not held.any() or sizes[held].sum() + sizes[smallest] <= 2 * share * len(labels):
                 held[smallest] = True
     if not held.any():
-        raise InputError(
-            f"none of {counted(len(counts), 'group')} can be held out, because each has a class that no other group "
-            "has; give more groups"
-        )
+        why = "each has a class that no other group has" if len(counts) > 1 else "no other group is left to train on"
+        raise InputError(f"none of {counted(len(counts), 'group')} can be held out, because {why}; give more groups")
     return held[members]
 
 

@@ -21,11 +21,11 @@ from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.pixels import as_numbers, prepare_images, scale_pixels
 from torchcaps.datasets.rng import seeded
 from torchcaps.datasets.scaling import Scale, alike, check_scale
-from torchcaps.datasets.splits import GROUP, groups_of, stratified_split
+from torchcaps.datasets.splits import GROUP, groups_of, read_groups, stratified_split
 from torchcaps.errors import InputError, WrongType
 from torchcaps.ranges import IGNORED
 from torchcaps.tasks import TASKS, Task
-from torchcaps.tasks.base import as_array, form_words
+from torchcaps.tasks.base import as_array
 from torchcaps.words import counted
 
 MAX_PROBED = 8
@@ -196,10 +196,7 @@ def hold_out(opened: Opened, share: float, groups: Any, seed: int, task: Task | 
     if not isinstance(data, ItemReader) and task is not None and task.has_form(data.tensors[1]):
         strata = task.strata(data.tensors[1])
     if groups is not None:
-        texts = as_array(groups, "groups")
-        if texts.ndim != 1 or len(texts) != count:
-            raise InputError(f"groups must be {counted(count, 'value')}, one for each image, got {form_words(texts)}")
-        groups = {GROUP: texts.tolist()}
+        groups = {GROUP: read_groups(groups, count, "groups")}
     numbers = groups_of(getattr(data, "names", {}) if groups is None else groups)
     parts = stratified_split(strata, max(round(share * count), 1), seed=seed, groups=numbers)
     left, held = (opened._replace(data=_selected(data, indices)) for indices in parts)

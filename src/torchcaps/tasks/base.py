@@ -10,6 +10,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torchcaps.errors import InputError, WrongType, shown
+from torchcaps.ranges import COUNT
 from torchcaps.words import capitalised, each_of, plural
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ class Task(ABC):
     """Noun for one of the J outputs of a network: ``"class"``."""
     min_outputs: ClassVar[int] = 1
     """Smallest number of outputs J."""
+    max_outputs: ClassVar[float] = COUNT.most
+    """Largest number of outputs."""
     form: ClassVar[tuple[str, str]]
     """Dtype and axes of targets in the task's form, in jaxtyping's words: ``("Int64", "N")``."""
     needs: ClassVar[str]

@@ -127,6 +127,11 @@ class Classes(Task):
         missing = [name for number, name in enumerate(names) if number not in present]
         if len(names) < self.min_outputs:
             raise InputError(f"{where} has only the class {names[0]}; at least two are needed")
+        if len(names) > self.max_outputs:
+            raise InputError(
+                f"{where} has {counted(len(names), self.output)}, but the task {self.name} takes at most "
+                f'{self.max_outputs}; join some, or set task="regression" (--task regression)'
+            )
         if missing:
             raise InputError(
                 f'{where}: the class "{missing[0]}" is in none of {counted(len(targets), "training image")}; use more '

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-_LEADING_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)")
+_LEADING_NUMBER = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)")
 
 
 class Ordinal(Classes):
@@ -38,6 +38,8 @@ class Ordinal(Classes):
 
     name = "ordinal"
     output, score_name = "grade", "score"
+    max_outputs = 200
+    """The projection of the thresholds takes a time in proportion to the cube of their number."""
     needs = "whole numbers from 0, the grade of each image, (N,), or one-hot rows (N, J)"
     metric = Metric("accuracy", "error", "% of the images")
     analyses = Classes.analyses - {"classifier"}

@@ -50,12 +50,12 @@ def load_aeon(request: DataRequest) -> Splits:
             for cases, labels in parts.values()
         )
     if request.window is not None:
-        train, test = (_cut(each, request, f"aeon:{name}") for each in (train, test))
+        train, test = (_cut(each, request, part, f"aeon:{name}") for part, each in (("train", train), ("test", test)))
     return Splits(train, test, tuple(classes))
 
 
-def _cut(cases: ImageSet, request: DataRequest, where: str) -> ImageSet:
+def _cut(cases: ImageSet, request: DataRequest, part: str, where: str) -> ImageSet:
     """Return windows of the cases."""
     windows = cut_records(cases.images, cases.labels.numpy(), request, where)
-    records = tuple(map(str, windows.record.tolist()))
+    records = tuple(f"{part}[{n}]" for n in windows.record.tolist())
     return ImageSet(windows.images, torch.from_numpy(windows.labels), names={RECORD: records})

@@ -20,10 +20,9 @@ from torchcaps.datasets.reading import Held, list_arrays, read_arrays
 from torchcaps.datasets.records import cut_records
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.scaling import Scale, alike, as_bytes, note_dark
-from torchcaps.datasets.splits import GROUP, RECORD, note_groups
+from torchcaps.datasets.splits import GROUP, RECORD, note_groups, read_groups
 from torchcaps.errors import InputError, shown
 from torchcaps.tasks import Task, find_task, guess_task
-from torchcaps.tasks.base import form_words
 from torchcaps.words import counted, each_of
 
 _MAX_LISTED = 20  # names of arrays in an error
@@ -103,7 +102,8 @@ def load_npz(request: DataRequest) -> Splits:
     scale: Scale = "auto" if request.scale is None else request.scale
     labelled = {part: pair for part, pair in pairs.items() if pair[0] in arrays}
     targets = {part: arrays[y] for part, (_, y) in labelled.items()}
-    groups_of_parts = {part: _texts(arrays[key], f"{path}: {key}") for part, key in groups.items()}
+    counts = {part: len(np.atleast_1d(arrays[x])) for part, (x, _) in labelled.items()}
+    groups_of_parts = {part: read_groups(arrays[key], counts[part], f"{path}: {key}") for part, key in groups.items()}
     if request.group is None and request.part is None and len(labelled) < len(pairs):
         note_groups(str(path), {name: None for name in others if _PARTS.isdisjoint(name.lower().split("_"))})
     if any(np.ndim(each) > 2 for each in targets.values()) and request.window is None:
@@ -144,13 +144,6 @@ def _group_arrays(path: Path, pairs: Names, held: Mapping[str, Held], group: str
                     f"image of {x}; it holds {listed}"
                 )
     return arrays
-
-
-def _texts(array: np.ndarray, where: str) -> tuple[str, ...]:
-    """Return numbers or texts (N,) as texts."""
-    if array.size != len(np.atleast_1d(array)) or array.dtype.kind not in "iufUSb":
-        raise InputError(f"{where} must be numbers or texts, one for each image, got {form_words(array)}")
-    return tuple(map(str, array.reshape(-1).tolist()))
 
 
 def _with_masks(path: Path, pairs: Names, arrays: Mapping[str, Any], request: DataRequest) -> Splits:

@@ -17,7 +17,7 @@ from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.reading import list_arrays, read_arrays
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.scaling import rescaled
-from torchcaps.datasets.splits import GROUP
+from torchcaps.datasets.splits import GROUP, read_groups
 from torchcaps.errors import InputError, shown
 from torchcaps.machine import check_memory
 from torchcaps.words import counted
@@ -26,6 +26,10 @@ PATCH = 9
 """Usual side of the square around a pixel."""
 BLOCKS, PATCHES_IN_BLOCK = 6, 2
 """Blocks along the side of a square scene, and the shortest side of a block in sides of a patch."""
+MIN_VARIANCE = 1e-12
+"""Smallest variance of a component, as a share of that of the first one; smaller ones are rounding errors."""
+MIN_BLOCKS = 3
+"""Blocks with labelled pixels, for training, validation and test."""
 LARGE = 10.0
 """Numbers of spectra that networks of the usual initial weights do not learn from."""
 
@@ -81,7 +85,7 @@ def load_scene(request: DataRequest) -> Splits:
     elif group not in arrays or arrays[group].shape != labels.shape:
         raise InputError(f"{path}: {group} (--group) must be an array {shown(labels.shape)}, like labels")
     else:
-        blocks = arrays[group].astype(str)
+        blocks = arrays[group]
     names = arrays.get("class_names", np.arange(1, count + 1).astype(str))
     if names.shape != (count,) or names.dtype.kind != "U":
         raise InputError(f"{path}: class_names must be {counted(count, 'text')}, got {shown(names.shape)}")
@@ -94,11 +98,18 @@ def load_scene(request: DataRequest) -> Splits:
             stacklevel=2,
         )
     rows, columns = labels.nonzero()
+    if group is None and request.part != "all" and len(set(blocks[rows, columns].tolist())) < MIN_BLOCKS:
+        raise InputError(
+            f"{path} has {counted(labels.shape[0], 'row')} and {counted(labels.shape[1], 'column')}, too few to split "
+            f"them in {MIN_BLOCKS} blocks of {PATCHES_IN_BLOCK} patches of {side}×{side} a side; set a smaller patch "
+            "(--patch)"
+        )
+    places = [f"the pixel in row {row}, column {column}" for row, column in zip(rows, columns, strict=True)]
     pixels = ImageSet(
         torch.from_numpy(spectra[rows, columns])[:, :, None, None],
         torch.from_numpy(labels[rows, columns].astype(np.int64) - 1),
         factors={"row": torch.from_numpy(rows), "column": torch.from_numpy(columns)},
-        names={GROUP: tuple(blocks[rows, columns].tolist())},
+        names={GROUP: read_groups(blocks[rows, columns], len(rows), f"{path}: {group}", places.__getitem__)},
     )
     finish = partial(_finish, torch.from_numpy(spectra).permute(2, 0, 1), side, request.pca, str(path))
     has_names = "class_names" in arrays
@@ -162,12 +173,15 @@ def _apart(parts: Mapping[str, ImageSet], size: tuple[int, ...], side: int) -> d
 
 def _components(cube: Float32[Tensor, "bands H W"], spectra: Float32[Tensor, "N bands"], count: int) -> Tensor:
     """Return the first principal components of these spectra in place of the bands: mean 0, variance 1."""
-    fitting = min(spectra.shape[1], len(spectra) - 1)
-    if not 1 <= count <= fitting:
-        raise InputError(f"pca (--pca) must be 1 to {fitting}, because there are {spectra.shape[1]} bands, got {count}")
     mean = spectra.double().mean(0)
     variances, axes = torch.linalg.eigh(torch.cov((spectra.double() - mean).T).reshape(len(mean), len(mean)))
+    fitting = int((variances > MIN_VARIANCE * variances[-1].clamp_min(MIN_VARIANCE)).sum())
+    if count > fitting:
+        raise InputError(
+            f"pca (--pca) must be at most {fitting}, the number of independent bands in "
+            f"{counted(len(spectra), 'training pixel')}, got {count}"
+        )
     axes, variances = axes[:, -count:].flip(1), variances[-count:].flip(0)
     axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()  # the sign of an axis is arbitrary
-    weights = axes / variances.clamp_min(variances[0] * 1e-12 + 1e-300).sqrt()
+    weights = axes / variances.sqrt()
     return torch.einsum("bhw,bc->chw", cube.double() - mean[:, None, None], weights).float()

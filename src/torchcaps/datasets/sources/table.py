@@ -13,7 +13,7 @@ from torchcaps.datasets.images import SUFFIXES, image_files_in, is_hidden
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.sources.folder import PARTS, read_labelled
 from torchcaps.datasets.sources.segmentation_folder import IMAGES, MASKS
-from torchcaps.datasets.splits import GROUP, note_groups
+from torchcaps.datasets.splits import GROUP, note_groups, read_groups
 from torchcaps.datasets.table_file import Table, numbers_of, read_table
 from torchcaps.errors import InputError, shown
 from torchcaps.files import groups_in_paths
@@ -91,11 +91,9 @@ def load_table(request: DataRequest) -> Splits:
     }
     by_part = {part: [row_files[row] for row in of_part] for part, of_part in rows.items()}
     labels = {part: targets[of_part] for part, of_part in rows.items()}
-    groups = (
-        {}
-        if group is None
-        else {GROUP: {part: [columns[group][row] for row in of_part] for part, of_part in rows.items()}}
-    )
+    groups = {}
+    if group is not None:
+        groups[GROUP] = {part: _groups(table, group, of_part) for part, of_part in rows.items()}
     sets, damaged = read_labelled(by_part, labels, request, str(path), groups)
     if request.group is None and request.part is None and len(sets) < len(set(PARTS.values())):
         note_groups(str(path), {name: cells for name, cells in columns.items() if name in others and name not in named})
@@ -169,6 +167,13 @@ def _parts(path: Path, cells: Sequence[str], lines: Sequence[int]) -> list[str]:
         if cell.lower() not in PARTS:
             raise InputError(f"{path}, line {line}: the split must be train, val or test, got {shown(cell)}")
     return [PARTS[cell.lower()] for cell in cells]
+
+
+def _groups(table: Table, name: str, rows: Sequence[int]) -> tuple[str, ...]:
+    """Return the group of each of some rows, in the column ``name``."""
+    lines = [f"line {table.lines[row]}" for row in rows]
+    cells = [table.columns[name][row] for row in rows]
+    return read_groups(cells, len(cells), f"{table.path}: the column {name}", lines.__getitem__)
 
 
 def _targets(table: Table, names: Sequence[str], request: DataRequest) -> tuple[Task, tuple[str, ...], Tensor]:
