@@ -89,10 +89,10 @@ class PooledEvaluation(Comparison):
             cells = metric.cells(each.accuracy, each.balanced_accuracy)
             rows.append([name, f"{each.num_images:,}", *cells.values(), f"{each.loss:.4f}"])
         errors = [1 - each.accuracy for each in self.networks.values()]
-        title = f"{self.title}\n{metric.error}: mean ± standard deviation {metric.spread(errors)}"
+        spread = f"{metric.error}: mean ± standard deviation {metric.spread(errors)}"
         first, *others = self.together.tables()
         return [
-            Table(rows, ("run", "images", *cells, "loss"), title),
+            Table(rows, ("run", "images", *cells, "loss"), self.title, note=[spread]),
             first._replace(title=f"All images of the {len(self.networks)} runs"),
             *others,
         ]
