@@ -1,13 +1,16 @@
 """Groups and folds on the command line: trained, evaluated together, resumed, counted."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from cli_support import Cli
 from torchcaps.files import read_json
+from torchcaps.training import load_run
 
 PATIENTS, EACH, SIDE = 9, 8, 18
 PATIENT = np.arange(PATIENTS * EACH) % PATIENTS
@@ -49,7 +52,7 @@ def test_runs_of_folds_are_evaluated_together(cli: Cli, folds: list[Path]) -> No
         assert together["sd"][name] == pytest.approx(np.std(values, ddof=1))
     shown = cli("evaluate", *folds, "--figure", "all.png")
     assert shown.code == 0, shown.err
-    assert "mean ± standard deviation" in shown.out
+    assert "\nerror: mean ± standard deviation" in shown.out
     assert "All images of the 3 runs" in shown.out
     assert Path("all.png").exists()
 
@@ -126,6 +129,40 @@ def test_a_scene_is_trained_evaluated_and_drawn(cli: Cli, field: str, options: t
     done = cli("evaluate", "run", "--data", field.replace("field.npz", "./field.npz"), "--split", "all")
     said = "whose components were fitted to its own scene; train without --pca to evaluate other scenes"
     assert (done.code, said in done.err) == ((2, True) if options else (0, False)), done.err
+
+
+@pytest.mark.parametrize("kind", ["records", "bands", "components"])
+def test_numbers_that_are_no_pixels_get_no_answer_as_a_picture(
+    cli: Cli, kind: str, records: Path, field: str, tmp_path: Path
+) -> None:
+    """An image file of the same shape would get an answer without a sense, and the explorer would show bytes of it."""
+    run = tmp_path / "run"
+    if kind == "records":
+        shutil.copytree(records / "run", run)
+    else:
+        options = ("--pca", "3") if kind == "components" else ()
+        first = dict(np.load(field.removeprefix("scene:")))
+        first["cube"] = first["cube"][..., :3]
+        np.savez(tmp_path / "three.npz", **first)
+        data = ("--data", f"scene:{tmp_path / 'three.npz'}", "--patch", "5", *options)
+        done = cli("train", "compact-shared", *data, "--epochs", "1", "--no-figures", "--out", run)
+        assert done.code == 0, done.err
+    Image.new("RGB", (5, 5)).save(tmp_path / "a.png")
+    for form, file in (("folder", "saved"), ("onnx", "m.onnx")):
+        assert cli("export", run, "--format", form, "--out", tmp_path / file).code == 0
+    for words in (
+        ("predict", run, tmp_path / "a.png"),
+        ("predict", tmp_path / "saved", tmp_path / "a.png"),
+        ("predict", tmp_path / "m.onnx", tmp_path / "a.png"),
+        ("routing", run, "--image", tmp_path / "a.png"),
+        ("explore", run, "--save", tmp_path / "site"),
+    ):
+        done = cli(*words)
+        assert (done.code, "is for pixels of pictures, but this network" in done.err) == (2, True), done.err
+    assert load_run(run).images.pca == (3 if kind == "components" else None)
+    if kind == "components":  # three raw bands have the shape of the components
+        done = cli("evaluate", tmp_path / "saved", "--data", data[1], "--split", "all")
+        assert (done.code, "whose components were fitted to its own scene" in done.err) == (2, True)
 
 
 def test_scenes_are_counted(cli: Cli, field: str) -> None:

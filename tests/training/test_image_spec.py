@@ -23,6 +23,8 @@ FULL = dataclasses.replace(
     preparation=Preparation(box=10.0, centre="box"),
     calibration=Calibration(score=0.7, error=3.5, images=100),
     scale=(-100.0, 400.0),
+    pca=3,
+    are_pixels=False,
 )
 
 
@@ -64,6 +66,8 @@ def test_a_file_must_have_shape_and_names(name: str) -> None:
         ("scale", (2.0, 1.0)),
         ("scale", "auto"),
         ("objects", 0),
+        ("pca", 0),
+        ("are_pixels", None),
         ("objects", 4),
         ("objects", 1.5),
         ("fit", "crop"),

@@ -52,6 +52,7 @@ def read_pictures(
         refuse_options(
             ("index", "data", "data_dir", "by_number", "split", "count"), "is for images of a data set, not for --image"
         )
+        run.images.require_pixels("--image")
         options: Any = {"preparation": preparation_for(files, run.images.preparation), "invert": files.invert}
         options |= {"scale": run.images.scale, "pages": run.images.pages}
         pixels = load_image(image, run.model.in_shape, fit=files.fit or run.images.fit, **options)

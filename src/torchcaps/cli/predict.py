@@ -103,6 +103,7 @@ def predict(
         refuse_options(("missing",), "keeps files that --overwrite replaces")
 
     classifier = open_classifier(network, which)
+    classifier.description.require_pixels("predict")
     module: Any = importlib.import_module(task_of(classifier.description).answers)
     refuse_options(*module.UNUSED_OPTIONS)
     if out is not None:

@@ -327,6 +327,7 @@ def open_explorer(
     """
     task_of(run.model).require("explore", "the explorer")
     what, spec = "trained on unknown data", run.images
+    spec.require_pixels("the explorer")
     if run.config is not None:
         what = f"{run.config.preset}, trained on {describe_data(run.config.data)}"
     explorer = Explorer(run.model, run.class_names, name=real(run.path).name, what=what)

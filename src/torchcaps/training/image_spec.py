@@ -66,6 +66,12 @@ class ImageSpec:
     stride: int | None = None
     """Steps between the beginnings of two windows; None: the steps of a window."""
 
+    pca: int | None = None
+    """Number of principal components, of the pixels of one scene, in place of bands; None: the bands."""
+
+    are_pixels: bool = True
+    """False for numbers that no image file holds, such as sequences, spectra or components."""
+
     colours: tuple[str, ...] | None = None
     """Colour of each class in masks, such as ``#00ff00``; None: those of figures."""
 
@@ -87,6 +93,8 @@ class ImageSpec:
             "pages": self.pages in (None, "channels", "depth"),
             "window": self.window is None or self.window in COUNT,
             "stride": self.stride is None or self.stride in COUNT,
+            "pca": self.pca is None or self.pca in COUNT,
+            "are_pixels": isinstance(self.are_pixels, bool),
             "colours": self.colours is None or _are_colours(self.colours, len(names)),
             "scale": self.scale is None or is_scale(self.scale),
         }
@@ -95,6 +103,14 @@ class ImageSpec:
                 raise InputError(f"{name} cannot be {shown(getattr(self, name))}")
         if len(names) < TASKS[self.task].min_outputs:
             raise InputError(f"class_names cannot be {shown(names)}")
+
+    def require_pixels(self, purpose: str) -> None:
+        """Raise InputError if the network takes no pixels; ``purpose`` is the subject of the sentence."""
+        if not self.are_pixels:
+            raise InputError(
+                f"{purpose} is for pixels of pictures, but this network takes other numbers, such as sequences or "
+                'spectra; give these to torchcaps.analysis.predict with scale="none"'
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values for JSON."""

@@ -165,7 +165,7 @@ class Run:
         seed = 0 if self.config is None else self.config.seed
         options = {"data_dir": data_dir, "seed": seed, "task": self.model.task}
         cuts_patches = find_dataset(self._named(data))[0].cuts_patches
-        if cuts_patches and self.config is not None and self.config.pca is not None:
+        if cuts_patches and self.images.pca is not None:
             raise InputError(
                 f"the bands of {data} cannot be reduced like those of {self.path}, whose components were fitted to its "
                 "own scene; train without --pca to evaluate other scenes"

@@ -221,6 +221,8 @@ class Start(NamedTuple):
             pages=self.config.pages,
             window=self.config.window,
             stride=self.config.stride,
+            pca=self.config.pca,
+            are_pixels=self.data.train.can_be_augmented,
             colours=self.data.colours,
         )
 
