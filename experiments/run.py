@@ -78,7 +78,7 @@ def plan(
         recorded = [runs[job.name].config] if job.name in runs else []
         if (job.folder / CONFIG).exists():
             recorded.append(settings(read_config(job.folder / CONFIG)))
-        if not all(is_run_of(config, job.row) for config in recorded):
+        if not all(is_run_of(config, job.row, job.seed) for config in recorded):
             raise InputError(f"{results} has a run {job.name} with other settings than the row has now; {REMOVE}")
     return jobs
 

@@ -72,12 +72,12 @@ def settings(config: TrainConfig) -> dict[str, Any]:
     return dict(json.loads(json.dumps(kept)))
 
 
-def is_run_of(found: Mapping[str, Any], row: Row) -> bool:
-    """Return True if recorded settings agree with a row.
+def is_run_of(found: Mapping[str, Any], row: Row, seed: int) -> bool:
+    """Return True if recorded settings agree with a row and a seed.
 
     Values derived from the images are not compared. An option that is newer than the record counts as its default.
     """
-    wanted = settings(row.config(0))
+    wanted = settings(row.config(seed))
     free = {"plugins", "fitted", *wanted.get("fitted", ())}
     if not wanted.keys() - found.keys() <= free:
         found = settings(make_config(**{name: value for name, value in found.items() if name not in free}))
@@ -112,7 +112,7 @@ def logs_of(table: Table, runs: Mapping[str, RunLog]) -> dict[str, list[RunLog]]
     rows = {row.name: row for row in table.rows}
     for log in sorted(runs.values(), key=lambda log: log.seed):
         row = rows.get(log.row) if log.table == table.name else None
-        if row is not None and is_finished(log, row) and is_run_of(log.config, row):
+        if row is not None and is_finished(log, row) and is_run_of(log.config, row, log.seed):
             found[row.name].append(log)
     return found
 

@@ -29,7 +29,7 @@ class Row:
     overrides: Mapping[str, Any] = field(default_factory=dict)  # options that differ from it, by their flat names
     _: KW_ONLY
     full: bool = False  # needs a GPU; run only with --full or by name
-    data: str = "mnist"
+    data: str = "mnist"  # {seed} stands for the seed of a run, for data that are drawn
     plugins: tuple[str, ...] = ()  # Python files that register parts; run.py loads them
     published: str = ""  # error reported by the source
     #: Additional measures, and the number of test images of each (None: all) or a function.
@@ -41,7 +41,7 @@ class Row:
 
     def config(self, seed: int) -> TrainConfig:
         """Return the configuration of one seed; raise InputError if an override does not fit the preset."""
-        return make_config(self.preset, data=self.data, seed=seed, **self.overrides)
+        return make_config(self.preset, data=self.data.replace("{seed}", str(seed)), seed=seed, **self.overrides)
 
 
 @dataclass(frozen=True, kw_only=True)

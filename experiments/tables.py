@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.grades import GRADES, GRADES_SEARCH
+from experiments.leaks import LEAKS
 from experiments.objects import OBJECTS
 from experiments.pixels import PIXELS, PIXELS_SEARCH
 from experiments.store import read_runs
@@ -247,6 +248,7 @@ SHIPPED = {
         GRADES,
         GRADES_SEARCH,
         OBJECTS,
+        LEAKS,
         BY_HAND,
     )
 }

@@ -25,6 +25,8 @@ SHAPES = {info.name: info.in_shape for info in list_datasets()}
 SHAPES |= dict.fromkeys(("viewpoints-azimuth", "viewpoints-elevation", "silhouettes-azimuth"), (1, 48, 48))
 SHAPES |= dict.fromkeys(("turned-digits", "elevations"), (1, 28, 28))
 SHAPES |= {"few-digits": (1, 36, 36), "brain-slices": (1, 96, 72), "brain-blocks": (1, 20, 20, 20)}
+SHAPES |= {"drawn:cells": (3, 24, 24), "drawn:records": (2, 1, 128), "drawn:windows": (2, 1, 128)}
+SHAPES |= dict.fromkeys(("drawn:patches", "drawn-scene:scene"), (16, 5, 5))
 
 
 def num_parameters(table: str, name: str, decoder: bool = True) -> int:
@@ -41,8 +43,9 @@ def test_every_row_is_a_run_that_can_be_made(name: str) -> None:
     for row in SHIPPED[name].rows:
         config = row.config(3)
         assert (config.seed, config.precision) == (3, "auto")
-        if (network := repr((config.model, SHAPES[row.data]))) not in planned:  # rows share it that train differently
-            plan_network(config.model, SHAPES[row.data], 10)  # shapes only
+        shape = SHAPES[row.data.partition("-{")[0]]
+        if (network := repr((config.model, shape))) not in planned:  # rows share it that train differently
+            plan_network(config.model, shape, 10)  # shapes only
             planned.add(network)
         if config.recipe.stop_at is not None:
             assert config.recipe.schedule != "one-cycle", "its length must be known before"
@@ -107,9 +110,9 @@ def test_the_learning_rates_of_grades_are_the_best_of_the_search(test: str, task
 
 def test_every_recorded_run_is_one_of_its_row_and_has_its_epochs() -> None:
     curves = read_curves(RECORDED)
-    assert len(RUNS) == 829
+    assert len(RUNS) == 838
     for name, log in RUNS.items():
-        assert is_run_of(log.config, ROWS[log.table][log.row]), name
+        assert is_run_of(log.config, ROWS[log.table][log.row], log.seed), name
         epochs = [line["epoch"] for line in curves[name]]
         assert epochs == [str(n + 1) for n in range(log.summary["epochs"])]
         accuracy = float(curves[name][-1]["validation_accuracy"])
