@@ -216,6 +216,8 @@ def test_it_does_not_go_on_as_another_run(finished: Path, bars: Path, tmp_path: 
         assert_raises(InputError, go_on, finished, **overrides, say=words)
     run(tiny_config(bars, epochs=1, schedule="one-cycle"), tmp_path / "run")
     assert_raises(InputError, go_on, tmp_path / "run", say="ends with epoch 1; it cannot be extended", epochs=2)
+    say = f"start a new run from its weights with --init-from {tmp_path / 'run'}"
+    assert_raises(InputError, go_on, tmp_path / "run", say=say, epochs=2)
     assert_raises(InputError, go_on, tmp_path, say="there is no run to resume")
 
 

@@ -220,5 +220,6 @@ def check_settings(before: Mapping[str, Any], after: Mapping[str, Any], out: Pat
     if before["schedule"] == "one-cycle" and before["epochs"] != after["epochs"]:
         raise InputError(
             f"the one-cycle schedule of the run in {out} ends with epoch {before['epochs']}; it cannot be "
-            f"extended to epoch {after['epochs']}; to extend a run later, start it with --schedule constant"
+            f"extended to epoch {after['epochs']}; start a new run from its weights with --init-from {out}, or start "
+            "runs that are to be extended with --schedule constant"
         )
