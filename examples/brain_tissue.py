@@ -60,7 +60,7 @@ def read_head(data_dir: Path | None) -> tuple[UInt8[np.ndarray, "D H W"], UInt8[
     folder = find_head(data_dir)
     if folder is None:
         raise InputError("the head is a part of the package nilearn: pip install nilearn")
-    image, grey, white = (_coarse(read_volume(folder / file).values[CUT]) for file in _FILES)
+    image, grey, white = (_coarse(read_volume(folder / file).values[0][CUT]) for file in _FILES)
     classes = np.stack((255 - grey - white, grey, white)).argmax(0)
     return image.round().astype(np.uint8), classes.astype(np.uint8)
 

@@ -34,3 +34,23 @@ def write_dicom(path: Path, numbers: np.ndarray[Any, Any], bits: int = 12, **fie
     for name, value in fields.items():
         setattr(file, name, value)
     file.save_as(path, enforce_file_format=True)
+
+
+def write_series(
+    folder: Path, numbers: np.ndarray[Any, Any], spacing: tuple[float, float, float] = (3.0, 0.5, 2.0), **fields: Any
+) -> list[Path]:
+    """Write slices (D, H, W), from the lowest to the highest, of a patient who lies on the back, in mixed file names.
+
+    Rows lie from front to back and columns from right to left in the body. Fields may be functions of the number of a
+    slice. Return the files in the order of the slices.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    order, files = np.random.default_rng(len(numbers)).permutation(len(numbers)), list[Path]()
+    step, down, along = spacing
+    for n, each in enumerate(numbers):
+        files.append(folder / f"{order[n]:03d}.dcm")
+        own: dict[str, Any] = {"SeriesInstanceUID": "1.2.3", "PixelSpacing": [down, along], "bits": 12}
+        own |= {"ImageOrientationPatient": [1, 0, 0, 0, 1, 0], "ImagePositionPatient": [10.0, -20.0, 5 + n * step]}
+        own |= {name: value(n) if callable(value) else value for name, value in fields.items()}
+        write_dicom(files[-1], each, own.pop("bits"), **own)
+    return files

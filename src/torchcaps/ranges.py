@@ -78,6 +78,11 @@ def is_scale(value: object) -> bool:
     return len(pair) == 2 and all(is_number(each) and abs(each) <= 1e38 for each in pair) and pair[0] < pair[1]
 
 
+def is_spacing(value: object) -> bool:
+    """Return True for three distances of neighbouring voxels, mm."""
+    return isinstance(value, list | tuple) and len(value) == 3 and all(each in MILLIMETRES for each in value)
+
+
 def image_shape(in_shape: object) -> tuple[int, int, int]:
     """Return ``in_shape`` as (channels, height, width); raise InputError if it is not three positive integers."""
     if not isinstance(in_shape, Sequence) or len(in_shape) != 3 or not all(size in COUNT for size in in_shape):
@@ -131,6 +136,7 @@ COUNT = Range(1, 1_000_000_000, whole=True)
 INDEX = Range(0, COUNT.most, whole=True)
 SEED = Range(0, 2**32 - 1, whole=True)
 COVERAGE = Range(0, 1, above=True, below=True)
+MILLIMETRES = Range(1e-3, 1e3)
 
 Width = Annotated[int, Range(1, 65_536, whole=True)]
 """Width of a layer: channels, capsule types, components."""
@@ -182,6 +188,10 @@ IGNORED = 255
 
 Fill = Literal["zeros", "edge"]
 """Pixels outside an image: zeros, or copies of the nearest pixel of its edge."""
+Millimetres = Annotated[float, MILLIMETRES]
+"""Distance of neighbouring voxels."""
+Spacing = tuple[Millimetres, Millimetres, Millimetres]
+"""Distances of neighbouring voxels along depth, height and width, mm."""
 Pages = Literal["channels", "depth"]
 """Meaning of the pages of an image file: further channels of an image, or the slices of a volume."""
 ValidationSplit = Literal["random", "first", "last"]

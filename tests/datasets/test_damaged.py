@@ -3,6 +3,7 @@
 import gzip
 import io
 import pickle
+import shutil
 import struct
 import tempfile
 import warnings
@@ -17,7 +18,7 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from dicom_files import write_dicom
+from dicom_files import write_dicom, write_series
 from support import assert_raises
 from torchcaps.datasets import Dataset, ImageSet, load_dataset, read_image
 from torchcaps.datasets.images import read_pixels
@@ -98,6 +99,16 @@ def dicom(path: Path) -> list[object]:
     return [read_pixels(path)]
 
 
+def series(path: Path) -> list[object]:
+    """Read a slice together with the slices below and above it."""
+    if len(list(path.parent.iterdir())) < 3:
+        for file in write_series(path.parent / "others", np.zeros((3, 9, 7)))[::2]:
+            file.rename(path.parent / file.name)
+        shutil.rmtree(path.parent / "others")
+    found = read_volume(path.parent)
+    return [found.values, found.spacing]
+
+
 def table(path: Path) -> list[object]:
     if not (path.parent / "0.png").exists():
         for n in range(12):
@@ -143,6 +154,11 @@ READERS = {
     "a-ubyte": Reader(SIX, numbers, sealed=True),
     "a-ubyte.gz": Reader(gzip.compress(SIX, mtime=0), numbers, sealed=True, has_checksum=True),
     "a.dcm": Reader(written(lambda path: write_dicom(path, RANDOM.integers(0, 4096, (9, 7)))), dicom, sealed=True),
+    "slice.dcm": Reader(
+        written(lambda path: write_series(path.parent, RANDOM.integers(0, 4096, (3, 9, 7)))[1].rename(path)),
+        series,
+        sealed=True,
+    ),
     "a.nii": volume(packed=False),
     "a.nii.gz": volume(packed=True),
     "a.csv": Reader(f"image,label\n{ROWS}".encode(), table),
@@ -203,7 +219,7 @@ def test_damaged_files(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[
         try:
             read = reader.read(path)
         except InputError as error:
-            assert str(path if name != "a.csv" else tmp_path) in str(error)  # noqa: PT017
+            assert str(tmp_path if name in ("a.csv", "slice.dcm") else path) in str(error)  # noqa: PT017
             assert "\n" not in str(error).partition(":\n  ")[0]  # noqa: PT017
             return True
         assert is_equal(read, contents) or not reader.has_checksum

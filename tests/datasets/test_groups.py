@@ -89,6 +89,15 @@ def by_nifti(folder: Path, task: str) -> tuple[str, str]:
     return f"nifti:{folder}", r"(P\d+)_"
 
 
+def by_subjects(folder: Path, task: str) -> tuple[str, str]:
+    nib = pytest.importorskip("nibabel")
+    for n, image in enumerate(GREY):
+        for name, values in (("t1", image), ("seg", TARGETS[task][n])):
+            (day := folder / f"P{PATIENT[n]}/{n}").mkdir(exist_ok=True, parents=True)
+            nib.save(nib.Nifti1Image(np.repeat(values[..., None], 2, 2), np.eye(4)), day / f"{name}.nii")
+    return f"nifti:{folder}", "subject"
+
+
 OF_IMAGES = [task for task in TASKS if task not in MASKS]
 DOORS: list[tuple[Callable[[Path, str], tuple[str, str]], list[str]]] = [
     (by_npz, list(TASKS)),
@@ -96,6 +105,7 @@ DOORS: list[tuple[Callable[[Path, str], tuple[str, str]], list[str]]] = [
     (by_paths_of_a_table, OF_IMAGES),
     (by_folder, ["classes", "pixels", "objects"]),
     (by_nifti, ["pixels"]),
+    (by_subjects, ["pixels"]),
 ]
 CELLS = [pytest.param(door, task, id=f"{door.__name__}-{task}") for door, tasks in DOORS for task in tasks]
 
@@ -118,7 +128,7 @@ def assert_apart(parts: dict[str, Any], images: int = N) -> None:
 def test_no_group_is_in_two_parts(door: Callable[[Path, str], tuple[str, str]], task: str, tmp_path: Path) -> None:
     assert TARGETS.keys() >= TASKS.keys(), "a new task: give it targets"
     spec, group = door(tmp_path, task)
-    options: Any = {"task": task, "group": group} | ({"scale": (0, 255)} if door is by_nifti else {})
+    options: Any = {"task": task, "group": group} | ({"scale": (0, 255)} if door in (by_nifti, by_subjects) else {})
     tested = set[int]()
     for fold in (None, *(f"{n + 1}/{FOLDS}" for n in range(FOLDS))):
         for seed in (0, 1):

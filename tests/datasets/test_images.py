@@ -129,6 +129,7 @@ def test_every_reader_of_folders_leaves_out_hidden_files_and_folders(tmp_path: P
     from torchcaps.cli.predict import image_files
     from torchcaps.datasets import ImageFiles, load_dataset
     from torchcaps.datasets.images import image_files_in
+    from torchcaps.training.image_spec import ImageSpec
 
     seen = [save_image(tmp_path / name / f"{n}.png") for name in "ab" for n in range(5)]
     for hidden in ("__MACOSX/a/._0.png", ".ipynb_checkpoints/0.png", "a/.0.png", "a/__MACOSX.png", ".cache/deep/0.png"):
@@ -137,7 +138,8 @@ def test_every_reader_of_folders_leaves_out_hidden_files_and_folders(tmp_path: P
     save_image(tmp_path / "b" / ".more" / "6.png")
     if os.name != "nt":
         (tmp_path / "b" / "circle").symlink_to(tmp_path, target_is_directory=True)
-    assert image_files([tmp_path]) == sorted([*seen, deep])
+    description = ImageSpec(in_shape=(1, 28, 28), class_names=("a", "b"))
+    assert image_files([tmp_path], description) == sorted([*seen, deep])
     assert image_files_in(tmp_path / "a") == seen[:5]
     files = ImageFiles(tmp_path, (1, 6, 5))
     assert (files.class_names, [file for file, _ in files.files]) == (("a", "b"), seen)

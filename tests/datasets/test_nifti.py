@@ -46,10 +46,10 @@ def write_set(folder: Path, count: int = 8) -> Path:
 def test_axes_are_those_of_the_body_and_go_back(tmp_path: Path) -> None:
     values = np.arange(4 * 5 * 6, dtype=np.int16).reshape(4, 5, 6)
     volume = read_volume(save(tmp_path / "a.nii.gz", values))
-    assert volume.values.shape == (5, 4, 6)  # from bottom to top, back to front, left to right
+    assert volume.values.shape == (1, 5, 4, 6)  # from bottom to top, back to front, left to right
     assert volume.spacing == (3.0, 0.5, 2.0)
-    assert volume.values[2, 1, 3] == values[2, 2, 2]
-    volume.write((volume.values % 7).astype(np.uint8), tmp_path / "mask.nii.gz")
+    assert volume.values[0, 2, 1, 3] == values[2, 2, 2]
+    volume.write((volume.values[0] % 7).astype(np.uint8), tmp_path / "mask.nii.gz")
     back = nib.load(tmp_path / "mask.nii.gz")
     assert np.array_equal(np.asanyarray(back.dataobj), values % 7)
     assert np.allclose(back.affine, AFFINE)
@@ -126,7 +126,7 @@ def test_codes_and_units_are_kept_in_predicted_masks(tmp_path: Path) -> None:
     image.header.set_xyzt_units("mm", "sec")
     nib.save(image, tmp_path / "scan.nii.gz")
     volume = read_volume(tmp_path / "scan.nii.gz")
-    volume.write((volume.values % 3).astype(np.uint8), tmp_path / "mask.nii.gz")
+    volume.write((volume.values[0] % 3).astype(np.uint8), tmp_path / "mask.nii.gz")
     header = nib.load(tmp_path / "mask.nii.gz").header
     assert (int(header["qform_code"]), int(header["sform_code"])) == (1, 4)
     assert header.get_xyzt_units() == ("mm", "sec")
@@ -162,9 +162,13 @@ def test_numbers_become_bytes() -> None:
 
 
 FAULTS: dict[str, tuple[Any, str]] = {
-    "four axes": (
-        lambda folder: save(folder / "images/3.nii.gz", np.zeros((4, 4, 4, 4), np.int16)),
-        "3.nii.gz is four-dimensional (T, 4 volumes); give one volume a file",
+    "five axes": (
+        lambda folder: save(folder / "images/3.nii.gz", np.zeros((4, 4, 4, 4, 2), np.int16)),
+        "3.nii.gz is an array of the shape (4, 4, 4, 4, 2); give one volume a file, or channels as its last axis",
+    ),
+    "channels in one file": (
+        lambda folder: save(folder / "images/3.nii.gz", np.zeros((24, 6, 20, 4), np.int16)),
+        "channel",
     ),
     "cut off": (
         lambda folder: (folder / "images/3.nii.gz").write_bytes((folder / "images/3.nii.gz").read_bytes()[:200]),
@@ -224,7 +228,7 @@ def test_predicted_masks_have_the_axes_of_their_volume(tmp_path: Path) -> None:
     volume = read_volume(path)
     target = output_files(tmp_path / "masks", [path])[path]
     assert target == tmp_path / "masks/scan.nii.gz"
-    write_mask((volume.values % 3).astype(np.uint8), target, volume)
+    write_mask((volume.values[0] % 3).astype(np.uint8), target, volume)
     back = nib.load(target)
     assert np.array_equal(np.asanyarray(back.dataobj), values % 3)
     assert np.allclose(back.affine, AFFINE)
@@ -283,7 +287,7 @@ def test_extensions_other_headers_and_wrong_suffixes_are_read(tmp_path: Path) ->
     nib.save(nib.Nifti2Image(values, image.affine), tmp_path / "two.nii.gz")
     (tmp_path / "packed.nii").write_bytes((tmp_path / "two.nii.gz").read_bytes())
     for name in ("extended.nii", "two.nii.gz", "packed.nii"):
-        assert np.array_equal(read_volume(tmp_path / name).values, values.T)
+        assert np.array_equal(read_volume(tmp_path / name).values[0], values.T)
         assert read_volume(tmp_path / name).spacing == (3.0, 2.0, 1.0)
 
 
@@ -301,6 +305,6 @@ def test_a_flipped_bit_of_a_packed_volume_never_gives_other_voxels(tmp_path: Pat
         except InputError:
             outcomes["refused"] += 1
         else:  # the bit lies in the name or the time that gzip keeps
-            assert np.array_equal(read, values.T)
+            assert np.array_equal(read[0], values.T)
             outcomes["same"] += 1
     assert outcomes["refused"] > 1980

@@ -21,8 +21,9 @@ from torchcaps.analysis.results import Result, Table, percent
 from torchcaps.analysis.segmentation import SIDE, coloured, legend_of, middle_slice, palette
 from torchcaps.checks import checked
 from torchcaps.datasets.images import stem_of
-from torchcaps.datasets.nifti import Volume, is_volume, read_input
+from torchcaps.datasets.nifti import Volume
 from torchcaps.datasets.scaling import Pixels, as_floats, inverted
+from torchcaps.datasets.volumes import is_volume, read_input
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path
 from torchcaps.models import Network, SlotNetwork
@@ -192,8 +193,10 @@ def answer_files(
     read, sizes, shares, pictures, damaged = list[Path](), [], [], [], list[str]()
     for path in paths:
         try:
-            pixels, volume = read_input(path, spec.in_shape[0], spec.scale, spec.pages)
-            mask = answer(inverted(pixels) if options.invert else pixels)
+            how = (spec.scale, spec.pages, spec.channels, spec.spacing)
+            pixels, volume = read_input(path, spec.in_shape[0], *how)
+            seen = answer(inverted(pixels) if options.invert else pixels)
+            mask = seen if volume is None else volume.restored(seen)
         except InputError as error:
             damaged.append(str(error) if str(path) in str(error) else f"{path}: {error}")
             continue
@@ -203,7 +206,7 @@ def answer_files(
         sizes.append(mask.shape)
         shares.append((np.bincount(mask.reshape(-1), minlength=len(names)) / mask.size).tolist())
         if options.draws:
-            pictures.append((_preview(middle_slice(pixels)), _preview(middle_slice(mask[None]))[0]))
+            pictures.append((_preview(middle_slice(pixels)), _preview(middle_slice(seen[None]))[0]))
     return MaskAnswers(read, sizes, shares, names, pictures, spec.task, spec.colours) if read else None, damaged
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -63,6 +63,7 @@ class PixelEvaluation(TaskEvaluation):
         examples: Images to draw.
         title: Network and images.
         colours: Colour of each class in the figure; None: the usual ones.
+        unit: Unit of the distances: pixels, or mm if the images know the distances of their voxels.
     """
 
     confusion: Int[np.ndarray, "N J J"]
@@ -72,6 +73,7 @@ class PixelEvaluation(TaskEvaluation):
     examples: Sequence[Example] = ()
     title: str = ""
     colours: Sequence[str] | None = None
+    unit: Literal["pixels", "mm"] = "pixels"
     figure_name: ClassVar[str] = "masks"
 
     @property
@@ -152,6 +154,7 @@ class PixelEvaluation(TaskEvaluation):
         loss = self.loss if math.isfinite(self.loss) else None
         return {"num_images": self.num_images, "accuracy": self.accuracy, "error": self.error, "loss": loss} | {
             "class_names": list(self.class_names),
+            "hausdorff95_unit": self.unit,
             "per_class": self.per_class,
             "confusion": self.confusion.sum(0).tolist(),
         }
@@ -170,7 +173,7 @@ class PixelEvaluation(TaskEvaluation):
             ]
             for each in self.per_class
         ]
-        columns = ("class", "images", "pixels", "Dice", "IoU", "Hausdorff 95", "missed")
+        columns = ("class", "images", "pixels", "Dice", "IoU", f"Hausdorff 95, {self.unit}", "missed")
         first = f" of the first {counted(len(self.distances), 'image')}" * (len(self.distances) < self.num_images)
         words = f"Means ± standard deviations over images; Hausdorff distances{first} where both masks have the class"
         return [Table(rows, title=self.title), Table(shown, columns, words)]
@@ -291,4 +294,7 @@ class TaskCollector(Collector):
 
     def result(self, loss: float) -> PixelEvaluation:
         counts, distances = torch.cat(self._confusions).numpy(), np.array(self._distances)
-        return PixelEvaluation(counts, distances, loss, self.class_names, self._examples, colours=self.colours)
+        unit: Any = "pixels" if getattr(self.image_set, "spacing", None) is None else "mm"
+        return PixelEvaluation(
+            counts, distances, loss, self.class_names, self._examples, colours=self.colours, unit=unit
+        )

@@ -13,7 +13,7 @@ from torchcaps.analysis.results import Result, Styled, Table
 from torchcaps.cli.options import DataDir, Figure, Json, Split, command
 from torchcaps.cli.runs import refuse_options
 from torchcaps.cli.show import by, print_json, print_table, say, show
-from torchcaps.ranges import Count, Pages, Pixels, ValidationSplit
+from torchcaps.ranges import Count, Pages, Pixels, Spacing, ValidationSplit
 from torchcaps.tasks import TaskName
 from torchcaps.words import first_of
 
@@ -57,6 +57,9 @@ def datasets(
     fold: Annotated[str | None, "Part K of N that is tested, as K/N, for data without test images."] = None,
     window: Annotated[Count | None, "Steps of the windows that sequences are cut into."] = None,
     stride: Annotated[Count | None, "Steps between two windows (default: --window)."] = None,
+    spacing: Annotated[
+        Spacing | None, "Resample volumes to these distances of voxels, mm: depth, height and width, such as 1,1,1."
+    ] = None,
     pca: Annotated[Count | None, "Principal components that replace the bands of a scene."] = None,
     task: Annotated[TaskName | None, "Task to read the targets for (default: chosen by their form)."] = None,
     figure: Annotated[Figure, "File of --sample's figure, .png, .pdf or .svg (default: DATA-sample.png)."] = None,
@@ -101,6 +104,7 @@ def datasets(
         fold=fold,
         window=window,
         stride=stride,
+        spacing=spacing,
         pca=pca,
     )
     location = path if info.takes_path else info.locate(data_dir)  # a download may have added it

@@ -88,10 +88,8 @@ def predict(
     from torchcaps.analysis.groups import group_files
 
     network, words = split_words([*([] if run is None else [run]), *image])
-    paths = image_files(words)
     if group is not None:
         refuse_options(("figure", "poses", "coverage"), "is for single images, but --group averages their scores")
-        group_files(paths, group)
     check_coverage_options(coverage)
     if out is None:
         refuse_options(("missing",), "is for files, but there is no --out")
@@ -104,6 +102,10 @@ def predict(
 
     classifier = open_classifier(network, which)
     classifier.description.require_pixels("predict")
+    paths = image_files(words, classifier.description)
+    if group is not None:
+        group_files(paths, group)
+    inputs = [*paths, *(file for path in paths if path.is_dir() for file in path.iterdir())]
     module: Any = importlib.import_module(task_of(classifier.description).answers)
     refuse_options(*module.UNUSED_OPTIONS)
     if out is not None:
@@ -113,9 +115,9 @@ def predict(
             say(f"{out} has the masks of {len(there)} of {counted(len(paths), 'image')} already")
         paths = [path for path in paths if path not in there]
         chosen = dict.fromkeys(targets[path] for path in paths)
-        check_targets(chosen, [*targets, *files_of(network)], overwrite=overwrite)
+        check_targets(chosen, [*inputs, *files_of(network)], overwrite=overwrite)
     if poses is not None:
-        check_targets([poses], [*paths, *files_of(network)], option="--poses", overwrite=overwrite)
+        check_targets([poses], [*inputs, *files_of(network)], option="--poses", overwrite=overwrite)
         classifier, read_poses = collect_poses(classifier)
     options: Any = {
         "coverage": coverage,
@@ -200,14 +202,21 @@ def split_words(words: Sequence[Path]) -> tuple[Path | None, Sequence[Path]]:
     return first, words[1:]
 
 
-def image_files(words: Sequence[Path]) -> list[Path]:
-    """Return image files, with those in folders and sub-folders (except hidden ones), sorted by path."""
+def image_files(words: Sequence[Path], description: Any) -> list[Path]:
+    """Return image files, with those in folders and sub-folders (except hidden ones), sorted by path.
+
+    A network of volumes, which ``description`` describes, gets a folder of a DICOM series or of a subject as one input.
+    """
     from torchcaps.datasets.images import image_files_in
-    from torchcaps.datasets.nifti import volumes_in
+    from torchcaps.datasets.volumes import inputs_in
 
     files: list[Path] = []
     for word in words:
-        inside = image_files_in(word, deep=True) or volumes_in(word) if word.is_dir() else [word]
+        inside = [word]
+        if word.is_dir():
+            takes_volumes = len(description.in_shape) > 3 and description.pages is None
+            inside = inputs_in(word, description.channels) if takes_volumes else []
+            inside = inside or image_files_in(word, deep=True) or inputs_in(word, None)
         if not inside:
             raise InputError(f"{word} is no run folder: it holds no {CONFIG}, and no images")
         files += inside

@@ -33,6 +33,7 @@ class Splits:
         task: Name of the task of the labels; None: the form of the labels decides.
         has_names: False if the source names no classes, so that ``class_names`` are their numbers.
         colours: Colour of each class in masks, such as ``#00ff00``; None: the masks hold numbers.
+        channels: Names of the channels of each image; None: they have no names.
     """
 
     train: ImageSet | None
@@ -46,6 +47,7 @@ class Splits:
     task: TaskName | None = None
     has_names: bool = True
     colours: tuple[str, ...] | None = None
+    channels: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, sets: Mapping[str, ImageSet], class_names: tuple[str, ...], **fields: Any) -> Splits:
@@ -125,6 +127,7 @@ class Part:
         task_name: Name of the task of the labels; None: the form of the labels decides.
         note: Sentence about the choice of the images; None if there is nothing to say.
         colours: Colour of each class in masks, such as ``#00ff00``; None: the masks hold numbers.
+        channels: Names of the channels of each image; None: they have no names.
     """
 
     name: str
@@ -135,6 +138,7 @@ class Part:
     task_name: TaskName | None = None
     note: str | None = None
     colours: tuple[str, ...] | None = None
+    channels: tuple[str, ...] | None = None
 
     @property
     def parts(self) -> dict[str, ImageSet]:
@@ -161,6 +165,7 @@ class Dataset:
         task_name: Name of the task of the labels; None: the form of the labels decides.
         has_names: False if ``class_names`` are only numbers.
         colours: Colour of each class in masks, such as ``#00ff00``; None: the masks hold numbers.
+        channels: Names of the channels of each image; None: they have no names.
 
     Raises:
         InputError: The parts differ in image shape or in the number of objects, a label has no class name, two classes
@@ -176,6 +181,7 @@ class Dataset:
     task_name: TaskName | None = None
     has_names: bool = True
     colours: tuple[str, ...] | None = None
+    channels: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         kinds: dict[str, Any] = {"name": str, "train": Images, "validation": ImageSet, "test": ImageSet}

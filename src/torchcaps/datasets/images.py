@@ -37,9 +37,18 @@ def subfolders(folder: Path) -> list[Path]:
 
 
 def stem_of(file: Path) -> str:
-    """Return the name of a file without its suffix: ``scan.1`` of scan.1.png and of scan.1.nii.gz."""
+    """Return the name of a file without its suffix, ``scan.1`` of scan.1.png and scan.1.nii.gz; folders have none."""
     name = file.name.removesuffix(".gz")
-    return name.rpartition(".")[0] or name
+    return file.name if file.is_dir() else name.rpartition(".")[0] or name
+
+
+def folders_below(folder: Path) -> list[Path]:
+    """Return the sub-folders of a folder, and theirs, sorted, without hidden ones; links are not followed."""
+    below, folders = list[Path](), [folder]
+    while folders:
+        inside = [child for child in subfolders(folders.pop()) if not child.is_symlink()]
+        below, folders = below + inside, folders + inside
+    return sorted(below)
 
 
 def image_files_in(folder: Path, *, deep: bool = False) -> list[Path]:
@@ -47,13 +56,9 @@ def image_files_in(folder: Path, *, deep: bool = False) -> list[Path]:
 
     Links to folders are not followed.
     """
-    images, folders = list[Path](), [folder]
-    while folders:
-        inside = folders.pop()
-        candidates = (file for file in inside.iterdir() if file.suffix.lower() in SUFFIXES and not is_hidden(file))
-        images += [file for file in candidates if file.is_file()]
-        folders += [child for child in subfolders(inside) if not child.is_symlink()] if deep else []
-    return sorted(images)
+    inside = [folder, *(folders_below(folder) if deep else ())]
+    candidates = (file for each in inside for file in each.iterdir() if file.suffix.lower() in SUFFIXES)
+    return sorted(file for file in candidates if not is_hidden(file) and file.is_file())
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,12 +21,13 @@ from torchcaps.datasets.scaling import check_scale
 from torchcaps.datasets.splits import groups_of, stratified_folds, stratified_split
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import user_path
-from torchcaps.ranges import Count, Pages, Pixels, Seed, ValidationSplit, read_fold
+from torchcaps.ranges import Count, Pages, Pixels, Seed, Spacing, ValidationSplit, read_fold
 from torchcaps.tasks import TaskName, find_task
 from torchcaps.words import counted
 
 PartName = Literal["test", "validation", "train", "all"]
 OPTIONS = {"skip_damaged": "can_skip_damaged", "scale": "takes_scale", "pages": "takes_pages"}
+OPTIONS |= {"spacing": "takes_spacing"}
 OPTIONS |= {"window": "takes_windows", "stride": "takes_windows", "pca": "cuts_patches"}
 """Options that not every data set takes, with the field of `DatasetInfo` that says so."""
 _TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.1
@@ -82,6 +83,7 @@ def load_dataset(
     window: Count | None = None,
     stride: Count | None = None,
     pca: Count | None = None,
+    spacing: Spacing | None = None,
 ) -> Dataset:
     """Load a data set on the CPU, and split off its validation images.
 
@@ -125,6 +127,8 @@ def load_dataset(
         stride: Steps between the beginnings of two windows, 1 to ``window``; None: ``window``.
         pca: Replace the bands of a ``scene:`` by this many principal components of its training pixels; None: the
             bands. ``patch`` is then the odd side of the square around each pixel, pixels.
+        spacing: Resample volumes to these distances of neighbouring voxels along depth, height and width (upwards,
+            forwards and to the right in the body), mm: images linearly, masks to the nearest voxel. None: their own.
 
     Raises:
         InputError: The name is unknown, files are missing or broken, or a number does not fit the images.
@@ -132,6 +136,7 @@ def load_dataset(
     size = _both_sides(image_size)
     request: Any = {"data_dir": data_dir, "limit_test": limit_test, "skip_damaged": skip_damaged, "scale": scale}
     request |= {"pages": pages, "group": group, "fold": fold, "window": window, "stride": stride, "pca": pca}
+    request |= {"spacing": spacing}
     splits = _read(spec, size, task=task, patch=patch, **request)
     patch = patch if splits.finish is None else None  # a scene is in patches already
     held_out: Any = {"validation_size": validation_size, "validation": validation, "seed": seed}
@@ -139,6 +144,7 @@ def load_dataset(
     sets: Any = {part: sized(images, size, patch, spec) for part, images in parts.items()}
     sets["test"] = sets["test"].take(limit_test)
     own: Any = {"skipped": splits.skipped, "has_names": splits.has_names, "colours": splits.colours}
+    own |= {"channels": splits.channels}
     dataset = Dataset(spec, **sets, class_names=splits.class_names, task_name=splits.task, **own)
     find_task(splits.task).check_training(dataset.train.labels, splits.class_names, spec)
     return dataset
@@ -155,7 +161,7 @@ def load_part(spec: str, part: PartName = "test", *, seed: Seed = 0, **options: 
             are all.
         seed: Random seed of the choice of validation images.
         **options: ``data_dir``, ``image_size``, ``scale``, ``task``, ``patch``, ``pages``, ``group``, ``fold``,
-            ``window``, ``stride`` and ``pca`` as for `load_dataset`.
+            ``window``, ``stride``, ``pca`` and ``spacing`` as for `load_dataset`.
 
     Raises:
         InputError: As for `load_dataset`, or the data set has no such part.
@@ -182,6 +188,7 @@ def load_part(spec: str, part: PartName = "test", *, seed: Seed = 0, **options: 
         images = chosen.preview(len(chosen))
     words = f"images of {spec}" if part == "all" else f"{part} images of {spec}"
     own: Any = {"has_names": splits.has_names, "task_name": splits.task, "colours": splits.colours, "note": note}
+    own |= {"channels": splits.channels}
     return Part(spec, words, cast(ImageSet, sized(images, size, patch, spec)), splits.class_names, **own)
 
 

@@ -68,6 +68,14 @@ def as_mask(array: Shaped[np.ndarray, "..."], size: Sequence[int], where: str) -
     return Mask(positions, tuple(int(value) + COLOUR * is_coloured for value in values))
 
 
+def size_fault(file: Path, size: Sequence[int], image: Path, expected: Sequence[int]) -> str:
+    """Return the error about a mask, or a channel, whose size is not that of its image."""
+    sizes = ["×".join(map(str, each)) for each in (size, expected)]
+    axes = " (height × width)" * (len(size) == 2)
+    rule = "a mask has the size of its image" + ", and so has a channel" * (len(size) > 2)
+    return f"{file} is {sizes[0]}, but {image} {sizes[1]}{axes}; {rule}"
+
+
 def channel_axis(shape: Sequence[int], size: Sequence[int]) -> int | None:
     """Return the axis of ``shape`` that ``size`` lacks: the last one, the first one, or the first after the images."""
     axes = [axis for axis in (len(shape) - 1, 1, 0) if len(shape) == len(size) + 1]

@@ -52,6 +52,8 @@ class DataRequest:
     """Steps of the windows that sequences are cut into; None: whole sequences."""
     stride: int | None = None
     """Steps between the beginnings of two windows; None: the steps of a window."""
+    spacing: tuple[float, ...] | None = None
+    """Distances of voxels to which volumes are resampled, mm; None: their own."""
     pca: int | None = None
     """Number of principal components that replace the bands of a scene; None: the bands."""
 
@@ -84,6 +86,7 @@ class DatasetInfo:
         takes_scale: True if the user may give the range of its pixels.
         takes_pages: True if its files may have pages.
         takes_windows: True if its images may be sequences, to be cut into windows.
+        takes_spacing: True if its images are volumes that know the distances of their voxels.
         cuts_patches: True if its images are the patches around the pixels of a scene, whose side is ``patch``.
         validation_size: Default number of validation images; None: a tenth of the training images.
         preparation: Preprocessing that turned drawings into its images, applied to photos as well; None for other
@@ -107,6 +110,7 @@ class DatasetInfo:
     takes_scale: bool = False
     takes_pages: bool = False
     takes_windows: bool = False
+    takes_spacing: bool = False
     cuts_patches: bool = False
     validation_size: int | None = None
     preparation: Preparation | None = None

@@ -16,7 +16,7 @@ from torchcaps.models.presets import get_preset
 from torchcaps.nn.layers import current_tree
 from torchcaps.parts import Choice, Settings, Tree, flat
 from torchcaps.plugins import is_loaded, plugin_options
-from torchcaps.ranges import Count, Pages, Pixels, PositiveFactor, Processes, Seed
+from torchcaps.ranges import Count, Pages, Pixels, PositiveFactor, Processes, Seed, Spacing
 from torchcaps.training.recipe import Recipe
 
 NESTED_FIELDS = ("preset", "model", "recipe")
@@ -95,6 +95,9 @@ class TrainConfig(Settings):
     """Cut sequences into windows of this many steps, which are split by sequence."""
     stride: Count | None = None
     """Steps between two windows. The default is --window."""
+    spacing: Spacing | None = None
+    """Resample volumes to these distances of neighbouring voxels, mm: depth, height and width, such as 1,1,1. Predicted
+    masks go back to the grid of each file. The default is the distances of each volume."""
     pca: Count | None = None
     """Replace the bands of a scene by this many principal components of its training pixels."""
     fitted: tuple[AutoField, ...] = ()

@@ -12,7 +12,7 @@ from torchcaps.analysis.calibration import Calibration
 from torchcaps.analysis.certainty import Certainty
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError, shown
-from torchcaps.ranges import COUNT, Pages, is_scale, spatial_shape
+from torchcaps.ranges import COUNT, Pages, is_scale, is_spacing, spatial_shape
 from torchcaps.tasks import TASKS, TaskName
 
 MAX_IMAGE_VALUES = 2**22
@@ -24,6 +24,12 @@ def _are_colours(values: object, count: int) -> bool:
     if not isinstance(values, tuple) or len(values) != count:
         return False
     return all(isinstance(each, str) and re.fullmatch("#[0-9a-f]{6}", each) for each in values)
+
+
+def _are_texts(values: object, count: int) -> bool:
+    """Return True for ``count`` different texts."""
+    texts = values if isinstance(values, tuple) and all(isinstance(each, str) for each in values) else ()
+    return len(set(texts)) == len(texts) == count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +78,12 @@ class ImageSpec:
     are_pixels: bool = True
     """False for numbers that no image file holds, such as sequences, spectra or components."""
 
+    spacing: tuple[float, ...] | None = None
+    """Distances of voxels to which volumes are resampled, mm; None: their own."""
+
+    channels: tuple[str, ...] | None = None
+    """Names of the channels of a subject, each in a file of its own; None: a file has all channels."""
+
     colours: tuple[str, ...] | None = None
     """Colour of each class in masks, such as ``#00ff00``; None: those of figures."""
 
@@ -95,6 +107,8 @@ class ImageSpec:
             "stride": self.stride is None or self.stride in COUNT,
             "pca": self.pca is None or self.pca in COUNT,
             "are_pixels": isinstance(self.are_pixels, bool),
+            "spacing": self.spacing is None or is_spacing(self.spacing),
+            "channels": self.channels is None or _are_texts(self.channels, self.in_shape[0]),
             "colours": self.colours is None or _are_colours(self.colours, len(names)),
             "scale": self.scale is None or is_scale(self.scale),
         }

@@ -68,7 +68,7 @@ class Run:
     def reading_options(self, data: str) -> dict[str, Any]:
         """Return options of ``load_dataset``, so that other images are read as the run's own ones were."""
         info = find_dataset(data)[0]
-        taken = {"scale": info.takes_scale, "pages": info.takes_pages}
+        taken = {"scale": info.takes_scale, "pages": info.takes_pages, "spacing": info.takes_spacing}
         taken |= dict.fromkeys(("window", "stride"), info.takes_windows)
         return {name: getattr(self.images, name) for name, is_taken in taken.items() if is_taken}
 
@@ -126,6 +126,7 @@ class Run:
         images = joined(list(own.parts.values()), own.name) if part == "all" else own.parts[part]
         words = f"images of {own.name}" if part == "all" else f"{part} images of {own.name}"
         named: Any = {"has_names": own.has_names, "task_name": own.task_name, "colours": own.colours}
+        named |= {"channels": own.channels}
         return Part(own.name, words, images.preview(len(images)), own.class_names, **named)
 
     def other_images(self, data: str, data_dir: str | None = None, task: TaskName | None = None) -> ImageSet:
@@ -175,6 +176,12 @@ class Run:
 
     def _matched(self, loaded: Loaded, *, by_number: bool) -> Loaded:
         """Return a data set with the classes of the network; raise InputError if its images do not fit."""
+        names, known = loaded.channels, self.images.channels
+        if names is not None and known is not None and names != known:
+            raise InputError(
+                f"{loaded.name} has the channels {', '.join(names)}; the network of {self.path} was made for "
+                f"{', '.join(known)}"
+            )
         images: Any = next(iter(loaded.parts.values()))
         shape, required = (
             f"images of shape {each.in_shape} with {counted(objects, 'object')} in each"

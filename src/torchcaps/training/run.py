@@ -223,6 +223,8 @@ class Start(NamedTuple):
             stride=self.config.stride,
             pca=self.config.pca,
             are_pixels=self.data.train.can_be_augmented,
+            spacing=self.config.spacing,
+            channels=self.data.channels,
             colours=self.data.colours,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,18 +14,22 @@ import torch
 from torchcaps.datasets.damaged import read_each, refuse_damaged
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet
-from torchcaps.datasets.images import image_files_in, in_one_form, read_pixels, stem_of, subfolders
-from torchcaps.datasets.masks import Mask, number_masks, read_classes, read_mask
+from torchcaps.datasets.images import folders_below, image_files_in, in_one_form, read_pixels, stem_of, subfolders
+from torchcaps.datasets.masks import Mask, number_masks, read_classes, read_mask, size_fault
 from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.registry import DataRequest
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.scaling import Pixels
-from torchcaps.datasets.splits import FILE
+from torchcaps.datasets.splits import FILE, GROUP, note_groups
+from torchcaps.datasets.volumes import channels_in
 from torchcaps.errors import InputError
 from torchcaps.files import paths_from
 from torchcaps.ranges import IGNORED, Pages
+from torchcaps.words import counted
 
-IMAGES, MASKS, CLASSES = "images", "masks", "classes.txt"
+IMAGES, MASKS, CLASSES, SUBJECT = "images", "masks", "classes.txt", "subject"
+MAX_PARTS = 3
+"""Parts of a data set that is not split any further: train, validation and test."""
 RIGHT = [IMAGES, MASKS]
 TEST = ["imagests", "labelsts"]
 """Names, in small letters, of the folders of a test part, beside imagesTr and labelsTr."""
@@ -54,8 +59,11 @@ class Labelled(NamedTuple):
 class Pair(NamedTuple):
     """Files of an image and of its mask."""
 
-    image: Path
+    images: tuple[Path, ...]
+    """The file of the image, or the file of each channel of a subject."""
     mask: Path
+    file: Path
+    """Name of the image: its file, or the folder of the subject."""
 
 
 class Sources(NamedTuple):
@@ -78,6 +86,8 @@ class FileKind(NamedTuple):
     """Usual suffix of masks."""
     words: str
     """A file of this kind in an error."""
+    has_subjects: bool = False
+    """True if the files of a subject may be its channels."""
 
 
 def files_beside(files: Sequence[Path]) -> Sources:
@@ -190,50 +200,134 @@ def load_segmentation_folder(
             numbers of classes.
     """
     kind = kind or FileKind(image_files_in, partial(_read_image_files, request.pages), ".png", "an image file")
-    sources = {part: _sources_of(folder, kind, parts, request) for part, folder in parts.items()}
-    test = [each for name in TEST for each in subfolders(root) if each.name.lower() == name]
-    if len(test) == len(TEST) and "test" not in sources:
-        sources["test"] = _sources_in(test[0], test[1], kind)
     names, table = read_classes(root / CLASSES)
     pairs, faults = dict[str, list[Pair]](), list[str]()
-    for part, files in sources.items():
-        pairs[part], of_part = _pairs_of(files)
-        faults += of_part
+    subjects = subject_pairs(parts, kind) if kind.has_subjects else None
+    if subjects is not None:
+        pairs, faults = subjects.pairs, subjects.faults
+    else:
+        sources = {part: _sources_of(folder, kind, parts, request) for part, folder in parts.items()}
+        test = [each for name in TEST for each in subfolders(root) if each.name.lower() == name]
+        if len(test) == len(TEST) and "test" not in sources:
+            sources["test"] = _sources_in(test[0], test[1], kind)
+        for part, files in sources.items():
+            pairs[part], of_part = _pairs_of(files)
+            faults += of_part
     read, skip = partial(_read_pair, kind=kind, scale=request.scale), request.skip_damaged
-    labelled, faults = read_each((pair for part in pairs.values() for pair in part), read, skip=skip, faults=faults)
+    check = _check_channels if kind.has_subjects else lambda *_: None
+    listed = (pair for part in pairs.values() for pair in part)
+    labelled, faults = read_each(listed, read, skip=skip, faults=faults, check=check)
     masks = {str(pair.mask): each.mask for pair, each in labelled.items()}
     numbered, class_names, colours, unknown = number_masks(masks, names, table)
     if unknown and len(unknown) == len(masks):  # not the masks are wrong, but the list
         raise InputError(unknown[0])
     refuse_damaged(unknown, len(masks), skip=skip)
     faults += unknown
-    images = {pair.image: each.image for pair, each in labelled.items() if str(pair.mask) in numbered}
+    images = {pair.file: each.image for pair, each in labelled.items() if str(pair.mask) in numbered}
     images, sets = in_one_form(images, str(root), request.scale, request.pages), dict[str, ImageSet]()
     for part, of_pairs in pairs.items():
-        kept = [pair for pair in of_pairs if pair.image in images]
+        kept = [pair for pair in of_pairs if pair.file in images]
         if not kept:
             raise InputError(": ".join([f"{root}: none of the {part} images and masks can be used", *faults[:1]]))
         spacing = tuple(each for pair in kept if (each := labelled[pair].spacing) is not None)
         sets[part] = PatchSet(
-            tuple(torch.from_numpy(images[pair.image]) for pair in kept),
+            tuple(torch.from_numpy(images[pair.file]) for pair in kept),
             tuple(torch.from_numpy(numbered[str(pair.mask)]) for pair in kept),
             spacing=spacing or None,
-            names={FILE: paths_from(root, (pair.image for pair in kept))},
+            names={FILE: paths_from(root, (pair.file for pair in kept))},
         )
     has_names = class_names != tuple(map(str, range(len(class_names))))
     fields: Any = {"skipped": tuple(faults), "task": "pixels", "has_names": has_names, "colours": colours}
-    return Splits.of(sets, class_names, **fields)
+    splits = Splits.of(sets, class_names, channels=subjects and subjects.channels, **fields)
+    return splits if subjects is None else _by_subject(splits, root, parts, request)
+
+
+class Subjects(NamedTuple):
+    """Folders of subjects."""
+
+    pairs: dict[str, list[Pair]]
+    """The channels and the mask of each, by part."""
+    faults: list[str]
+    """A sentence for each folder that cannot be used."""
+    channels: tuple[str, ...]
+    """Names of the channels, in their order."""
+
+
+def subject_pairs(parts: Mapping[str, Path], kind: FileKind) -> Subjects | None:
+    """Return the folders of subjects, also in sub-folders, such as those of sessions; None if there are none.
+
+    A subject has a mask, a file with a usual name such as seg, mask or label. Its other files are the channels, by
+    their names: those that at least half of the subjects have.
+    """
+    if any(mask_folders(folder, kind.files_in) for folder in parts.values()):
+        return None
+    named = {
+        part: {each: files for each in folders_below(folder) if (files := channels_in(each))}
+        for part, folder in parts.items()
+    }
+    listed = [files for of_part in named.values() for files in of_part.values()]
+    if not any(name in MASK_NAMES for files in listed for name in files):
+        return None
+    counts = Counter(name for files in listed for name in files if name not in MASK_NAMES)
+    channels = tuple(sorted(name for name, count in counts.items() if 2 * count >= len(listed)))
+    usual = Counter(name for files in listed for name in files if name in MASK_NAMES).most_common(1)[0][0]
+    pairs, faults = dict[str, list[Pair]](), list[str]()
+    for part, of_part in named.items():
+        pairs[part] = []
+        for subject, files in of_part.items():
+            masks = [name for name in files if name in MASK_NAMES]
+            if (fault := _subject_fault(files, masks, channels, f"{usual}{kind.suffix}")) is not None:
+                faults.append(f"{subject} has {fault}")
+            else:
+                images = tuple(files[name][0] for name in channels)
+                pairs[part].append(Pair(images, files[masks[0]][0], subject))
+        pairs[part] = [pairs[part][i] for i in generator(FIXED_SEED).permutation(len(pairs[part]))]
+    return Subjects(pairs, faults, channels)
+
+
+def _subject_fault(
+    files: Mapping[str, Sequence[Path]], masks: Sequence[str], channels: Sequence[str], usual: str
+) -> str | None:
+    """Return why the files of a subject cannot be used, after "it has"; None if they can."""
+    others = [name for name in files if name not in (*masks, *channels)]
+    lacking = [name for name in channels if name not in files]
+    twice = next((each for each in files.values() if len(each) > 1), None)
+    if lacking or not channels:
+        return f"no {' and no '.join(lacking) or 'image'}, but {', '.join(sorted(files))}; put all channels there"
+    if not masks:
+        return f"no mask; put {usual} there"
+    if len(masks) > 1 or twice is not None:
+        return f"{' and '.join(each.name for each in twice or (files[name][0] for name in masks))}; keep one of them"
+    if others:
+        return f"{' and '.join(others)}, which most other subjects lack; move it away"
+    return None
+
+
+def _by_subject(splits: Splits, root: Path, parts: Mapping[str, Path], request: DataRequest) -> Splits:
+    """Return subjects as groups, if the request names them: their images may be in several folders, as of sessions."""
+    subjects = {
+        part: [(root / file).relative_to(parts[part]).parts[0] for file in images.names[FILE]]
+        for part, images in splits.parts.items()
+    }
+    if request.group == SUBJECT:
+        return splits.with_names(GROUP, subjects)
+    if request.group is None and request.part is None and len(subjects) < MAX_PARTS:
+        note_groups(str(root), {SUBJECT: [subject for each in subjects.values() for subject in each]})
+    return splits
+
+
+def _check_channels(*pair: tuple[Pair, Labelled]) -> None:
+    """Raise InputError unless two volumes have as many channels, which are never taken for grey or colours."""
+    first, other = (counted(len(each.image), "channel") for _, each in pair)
+    if first != other:
+        raise InputError(f"{pair[1][0].file} has {other}, but {pair[0][0].file} {first}; all must have the same")
 
 
 def _read_pair(pair: Pair, kind: FileKind, scale: tuple[float, float] | None) -> Labelled:
     """Read an image and its mask, which must have one size."""
     labelled = kind.read(pair, scale)
     if labelled.image.shape[1:] != labelled.mask.positions.shape:
-        sizes = ["×".join(map(str, size)) for size in (labelled.mask.positions.shape, labelled.image.shape[1:])]
-        axes = " (height × width)" * (labelled.mask.positions.ndim == 2)
-        raise InputError(
-            f"{pair.mask} is {sizes[0]}, but {pair.image} {sizes[1]}{axes}; a mask has the size of its image"
-        )
+        raise InputError(size_fault(pair.mask, labelled.mask.positions.shape, pair.file, labelled.image.shape[1:]))
     return labelled
 
 
@@ -252,7 +346,10 @@ def _sources_of(folder: Path, kind: FileKind, parts: Mapping[str, Path], request
         names = folders_of_numbers(unnamed, request)
         folders = names and (folder / names[0], folder / names[1])
     if folders is None:
-        raise InputError(f"{folder} must have images/ and masks/, with {kind.words} of the same name in each")
+        or_subjects = ", or a folder for each subject with its channels and a mask called seg" * kind.has_subjects
+        raise InputError(
+            f"{folder} must have images/ and masks/, with {kind.words} of the same name in each{or_subjects}"
+        )
     return _sources_in(*folders, kind)
 
 
@@ -304,7 +401,7 @@ def _pairs_of(sources: Sources) -> tuple[list[Pair], list[str]]:
     faults += [f"{masks[stem][0]} has no image in {folder}; put it there, or move the mask away" for stem in alone]
     stems = sorted(stem for stem in images.keys() & masks.keys() if len(images[stem]) == len(masks[stem]) == 1)
     order = generator(FIXED_SEED).permutation(len(stems))
-    return [Pair(images[stems[i]][0], masks[stems[i]][0]) for i in order], faults
+    return [Pair((images[stems[i]][0],), masks[stems[i]][0], images[stems[i]][0]) for i in order], faults
 
 
 def _without_channel(stem: str, masks: Container[str]) -> str:
@@ -330,5 +427,5 @@ def _is_similar(mask: str, image: str) -> bool:
 
 
 def _read_image_files(pages: Pages | None, pair: Pair, scale: tuple[float, float] | None) -> Labelled:
-    image = read_pixels(pair.image, scale=scale, pages=pages)
+    image = read_pixels(pair.file, scale=scale, pages=pages)
     return Labelled(image, read_mask(pair.mask, str(pair.mask), is_volume=pages == "depth"))
