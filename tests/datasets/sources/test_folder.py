@@ -192,3 +192,37 @@ def test_images_of_several_sizes_are_refused_before_all_are_read(
     monkeypatch.setattr(reader, "read_pixels", lambda file, **options: opened.append(file) or read(file, **options))
     assert_raises(InputError, load, tmp_path, say="bring all images to one size with --image-size")
     assert len(opened) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "example"), [("a/scan 1", "a/scan 1/000.png"), (".", "000.png"), ("extra", "extra/000.png")]
+)
+def test_no_image_of_a_folder_is_left_out_without_a_word(more: str, example: str, tmp_path: Path) -> None:
+    root = fill(tmp_path, {"train/a": 6, "train/b": 6})
+    fill(root if more == "extra" else root / "train", {more: 3})
+    with pytest.warns(UserWarning, match="has 3 images that are not read, such as") as warned:
+        load(root)
+    assert str(Path(example if more == "extra" else f"train/{example}")) in str(warned[0].message)
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (None, "class folder DIR/a has images in sub-folders only, such as DIR/a/images/000.png; move them up"),
+        ("pixels", "DIR must have images/ and masks/, with an image file of the same name in each; they are in each"),
+        ("objects", "DIR/a/masks/000.png is a mask by its name, and one of 12 files that would be read as a picture"),
+    ],
+)
+def test_a_folder_for_each_image_and_its_masks(task: str | None, said: str, tmp_path: Path) -> None:
+    """As in the Data Science Bowl of 2018: for objects, masks would be pictures to train on."""
+    for name in "abcdef":
+        fill(tmp_path / name, {"images": 1, "masks": 2})
+    assert_raises(InputError, load, tmp_path, task=task, say=said.replace("DIR", str(tmp_path)))
+
+
+def test_masks_beside_pictures_are_no_pictures(tmp_path: Path) -> None:
+    root = fill(tmp_path, {"a": 6, "b": 6})
+    assert len(load(root, task="objects").train) > 0
+    for file in sorted((root / "b").iterdir()):
+        shutil.copy(file, file.with_stem(file.stem + "_mask"))
+    assert_raises(InputError, load, root, task="objects", say="000_mask.png is a mask by its name, and one of 6 files")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,16 +23,20 @@ from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.scaling import Pixels, Scale, as_bytes, as_floats, check_scale
 from torchcaps.datasets.sources.segmentation_folder import (
+    IMAGES,
+    MASKS,
     files_beside,
     folders_of_numbers,
     load_segmentation_folder,
     mask_folders,
+    masks_among,
 )
 from torchcaps.datasets.splits import FILE
 from torchcaps.errors import InputError
 from torchcaps.files import paths_from, user_path
 from torchcaps.ranges import IGNORED, Pages
 from torchcaps.tasks import find_task
+from torchcaps.words import counted
 
 PARTS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
 
@@ -88,6 +93,7 @@ def load_folder(request: DataRequest) -> Splits:
     for part, by_class in files.items():
         labelled = [(file, label) for label, name in enumerate(class_names) for file in by_class.get(name, ())]
         listed[part], targets[part] = [file for file, _ in labelled], torch.tensor([label for _, label in labelled])
+    note_unread(root, [file for part in listed.values() for file in part])
     sets, damaged = read_labelled(listed, targets, request, str(root))
     if request.part is None and "train" in sets:
         needed = 1 + ("test" not in files) + ("validation" not in files)
@@ -98,6 +104,17 @@ def load_folder(request: DataRequest) -> Splits:
                     "are needed to train, choose the best epoch and test"
                 )
     return Splits.of(sets, class_names, skipped=tuple(damaged))
+
+
+def note_unread(root: Path, files: Sequence[Path]) -> None:
+    """Warn if a folder of class folders has images elsewhere, such as in sub-folders of a class."""
+    others = sorted({*image_files_in(root, deep=True)} - {*files})
+    if others:
+        warnings.warn(
+            f"{root} has {counted(len(others), 'image')} that {'are' if len(others) > 1 else 'is'} not read, such as "
+            f"{others[0].relative_to(root)}; the images of a class are in its folder, without sub-folders",
+            stacklevel=2,
+        )
 
 
 def load_pictures(root: Path, parts: Mapping[str, Path], request: DataRequest) -> Splits:
@@ -112,6 +129,12 @@ def load_pictures(root: Path, parts: Mapping[str, Path], request: DataRequest) -
     for part, listed in files.items():
         if not listed:
             raise InputError(f"{root}: there are no {part} pictures in {parts[part]} or its sub-folders")
+        if masks := masks_among(listed):
+            raise InputError(
+                f"{masks[0]} is a mask by its name, and one of {counted(len(masks), 'file')} that would be read as a "
+                f"picture; put all pictures into {parts[part] / IMAGES} and the masks into {parts[part] / MASKS}, or "
+                "move the masks away"
+            )
     targets = {part: torch.zeros(len(listed), dtype=torch.int64) for part, listed in files.items()}
     sets, damaged = read_labelled(files, targets, request, str(root))
     names = tuple(map(str, range(SLOTS)))
@@ -228,6 +251,11 @@ def _class_files(folder: Path, part: str) -> dict[str, list[Path]]:
         files[child.name] = image_files_in(child)
         if not files[child.name] and part == "train":
             suffixes = ", ".join(sorted(suffix[1:] for suffix in SUFFIXES))
+            if below := image_files_in(child, deep=True):
+                raise InputError(
+                    f"the class folder {child} has images in sub-folders only, such as {below[0]}; move them up, or "
+                    "list all files and their classes in a table, csv:PATH"
+                )
             raise InputError(f"the class folder {child} has no images; put some there ({suffixes}) or remove it")
         _refuse_masks(child.name, files[child.name])
     if not files:

@@ -217,7 +217,12 @@ def _images(
         if values.ndim != 3 or x not in _LENGTHS:
             raise
         raise InputError(f"{error}; if these are sequences (N, C, L), add an array {_LENGTHS[x]} (N,)") from None
-    return channels_first(pixels, where, named, "an array channels").contiguous()
+    try:
+        return channels_first(pixels, where, named, "an array channels").contiguous()
+    except InputError as error:
+        if values.ndim < 4:
+            raise
+        raise InputError(f"{error}; volumes (N, D, H, W) are trained with masks only (task pixels)") from None
 
 
 def _scaled(values: np.ndarray, scale: Scale, where: str, *, is_volume: bool = False) -> Tensor:

@@ -349,8 +349,29 @@ def _sources_of(folder: Path, kind: FileKind, parts: Mapping[str, Path], request
         or_subjects = ", or a folder for each subject with its channels and a mask called seg" * kind.has_subjects
         raise InputError(
             f"{folder} must have images/ and masks/, with {kind.words} of the same name in each{or_subjects}"
+            f"{_pairs_below(folder)}"
         )
     return _sources_in(*folders, kind)
+
+
+def _pairs_below(folder: Path) -> str:
+    """Return the end of an error about a folder whose sub-folders have images/ and masks/ each; empty for others."""
+    names = [{each.name.lower() for each in subfolders(below)} for below in subfolders(folder)]
+    those = [n for n, each in enumerate(names) if each & IMAGE_NAMES and each & MASK_NAMES]
+    if not those:
+        return ""
+    return (
+        f"; they are in each sub-folder, such as {subfolders(folder)[those[0]].name}/, so put all images together, and "
+        "join the masks of an image to one"
+    )
+
+
+def masks_among(files: Sequence[Path]) -> list[Path]:
+    """Return the files that are masks of others, by their folders, such as images/ and masks/, or by their names."""
+    beside = [mask for masks in files_beside(files).masks.values() for mask in masks]
+    around = {file.parent.parent for file in files}
+    holders = {each for each in around if any(child.name.lower() in IMAGE_NAMES for child in subfolders(each))}
+    return beside + [file for file in files if file.parent.name.lower() in MASK_NAMES and file.parent.parent in holders]
 
 
 def _sources_in(of_images: Path, of_masks: Path, kind: FileKind) -> Sources:
