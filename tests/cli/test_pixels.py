@@ -11,6 +11,7 @@ from PIL import Image
 from cli_support import Cli
 from pixel_support import TinyPixels, discs, register_tiny_pixels, write_folder
 from support import registered_for_now
+from tiny_runs import save_image
 from torchcaps.files import read_json
 from torchcaps.models import register_preset
 
@@ -87,6 +88,20 @@ def onnx_file(run: Path) -> Path:
     file = run.parent / "m.onnx"
     assert Cli()("export", run, "--format", "onnx", "--out", file).code == 0
     return file
+
+
+def test_masks_of_subjects_keep_the_sub_folders_of_their_images(run: Path, cli: Cli, tmp_path: Path) -> None:
+    images, _ = discs(3, (24, 24), seed=9)
+    places = ("subject 1/visit/scan", "subject 2/scan", "scan")
+    for place, image in zip(places, images, strict=True):
+        save_image(tmp_path / "in" / f"{place}.png", image)
+    assert cli("predict", run, tmp_path / "in", "--out", "out").code == 0
+    assert {str(each) for each in Path("out").rglob("*.png")} == {str(Path("out", f"{place}.png")) for place in places}
+    assert cli.out("predict", run, tmp_path / "in", "--out", "out", "--missing").startswith("out has the masks of 3")
+    assert cli("predict", run, tmp_path / "in/subject 2/scan.png", "--out", "alone").code == 0
+    assert Path("alone/scan.png").read_bytes() == Path("out/subject 2/scan.png").read_bytes()
+    named = [tmp_path / "in" / f"{place}.png" for place in places]
+    assert "would both be" in cli("predict", run, *named, "--out", "flat").err
 
 
 @pytest.mark.parametrize("size", [(16, 16), (50, 30), (33, 17), (9, 40)])

@@ -126,7 +126,7 @@ def test_the_limit_is_set_and_holds_for_folders_too(tmp_path: Path) -> None:
 
 def test_every_reader_of_folders_leaves_out_hidden_files_and_folders(tmp_path: Path) -> None:
     """``folder:``, ``ImageFiles`` and ``predict FOLDER``; links to folders are not followed."""
-    from torchcaps.cli.predict import image_files
+    from torchcaps.cli.predict import image_files, name_below
     from torchcaps.datasets import ImageFiles, load_dataset
     from torchcaps.datasets.images import image_files_in
     from torchcaps.training.image_spec import ImageSpec
@@ -140,6 +140,8 @@ def test_every_reader_of_folders_leaves_out_hidden_files_and_folders(tmp_path: P
         (tmp_path / "b" / "circle").symlink_to(tmp_path, target_is_directory=True)
     description = ImageSpec(in_shape=(1, 28, 28), class_names=("a", "b"))
     assert image_files([tmp_path], description) == sorted([*seen, deep])
+    assert name_below(deep, [tmp_path]) == Path("b/more/6.png")
+    assert name_below(deep, [deep]) == name_below(deep, [deep.parent]) == Path("6.png")
     assert image_files_in(tmp_path / "a") == seen[:5]
     files = ImageFiles(tmp_path, (1, 6, 5))
     assert (files.class_names, [file for file, _ in files.files]) == (("a", "b"), seen)

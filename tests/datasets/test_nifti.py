@@ -226,13 +226,13 @@ def test_predicted_masks_have_the_axes_of_their_volume(tmp_path: Path) -> None:
     values = np.arange(4 * 5 * 6, dtype=np.int16).reshape(4, 5, 6)
     path = save(tmp_path / "scan.nii", values)
     volume = read_volume(path)
-    target = output_files(tmp_path / "masks", [path])[path]
+    target = output_files(tmp_path / "masks", {path: Path(path.name)})[path]
     assert target == tmp_path / "masks/scan.nii.gz"
     write_mask((volume.values[0] % 3).astype(np.uint8), target, volume)
     back = nib.load(target)
     assert np.array_equal(np.asanyarray(back.dataobj), values % 3)
     assert np.allclose(back.affine, AFFINE)
-    twice = [path, tmp_path / "scan.nii.gz"]
+    twice = {path: Path(path.name), tmp_path / "scan.nii.gz": Path("scan.nii.gz")}
     assert_raises(InputError, output_files, tmp_path, twice, say=f"would both be {tmp_path / 'scan.nii.gz'}; predict")
 
 

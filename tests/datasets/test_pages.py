@@ -115,7 +115,7 @@ def test_pages_are_the_depth_of_volumes(tmp_path: Path) -> None:
 
 def test_masks_of_volumes_are_written_as_pages(tmp_path: Path) -> None:
     path, mask = tmp_path / "scan.png", stack() % 2
-    target = output_files(tmp_path / "masks", [path], "depth")[path]
+    target = output_files(tmp_path / "masks", {path: Path(path.name)}, "depth")[path]
     assert target.name == "scan.tif"
     write_mask(mask, target)
     assert np.array_equal(read_mask(target, "mask", is_volume=True).positions, mask)  # of the values 0 and 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,15 +60,17 @@ class AnswerOptions:
     """Keep pictures for a figure."""
     out: Path | None = None
     """File of the table of all answers, or folder of the masks; None: nothing is written."""
+    targets: Mapping[Path, Path] = field(default_factory=dict)
+    """File of the answer to each image file, from `output_files`."""
 
 
 def output_files(
     out: Path,
-    paths: Sequence[Path],
+    names: Mapping[Path, Path],
     pages: Pages | None = None,  # noqa: ARG001  masks need it
 ) -> dict[Path, Path]:
     """Return the file that the answer to each image file is written to: the same table for all."""
-    return dict.fromkeys(paths, out)
+    return dict.fromkeys(names, out)
 
 
 def answer_files(

@@ -94,7 +94,7 @@ class TaskEvaluation(Result):
 
     def answers(self) -> Iterator[Answer]:
         """Yield the answer to each image."""
-        raise InputError("these results have no table of answers")
+        raise InputError("--out lists the truth and the answer for each image, and this task has none; leave it out")
 
     def answers_csv(self, names: Mapping[str, Sequence[str]]) -> str:
         """Return a table with a line for each image: file, truth, answer, set, group, and a number for each output.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -134,10 +134,15 @@ class MaskAnswers(Result):
         return {"": tiles(rows, side=SIDE)}
 
 
-def output_files(out: Path, paths: Sequence[Path], pages: Pages | None = None) -> dict[Path, Path]:
+def output_files(out: Path, names: Mapping[Path, Path], pages: Pages | None = None) -> dict[Path, Path]:
     """Return the file of the mask of each image file: the name of the image with the suffix .png or .nii.gz.
 
     If its ``pages`` are the depth of a volume, the suffix is .tif.
+
+    Args:
+        out: Folder of the masks.
+        names: Name of each image file below ``out``, with the sub-folders to keep.
+        pages: Meaning of the pages of image files.
 
     Raises:
         InputError: Two images would have one mask, or ``out`` is a file.
@@ -146,8 +151,8 @@ def output_files(out: Path, paths: Sequence[Path], pages: Pages | None = None) -
         raise InputError(f"{out} is a file, but masks are written into a folder; name a folder")
     suffix = ".tif" if pages == "depth" else ".png"
     files, images = dict[Path, Path](), dict[Path, Path]()
-    for path in paths:
-        file = out / (stem_of(path) + (".nii.gz" if is_volume(path) else suffix))
+    for path, name in names.items():
+        file = out / name.parent / (stem_of(path) + (".nii.gz" if is_volume(path) else suffix))
         if (other := images.setdefault(file, path)) != path:
             raise InputError(f"the masks of {other} and {path} would both be {file}; predict them separately")
         files[path] = file
@@ -189,7 +194,6 @@ def answer_files(
     names, model = spec.class_names, classifier.model
     if isinstance(model, SlotNetwork):
         names = tuple(map(str, range(model.num_slots)))
-    targets = {} if options.out is None else output_files(options.out, paths, spec.pages)
     read, sizes, shares, pictures, damaged = list[Path](), [], [], [], list[str]()
     for path in paths:
         try:
@@ -200,8 +204,8 @@ def answer_files(
         except InputError as error:
             damaged.append(str(error) if str(path) in str(error) else f"{path}: {error}")
             continue
-        if path in targets:
-            write_mask(mask, targets[path], volume, spec.colours)
+        if path in options.targets:
+            write_mask(mask, options.targets[path], volume, spec.colours)
         read.append(path)
         sizes.append(mask.shape)
         shares.append((np.bincount(mask.reshape(-1), minlength=len(names)) / mask.size).tolist())

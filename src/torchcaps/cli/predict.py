@@ -55,7 +55,7 @@ def predict(
     out: Annotated[
         Path | None,
         "Write one line for each image to this .csv file instead of printing; of networks for pixels, a mask for each "
-        "image into this folder. Nothing that exists is replaced.",
+        "image into this folder, with the sub-folders of the images. Nothing that exists is replaced.",
     ] = None,
     overwrite: Annotated[bool, "Replace files that --out names, but never the images themselves."] = False,
     missing: Annotated[bool, "Predict only images whose mask is not in the folder of --out yet."] = False,
@@ -108,8 +108,10 @@ def predict(
     inputs = [*paths, *(file for path in paths if path.is_dir() for file in path.iterdir())]
     module: Any = importlib.import_module(task_of(classifier.description).answers)
     refuse_options(*module.UNUSED_OPTIONS)
+    targets: dict[Path, Path] = {}
     if out is not None:
-        targets = module.output_files(out, paths, classifier.description.pages)
+        names = {path: name_below(path, words) for path in paths}
+        targets = module.output_files(out, names, classifier.description.pages)
         there = [path for path in paths if missing and os.path.lexists(targets[path])]
         if there:
             say(f"{out} has the masks of {len(there)} of {counted(len(paths), 'image')} already")
@@ -127,6 +129,7 @@ def predict(
         "group": group,
         "draws": figure is not None,
         "out": out,
+        "targets": targets,
     }
     options["preparation"] = preparation_for(files, classifier.description.preparation)
     answers, damaged = module.answer_files(classifier, paths, AnswerOptions(**options))
@@ -137,9 +140,9 @@ def predict(
     elif answers is not None:
         show(answers, json=json, figure=figure)
     if answers is not None and poses is not None:
-        names = {"names": [printable(file) for file in answers.files], "class_names": list(answers.class_names)}
+        texts = {"names": [printable(file) for file in answers.files], "class_names": list(answers.class_names)}
         with atomic_path(poses) as temporary:
-            temporary.write_bytes(npz_bytes(read_poses() | names))
+            temporary.write_bytes(npz_bytes(read_poses() | texts))
         say(f"wrote {poses}, the capsules of {counted(len(answers.files), 'image')}", err=json)
     if damaged:
         lines = [f"{len(damaged)} of {len(paths)} images cannot be read:", *damaged[:MAX_NAMED_FILES]]
@@ -221,6 +224,12 @@ def image_files(words: Sequence[Path], description: Any) -> list[Path]:
             raise InputError(f"{word} is no run folder: it holds no {CONFIG}, and no images")
         files += inside
     return files
+
+
+def name_below(path: Path, folders: Sequence[Path]) -> Path:
+    """Return the name of an image file below the first of these folders that holds it, such as subject-1/scan.png."""
+    holding = (each for each in folders if path != each and path.is_relative_to(each))
+    return next((path.relative_to(each) for each in holding), Path(path.name))
 
 
 def open_classifier(run: Path | None, which: Which) -> Classifier:

@@ -148,7 +148,8 @@ def _unknown_masks(in_shape: tuple[int, ...], labels: Tensor) -> UInt8[Tensor, "
 
 def ask_for_task(request: DataRequest) -> None:
     """Raise InputError if the folders of a data set could be two classes, or images and their masks."""
-    if request.wants_masks or not request.path.is_dir():
+    takes_pictures = request.task is not None and request.wants_masks is None  # with masks or without
+    if request.wants_masks or takes_pictures or not request.path.is_dir():
         return
     parts = [*parts_of(request.path).values()]
     folders = next(filter(None, (mask_folders(each, image_files_in) for each in parts)), None)
