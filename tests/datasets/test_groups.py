@@ -348,6 +348,18 @@ def test_a_column_that_looks_like_patients_gets_a_word(
     assert all(f"group={name!r} (--group {name})" in each for each in words)
 
 
+@pytest.mark.parametrize(("values", "is_said"), [(PATIENT, True), (np.arange(N), False), (np.zeros(N), False)])
+def test_an_array_that_looks_like_patients_gets_a_word(
+    values: np.ndarray, is_said: bool, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    np.savez(tmp_path / "a.npz", x=GREY, y=PATIENT % 3, id=values, case=np.array(["a", None], object))
+    load_dataset(f"npz:{tmp_path / 'a.npz'}")
+    assert [str(each.message) for each in recwarn if "split by it" in str(each.message)] == [
+        f"{tmp_path / 'a.npz'} has id, but images of one id may be both in training and in the test. If they are "
+        "alike, as those of a patient are, split by it with group='id' (--group id)."
+    ] * is_said
+
+
 def test_no_word_where_nothing_is_split_or_every_cell_differs(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     spec, _ = by_table(tmp_path, "classes")
     text = (tmp_path / "t.csv").read_text().replace("file,who,y0", "file,patient,label")

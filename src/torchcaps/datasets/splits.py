@@ -89,16 +89,21 @@ def read_groups(
     return tuple(texts)
 
 
-def note_groups(where: str, columns: Mapping[str, Sequence[str] | None]) -> None:
+def is_group_name(name: str) -> bool:
+    """Return True for a usual name of a column of groups, such as patient or subjectID."""
+    words = set(re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()))
+    return bool(words & GROUP_WORDS)
+
+
+def note_groups(where: str, columns: Mapping[str, Sequence[Any]]) -> None:
     """Warn if a column of a table, or an array, that is not read looks like groups, which a split may then divide.
 
     Args:
         where: Name of the data set, which begins the warning.
-        columns: Cells of each column; None: not known. Groups have several images.
+        columns: Cells of each column. Groups have several images.
     """
     for name, cells in columns.items():
-        words = set(re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()))
-        if words & GROUP_WORDS and (cells is None or 1 < len(set(cells)) < len(cells)):
+        if is_group_name(name) and 1 < len(set(cells)) < len(cells):
             warnings.warn(
                 f"{where} has {name}, but images of one {name} may be both in training and in the test. If they are "
                 f"alike, as those of a patient are, split by it with group={name!r} (--group {name}).",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from torchcaps.datasets.reading import Held, list_arrays, read_arrays
 from torchcaps.datasets.records import cut_records
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.scaling import Scale, alike, as_bytes, note_dark
-from torchcaps.datasets.splits import GROUP, RECORD, note_groups, read_groups
+from torchcaps.datasets.splits import GROUP, RECORD, is_group_name, note_groups, read_groups
 from torchcaps.errors import InputError, shown
 from torchcaps.tasks import Task, find_task, guess_task
 from torchcaps.words import counted, each_of
@@ -105,7 +106,11 @@ def load_npz(request: DataRequest) -> Splits:
     counts = {part: len(np.atleast_1d(arrays[x])) for part, (x, _) in labelled.items()}
     groups_of_parts = {part: read_groups(arrays[key], counts[part], f"{path}: {key}") for part, key in groups.items()}
     if request.group is None and request.part is None and len(labelled) < len(pairs):
-        note_groups(str(path), {name: None for name in others if _PARTS.isdisjoint(name.lower().split("_"))})
+        for name in others:
+            if is_group_name(name) and _PARTS.isdisjoint(name.lower().split("_")):
+                with contextlib.suppress(InputError):  # such as pickled objects, which nothing reads
+                    cells = read_arrays(path, {name: held[name]})[name].reshape(-1).tolist()
+                    note_groups(str(path), {name: cells} if len(cells) == counts.get("train") else {})
     if any(np.ndim(each) > 2 for each in targets.values()) and request.window is None:
         return _with_masks(path, labelled, arrays, request).with_names(GROUP, groups_of_parts)
     pixels = {part: _images(path, arrays, x, f"{path}: {x}", scale) for part, (x, _) in labelled.items()}
