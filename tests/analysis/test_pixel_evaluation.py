@@ -1,5 +1,6 @@
 """Results of pixels: by hand, and as MONAI computes them."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from pixel_support import TinyPixels, disc_set, discs
 from torchcaps.analysis import PixelEvaluation, evaluate, figure_samples
 from torchcaps.analysis.segmentation import hausdorff95
-from torchcaps.ops.segmentation import confusions
+from torchcaps.ops.segmentation import confusions, mean_dice
 from torchcaps.ranges import IGNORED
 
 NAMES = ("ground", "disc", "square", "ring")
@@ -93,12 +94,20 @@ def test_metrics_equal_those_of_monai(size, spacing) -> None:
         assert found.iou[0] == pytest.approx(metrics.compute_iou(*both, include_background=True)[0].numpy(), abs=1e-5)
 
 
-def test_the_figure_has_a_row_for_each_image() -> None:
-    found = evaluate(TinyPixels((1, 24, 20), 3), disc_set(10), class_names=NAMES[:3])
-    assert len(found.examples) == 8
+def test_the_figure_has_a_row_for_each_of_the_worst_images() -> None:
+    images = disc_set(20)
+    found = evaluate(TinyPixels((1, 24, 20), 3), images, class_names=NAMES[:3])
+    dice = mean_dice(torch.from_numpy(found.confusion)).numpy()
+    worst = dice.argsort(kind="stable")[:8].tolist()
+    assert worst != list(range(8))
+    assert [each.name for each in found.examples] == [f"image {n}" for n in worst]
+    assert [each.dice for each in found.examples] == pytest.approx(dice[worst])
+    for n, each in zip(worst, found.examples, strict=True):
+        assert each.mask.tolist() == discs(20)[1][n].tolist()
+    named = dataclasses.replace(images, names={"file": tuple(f"{n}.png" for n in range(20))})
+    assert evaluate(TinyPixels((1, 24, 20), 3), named).examples[0].name.endswith(".png")
     figure = found.figures()[""]
     assert len(figure.axes[0].images) == 8 * 4
     text = " ".join(each.get_text() for each in figure.axes[0].texts)
     assert "difference" in text
     assert "■ square" in text
-    assert found.examples[0].mask.tolist() == discs(10)[1][0].tolist()

@@ -20,6 +20,7 @@ from torchcaps.analysis.collector import Answer, Collector, TaskEvaluation
 from torchcaps.analysis.figures import COLOURS, MUTED, WRONG, Caption, Cell, tiles
 from torchcaps.analysis.results import Table
 from torchcaps.checks import checked
+from torchcaps.datasets.splits import FILE
 from torchcaps.errors import InputError
 from torchcaps.models import ModelOutput
 from torchcaps.ops.segmentation import confusions, mean_dice, pixel_classes
@@ -48,6 +49,10 @@ class Example(NamedTuple):
     image: Float[np.ndarray, "C H W"]
     mask: UInt8[np.ndarray, "H W"]
     answer: UInt8[np.ndarray, "H W"]
+    dice: float
+    """Mean Dice score of the whole image."""
+    name: str
+    """File of the image, or its number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,11 +184,14 @@ class PixelEvaluation(TaskEvaluation):
         return [Table(rows, title=self.title), Table(shown, columns, words)]
 
     def figures(self) -> dict[str, Figure]:
-        """Draw images beside their masks, the answers, and the pixels that differ (red; ignored pixels are grey)."""
+        """Draw images beside their masks, the answers, and the pixels that differ (red; ignored pixels are grey).
+
+        They are the images with the lowest mean Dice scores, the worst first.
+        """
         rows: list[list[Cell]] = [[Caption(each, MUTED) for each in ("image", "mask", "answer", "difference")]]
-        for n, (image, mask, answer) in enumerate(self.examples):
-            dice = float(mean_dice(torch.from_numpy(self.confusion[n : n + 1])))
-            words = [Caption(f"Dice {dice:.3f}"), *(legend_of(self.class_names, self.colours) if n == 0 else [])]
+        for n, (image, mask, answer, dice, name) in enumerate(self.examples):
+            words = [Caption(f"Dice {dice:.3f}"), Caption(name, MUTED)]
+            words += legend_of(self.class_names, self.colours) if n == 0 else []
             masks = [coloured(each, self.colours) for each in (mask, answer)]
             rows.append([image, *masks, _difference(mask, answer), words])
         return {"": tiles(rows, title=self.title, side=SIDE)}
@@ -272,7 +280,7 @@ def hausdorff95(
 
 @dataclass
 class TaskCollector(Collector):
-    """Collector of the task ``pixels``: it keeps counts of each image, and a few images to draw."""
+    """Collector of the task ``pixels``: it keeps counts of each image, and the worst images to draw."""
 
     max_batch = 8
     _confusions: list[Tensor] = field(default_factory=list)
@@ -282,12 +290,16 @@ class TaskCollector(Collector):
     def add(self, output: ModelOutput, targets: Tensor, images: Tensor) -> None:
         answers, classes = pixel_classes(output.scores), range(len(self.class_names))
         spacings = getattr(self.image_set, "spacing", None)
-        self._confusions.append(confusions(answers, targets, len(classes)).cpu())
-        for image, predicted, true in zip(images, answers.cpu().numpy(), targets.cpu().numpy(), strict=True):
-            if len(self._examples) < MAX_DRAWN:
+        first, counts = sum(map(len, self._confusions)), confusions(answers, targets, len(classes)).cpu()
+        self._confusions.append(counts)
+        rows = zip(images, answers.cpu().numpy(), targets.cpu().numpy(), mean_dice(counts).tolist(), strict=True)
+        for n, (image, predicted, true, dice) in enumerate(rows, first):
+            if len(self._examples) < MAX_DRAWN or dice < self._examples[-1].dice:
                 planes = (middle_slice(each) for each in (image.float().cpu().numpy(), true[None], predicted[None]))
                 image_plane, mask, answer = planes
-                self._examples.append(Example(image_plane, mask[0], answer[0]))
+                name = self.image_set.names[FILE][n] if FILE in self.image_set.names else f"image {n}"
+                self._examples.append(Example(image_plane, mask[0], answer[0], dice, name))
+                self._examples = sorted(self._examples, key=lambda each: each.dice)[:MAX_DRAWN]
             if len(self._distances) < MAX_DISTANCES:
                 counted, spacing = true != IGNORED, spacings and spacings[len(self._distances)]
                 self._distances.append([hausdorff95((predicted == j) & counted, true == j, spacing) for j in classes])
