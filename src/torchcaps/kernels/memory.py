@@ -166,6 +166,13 @@ def new_empty(shape: Sequence[int]) -> Float[Tensor, "..."]:
     return torch.from_numpy(lease)  # not a view of a tensor, so that backward passes can add to it in place
 
 
+def new_empty_like(tensor: Tensor) -> Tensor:
+    """Return an uninitialised contiguous tensor, whose memory is reused if it is float32 on the CPU."""
+    if is_float32_on_cpu(tensor):
+        return new_empty(tensor.shape)
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
 # ---- blocks
 
 

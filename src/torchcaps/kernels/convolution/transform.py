@@ -117,12 +117,14 @@ def forward(
 def kernel_gradient(plan: Plan, X: Iterable[Tensor], G: Iterable[Tensor]) -> Float[Tensor, "O C k l"]:
     """[grad kernel] Multiply planes of the maps' gradient and of the features, summed over tiles and images."""
     C, O, (s, t), (k, l) = plan.shape.channels, plan.shape.outputs, plan.shape.stride, plan.shape.kernel
-    gradient = new_empty((O, C, k, l))
+    gradient = torch.empty(0)
 
     def products() -> Iterator[Products]:
+        nonlocal gradient
         for right, left, spans in zip(X, G, plan.spans, strict=True):
             planes = new_empty((len(left), O, plan.summed))
             yield planes, map(partial, [_multiply_kernels] * len(left), right, left, planes, spans)
+        gradient = new_empty((O, C, k, l))  # only now, so that it takes the memory of planes
 
     def write(outputs: slice, positions: Tensor) -> None:
         parts = positions.view(*positions.shape[:2], -1, len(plan.phases), C).unbind(3)

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.kernels.dense.layer import Layer, Options, Tensors
+from torchcaps.kernels.memory import new_empty_like
 from torchcaps.ops.precision import full_precision
 from torchcaps.ops.squash import squash_backward, squashed
 
@@ -38,13 +39,13 @@ def backward(
     with full_precision(poses.device):
         layer = Layer(tensors, options)
         u, W = layer.poses, layer.weight
-        # with several iterations, the last one writes the whole gradient first
-        new_weight = torch.empty_like if options.num_iterations > 1 else torch.zeros_like
         grads = Gradients(
-            torch.zeros_like(u) if needs_grad[0] else None,
-            new_weight(W) if needs_grad[1] else None,
+            new_empty_like(u).zero_() if needs_grad[0] else None,
+            new_empty_like(W) if needs_grad[1] else None,
             u.new_zeros(W.shape[:2]) if needs_grad[2] else None,
         )
+        if grads.weight is not None and options.num_iterations <= 1:
+            grads.weight.zero_()  # with several iterations, the last one writes the whole gradient first
         grad_v = torch.zeros_like(sums[0]) if grad_capsules is None else grad_capsules.to(sums.dtype)
         grad_c = None if grad_coupling is None else grad_coupling.permute(2, 0, 1)
         grad_summed = torch.zeros_like(sums[0])  # G, the gradient of V
