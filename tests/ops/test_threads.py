@@ -2,6 +2,8 @@
 
 import operator
 import os
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -15,14 +17,19 @@ import torch
 
 from support import assert_same, with_gradients
 from torchcaps import route
+from torchcaps.kernels import threads
 from torchcaps.kernels.convolution import columns, transform
-from torchcaps.kernels.threads import Stage, idle_threads_sleep, spread_over_threads, sum_over_threads
+from torchcaps.kernels.threads import Stage, _Workers, idle_threads_sleep, spread_over_threads, sum_over_threads
+from torchcaps.machine import usable_cores
 from torchcaps.ops.convolution import convolve
+
+processors_here = threads._processors
 
 
 @pytest.fixture(autouse=True)
-def _sleeping_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def _sleeping_threads_on_many_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
+    monkeypatch.setattr(threads, "_processors", lambda: frozenset(range(64)))
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -95,22 +102,104 @@ def test_sums_are_the_same_to_the_last_bit_each_time(number: int) -> None:
     assert all(summed().equal(first) for _ in range(5))
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="threads are not bound to processors here")
-def test_threads_that_take_all_processors_have_one_each(number: int) -> None:
-    processors, seen = os.sched_getaffinity(0), list[set[int]]()
-    barrier = threading.Barrier(max(number, 1))
+class Affinity:
+    """A machine of some processors, which keeps the processors that each thread may use, as Linux does."""
+
+    def __init__(self, processors: set[int], is_forbidden: bool) -> None:
+        self.processors, self.is_forbidden, self.of_threads = processors, is_forbidden, dict[int, set[int]]()
+
+    def sched_getaffinity(self, _: int) -> set[int]:
+        return self.of_threads.get(threading.get_ident(), self.processors)
+
+    def sched_setaffinity(self, _: int, processors: set[int]) -> None:
+        if self.is_forbidden:
+            raise PermissionError
+        self.of_threads[threading.get_ident()] = processors
+
+    def replace_functions(self, monkeypatch: pytest.MonkeyPatch, *, exist: bool = True) -> None:
+        """Let the process run on this machine, without threads of before."""
+        for name in ("sched_getaffinity", "sched_setaffinity"):
+            monkeypatch.delattr(os, name, raising=False)
+            if exist:
+                monkeypatch.setattr(os, name, getattr(self, name), raising=False)
+        monkeypatch.setattr(threads, "_processors", processors_here)
+        monkeypatch.setattr(threads, "_WORKERS", _Workers())
+
+
+@pytest.mark.parametrize(("mib", "sums"), [(16.0, 16), (0.5, 8), (0.01, 1)])
+def test_sums_fit_into_their_memory(number: int, mib: float, sums: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "MAX_SUMS_MIB", mib * number)
+    added = set[int]()
+    total = torch.zeros(2**14)  # 64 KiB
+
+    def add(total: torch.Tensor) -> None:
+        total += 1
+        added.add(total.data_ptr())
+
+    sum_over_threads([add] * 1000, [total])
+    assert total.eq(1000).all()
+    assert len(added) <= (1 if number == 1 else number * sums)
+
+
+@pytest.mark.parametrize("is_forbidden", [False, True])
+@pytest.mark.parametrize("processors", [1, 2, 3, 4, None])
+def test_threads_have_a_processor_each_if_they_take_all_and_never_share_one(
+    number: int, processors: int | None, is_forbidden: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everywhere = set(range(processors or 0))
+    machine = Affinity(everywhere, is_forbidden)
+    machine.replace_functions(monkeypatch, exist=processors is not None)  # macOS and Windows have neither
+    together = number if processors is None or processors >= number else 1
+    barrier, seen = threading.Barrier(together), list[tuple[bool, set[int]]]()
 
     def work() -> None:
-        barrier.wait()
-        seen.append(os.sched_getaffinity(0))
+        barrier.wait(10)
+        seen.append((threading.current_thread() is threading.main_thread(), machine.sched_getaffinity(0)))
 
-    spread_over_threads([work] * number)
-    if 1 < number == len(processors):
-        assert sorted(map(len, seen)) == [1] * number
+    for _ in range(2):  # with new threads, and with the same ones
+        seen.clear()
+        spread_over_threads([work] * number)
+        assert {is_main for is_main, _ in seen} == {together == 1}
+        if together == processors and together > 1 and not is_forbidden:
+            assert sorted(min(each) for _, each in seen) == sorted(everywhere)
+            assert all(len(each) == 1 for _, each in seen)
+        else:
+            assert all(each == everywhere for _, each in seen)
+    assert machine.sched_getaffinity(0) == everywhere, "the caller keeps its processors"
+
+
+@pytest.mark.parametrize("number", [2], indirect=True)
+def test_threads_follow_a_process_that_gets_other_processors(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Affinity({0, 1}, is_forbidden=False)
+    machine.replace_functions(monkeypatch)
+    for processors in ({0, 1}, {4, 5}, {3}, {0, 1, 2}):
+        machine.processors, seen = processors, list[set[int]]()
+        barrier = threading.Barrier(min(len(processors), number))
+
+        def work(seen: list[set[int]] = seen, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait(10)
+            seen.append(machine.sched_getaffinity(0))
+
+        spread_over_threads([work] * number)
         assert set.union(*seen) == processors
-    else:
-        assert seen == [processors] * number
-    assert os.sched_getaffinity(0) == processors
+
+
+@pytest.mark.skipif(usable_cores() < 2, reason="needs two processors")
+@pytest.mark.parametrize("variables", [{"OMP_PROC_BIND": "true"}, {"GOMP_CPU_AFFINITY": "0-999"}, {}])
+def test_threads_never_share_one_processor_where_openmp_binds_its_own(variables: dict[str, str]) -> None:
+    code = (
+        "import os, threading, torch\n"
+        "from torchcaps.kernels.threads import spread_over_threads\n"
+        "torch.set_num_threads(2)\n"
+        "torch.randn(10**6).exp()\n"
+        "seen = set()\n"
+        "spread_over_threads([lambda: seen.add((threading.current_thread().name, *os.sched_getaffinity(0)))] * 200)\n"
+        "print(len({name for name, *_ in seen}), len({place for _, *places in seen for place in places}))"
+    )
+    command = [sys.executable, "-c", code]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | variables).stdout
+    names, places = map(int, answer.split())
+    assert names <= places
 
 
 @pytest.mark.parametrize(

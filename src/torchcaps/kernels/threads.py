@@ -14,23 +14,52 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
 
 import torch
 from torch import Tensor
 
-from torchcaps.kernels.memory import slices, used_up
+from torchcaps.kernels.memory import block_bytes, slices, used_up
 
 MAX_TURNS = 10_000
 """Turns of an OpenMP thread's waiting loop, up to which it counts as sleeping."""
 MAX_SUMS = 16
 """Sums for each thread that :func:`sum_over_threads` holds at the same time. Threads share work evenly with several."""
-_WORKERS: dict[int, ThreadPoolExecutor] = {}
-"""Threads that wait for work, by their number."""
-_LOCK = threading.RLock()
-if hasattr(os, "register_at_fork"):  # a child process has none of the threads
-    os.register_at_fork(after_in_child=_WORKERS.clear)
+MAX_SUMS_MIB = 16.0
+"""MiB of all these sums. There is at least one for each thread."""
+
+
+class _Workers:
+    """Threads that wait for work, by their number and the processors that they may use."""
+
+    def __init__(self) -> None:
+        self.renew()
+        if hasattr(os, "register_at_fork"):  # a child process has none of the threads, and cannot release the lock
+            os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        self._lock = threading.Lock()
+        self._pools: dict[tuple[int, frozenset[int]], ThreadPoolExecutor] = {}
+
+    def pool(self, number: int) -> ThreadPoolExecutor | None:
+        """Return so many threads that compute with one thread each; None if they would share too few processors.
+
+        New threads may use the processors of the thread that starts them. OpenMP may have bound it to one of them
+        (``OMP_PROC_BIND``), while the threads of OpenMP have one each.
+        """
+        processors = _processors()
+        if 0 < len(processors) < number:
+            return None
+        with self._lock:
+            key = number, processors
+            if key not in self._pools:
+                self._pools[key] = _new_pool(*key)
+            return self._pools[key]
+
+
+_WORKERS = _Workers()
 
 
 class Stage:
@@ -79,11 +108,12 @@ def spread_over_threads(pieces: Iterable[Callable[[], object]]) -> None:
                 del piece  # with the tensors that it holds
 
     first = list(islice(remaining, number))
-    are_few, every = len(first) < number, chain(used_up(first), remaining)
-    if number == 1 or are_few:
+    pool = None if number == 1 or len(first) < number else _WORKERS.pool(number)
+    every = chain(used_up(first), remaining)
+    if pool is None:
         take(every)
         return
-    for done in [_workers(number).submit(take, every) for _ in range(number)]:
+    for done in [pool.submit(take, every) for _ in range(number)]:
         done.result()
 
 
@@ -102,7 +132,8 @@ def sum_over_threads(pieces: Sequence[Callable[..., object]], totals: Sequence[T
         for piece in pieces[some]:
             piece(*sums)
 
-    lanes = slices(len(pieces), -(-len(pieces) // (number * MAX_SUMS)))
+    fitting = block_bytes(totals[0].device, MAX_SUMS_MIB) // max(sum(total.nbytes for total in totals), 1)
+    lanes = slices(len(pieces), -(-len(pieces) // max(number, min(number * MAX_SUMS, fitting))))
     sums = [total.new_zeros(len(lanes), *total.shape) for total in totals]
     spread_over_threads(partial(add, *each) for each in zip(lanes, *sums, strict=True))
     for total, each in zip(totals, sums, strict=True):
@@ -115,32 +146,29 @@ def idle_threads_sleep() -> bool:
     return (turns.isdecimal() and int(turns) <= MAX_TURNS) or os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
 
 
-def _workers(number: int) -> ThreadPoolExecutor:
-    """Return so many threads that compute with one thread each."""
-    with _LOCK:
-        if number not in _WORKERS:
-            started, processors = threading.Barrier(number), _processors_of_threads(number)
-
-            def use_one_thread() -> None:
-                torch.get_num_threads()  # PyTorch sets the number at the first call in a thread, and would undo ours
-                torch.set_num_threads(1)
-                if processors:
-                    os.sched_setaffinity(0, {processors.pop()})
-                started.wait()
-
-            workers = ThreadPoolExecutor(number, "torchcaps")
-            for done in [workers.submit(use_one_thread) for _ in range(number)]:
-                done.result()
-            torch.set_num_threads(number)  # MKL has one setting for all threads
-            _WORKERS[number] = workers
-        return _WORKERS[number]
+def _processors() -> frozenset[int]:
+    """Return the processors that the calling thread may use; nothing if the system does not tell."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
-def _processors_of_threads(number: int) -> list[int]:
-    """Return a processor for each thread if the threads take all processors of this process; otherwise nothing.
+def _new_pool(number: int, processors: frozenset[int]) -> ThreadPoolExecutor:
+    """Start so many threads, each bound to one processor if they take all of them.
 
     Without it, Linux often runs two threads on one processor and another program alone on the other one. A step of
     sabour2017 beside a busy program then takes 1.2 times as long.
     """
-    processors = list(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    return processors if len(processors) == number else []
+    started, each = threading.Barrier(number), list(processors) if len(processors) == number else []
+
+    def use_one_thread() -> None:
+        torch.get_num_threads()  # PyTorch sets the number at the first call in a thread, and would undo ours
+        torch.set_num_threads(1)
+        if each:
+            with suppress(OSError):  # a sandbox may forbid it
+                os.sched_setaffinity(0, {each.pop()})
+        started.wait()
+
+    pool = ThreadPoolExecutor(number, "torchcaps")
+    for done in [pool.submit(use_one_thread) for _ in range(number)]:
+        done.result()
+    torch.set_num_threads(number)  # MKL has one setting for all threads
+    return pool
