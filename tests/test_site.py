@@ -32,6 +32,12 @@ SEARCHED = {
     "memory": "speed.html",
     "cite": "paper.html",
     "precision": "speed.html",
+    "grades": "own-data.html",
+    "calibration": "own-data.html",
+    "patient": "own-data.html",
+    "DICOM": "own-data.html",
+    "hyperspectral": "own-data.html",
+    "slot attention": "slots.html",
 }
 
 
