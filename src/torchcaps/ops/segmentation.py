@@ -25,7 +25,7 @@ SMOOTH = 1e-5
 
 def pixel_classes(scores: Float[Tensor, "B J *S"]) -> UInt8[Tensor, "B *S"]:
     """Return the class of each pixel: the class with the highest score; of a single score, 1 if it is above 0.5."""
-    answers: Tensor = scores[:, 0] > 0.5 if scores.shape[1] == 1 else scores.argmax(1)
+    answers: Tensor = scores[:, 0] > 0.5 if scores.shape[1] == 1 else scores.max(1).indices
     return answers.to(torch.uint8)
 
 
