@@ -73,11 +73,15 @@ def settings(config: TrainConfig) -> dict[str, Any]:
 
 
 def is_run_of(found: Mapping[str, Any], row: Row, seed: int) -> bool:
-    """Return True if recorded settings agree with a row and a seed.
+    """Return True if recorded settings agree with a row and a seed."""
+    return _agree(found, settings(row.config(seed)))
+
+
+def _agree(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Return True if recorded settings agree with those of a row.
 
     Values derived from the images are not compared. An option that is newer than the record counts as its default.
     """
-    wanted = settings(row.config(seed))
     free = {"plugins", "fitted", *wanted.get("fitted", ())}
     if not wanted.keys() - found.keys() <= free:
         found = settings(make_config(**{name: value for name, value in found.items() if name not in free}))
@@ -110,9 +114,15 @@ def logs_of(table: Table, runs: Mapping[str, RunLog]) -> dict[str, list[RunLog]]
     """Return the finished runs of each row, sorted by seed; runs whose settings differ from the row are left out."""
     found: dict[str, list[RunLog]] = {row.name: [] for row in table.rows}
     rows = {row.name: row for row in table.rows}
+    wanted: dict[tuple[str, int], dict[str, Any]] = {}
     for log in sorted(runs.values(), key=lambda log: log.seed):
         row = rows.get(log.row) if log.table == table.name else None
-        if row is not None and is_finished(log, row) and is_run_of(log.config, row, log.seed):
+        if row is None or not is_finished(log, row):
+            continue
+        seed = log.seed if "{seed}" in row.data else 0  # else the settings of all seeds are the same
+        if (row.name, seed) not in wanted:
+            wanted[row.name, seed] = settings(row.config(seed))
+        if _agree(log.config, wanted[row.name, seed]):
             found[row.name].append(log)
     return found
 

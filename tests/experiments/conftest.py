@@ -1,11 +1,12 @@
 """A table of tiny runs on the embedded digits, and records written by hand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from experiments.pages import values
 from experiments.store import RESULTS, RunLog, add_run, settings
 from experiments.table import Row, Table
 
@@ -13,6 +14,12 @@ SMALL = {"limit_train": 100, "limit_test": 40, "validation_size": 40, "batch_siz
 CAPSULES = {"conv_channels": 4, "primary_types": 2, "decoder": False} | SMALL
 CNN = {"channels": (4,), "hidden": (8,)} | SMALL | {"epochs": 1}
 Record = Callable[..., RunLog]
+
+
+@pytest.fixture(scope="session")
+def recorded() -> Mapping[str, Any]:
+    """What pages are made of, from the records of the repository."""
+    return values(Path(__file__).parents[2] / RESULTS)
 
 
 @pytest.fixture

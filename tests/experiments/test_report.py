@@ -1,8 +1,9 @@
 """What is shown follows from the recorded runs, and from nothing else."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,7 +124,10 @@ def test_the_line_that_makes_a_row_again_what_it_ran_on_and_what_is_missing_are_
 
 
 @pytest.mark.slow
-def test_the_committed_page_is_what_the_recorded_runs_give(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_committed_page_is_what_the_recorded_runs_give(
+    recorded: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("experiments.page.Page", lambda _: recorded["page"])
     assert main(["--results", str(RECORDED), "--page", "docs/results.md"]) == 0
     committed = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert Path("docs/results.md").read_text(encoding="utf-8") == committed, "write it: python experiments/report.py"

@@ -1,7 +1,9 @@
 """The shipped tables: every row is a run that can be made, and what is compared can be compared."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +11,7 @@ from experiments.grades import LEARNING_RATES as GRADES
 from experiments.grades import SEARCHED as GRADES_SEARCHED
 from experiments.pixels import AS_LONG, LEARNING_RATES, NETWORKS, SEARCHED
 from experiments.pixels import TESTS as PIXEL_TESTS
-from experiments.store import RESULTS, is_run_of, read_curves, read_runs
+from experiments.store import RESULTS, read_runs
 from experiments.table import Table
 from experiments.tables import SHIPPED, load_table
 from experiments.zoo import LONG
@@ -108,11 +110,12 @@ def test_the_learning_rates_of_grades_are_the_best_of_the_search(test: str, task
     assert min(losses, key=losses.__getitem__) == GRADES[test][task]
 
 
-def test_every_recorded_run_is_one_of_its_row_and_has_its_epochs() -> None:
-    curves = read_curves(RECORDED)
+def test_every_recorded_run_is_one_of_its_row_and_has_its_epochs(recorded: Mapping[str, Any]) -> None:
+    curves = recorded["page"].curves
     assert len(RUNS) == 838
+    of_rows = {log.name for logs in recorded["page"].rows.values() for log in logs}
+    assert RUNS.keys() - of_rows == set(), "runs with other settings than their row, or without its measures"
     for name, log in RUNS.items():
-        assert is_run_of(log.config, ROWS[log.table][log.row], log.seed), name
         epochs = [line["epoch"] for line in curves[name]]
         assert epochs == [str(n + 1) for n in range(log.summary["epochs"])]
         accuracy = float(curves[name][-1]["validation_accuracy"])
