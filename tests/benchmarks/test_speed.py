@@ -30,12 +30,18 @@ def call_here(module: str, function: str, *given: Any) -> Any:
 def test_every_section_checks_times_and_writes(
     speed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    import contenders
+    import measuring
     import mixtures
     import routings
+    import steps
 
-    for section in (mixtures, routings):  # only the section "step" starts processes of its own to measure memory
+    for section in (mixtures, routings, steps):
         monkeypatch.setattr(section, "isolated", call_here)
         monkeypatch.setattr(section, "peak_mib", lambda make, calls: (make()(), 1.0)[1])
+    assert (
+        measuring.isolated("steps", "step_peak", "torchcaps", 2, contenders.QUICK.network) > 0
+    )  # in a process of its own
     threads, out = str(torch.get_num_threads()), tmp_path / "speed.jsonl"
     assert speed.main(["--quick", "--threads", threads, "--out", str(out)]) == 0
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
@@ -102,8 +108,11 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios(speed: ModuleType) -> None:
 def test_a_dry_run_of_the_gpus_benchmark(
     speed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Nothing is compiled here: the section "compile" of speed.py compiles the same networks, in the test above."""
     import gpu
 
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
     assert gpu.main(["--dry-run", "--out", str(tmp_path / "gpu.jsonl")]) == 0
     lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
     found = {(line["what"], line.get("contender")) for line in lines}
