@@ -35,6 +35,10 @@ def figure_confusion(
 ) -> Figure:
     """Draw a confusion matrix: true classes down, predicted classes across.
 
+    Correct images (blue, the diagonal) and wrong ones (red) have separate colour scales, in percent of the images of
+    the true class, so that a few errors are visible beside many correct images. With up to 20 classes, each cell shows
+    its number of images. With up to 180 classes, their names stand at the sides.
+
     Args:
         confusion: Number of images of one class (row) that were predicted as another (column).
         class_names: Name of each class.

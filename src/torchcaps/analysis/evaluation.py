@@ -309,12 +309,7 @@ class Evaluation(Scored, TaskEvaluation):
         return [*first, Table(per_class, columns, title), *confusion()]
 
     def figures(self, *, ax: Axes | None = None) -> dict[str, Figure]:
-        """Draw the confusion matrix: true classes down, predicted classes across.
-
-        Correct images (blue, the diagonal) and wrong ones (red) have separate colour scales, in percent of the images
-        of the true class, so that a few errors are visible beside many correct images. With up to 20 classes, each cell
-        shows its number of images. With up to 180 classes, their names stand at the sides. Pixels of a scene are drawn
-        as a map, too.
+        """Draw the confusion matrix, and the pixels of a scene as a map, too.
 
         Args:
             ax: Axes to draw into; None: a new figure.

@@ -209,7 +209,10 @@ def test_no_image_of_a_folder_is_left_out_without_a_word(more: str, example: str
     ("task", "said"),
     [
         (None, "class folder DIR/a has images in sub-folders only, such as DIR/a/images/000.png; move them up"),
-        ("pixels", "DIR must have images/ and masks/, with an image file of the same name in each; they are in each"),
+        (
+            "pixels",
+            "DIR must have images/ and masks/, with an image file of the same name in each; put those of a/",
+        ),
         ("objects", "DIR/a/masks/000.png is a mask by its name, and one of 12 files that would be read as a picture"),
     ],
 )

@@ -251,13 +251,11 @@ def _class_files(folder: Path, part: str) -> dict[str, list[Path]]:
     for child in subfolders(folder):
         files[child.name] = image_files_in(child)
         if not files[child.name] and part == "train":
-            suffixes = ", ".join(sorted(suffix[1:] for suffix in SUFFIXES))
-            if below := image_files_in(child, deep=True):
-                raise InputError(
-                    f"the class folder {child} has images in sub-folders only, such as {below[0]}; move them up, or "
-                    "list all files and their classes in a table, csv:PATH"
-                )
-            raise InputError(f"the class folder {child} has no images; put some there ({suffixes}) or remove it")
+            suffixes, below = ", ".join(sorted(suffix[1:] for suffix in SUFFIXES)), image_files_in(child, deep=True)
+            why = f"no images; put some there ({suffixes}) or remove it"
+            if below:
+                why = f"images in sub-folders only, such as {below[0]}; move them up, or list all in a table, csv:PATH"
+            raise InputError(f"the class folder {child} has {why}")
         _refuse_masks(child.name, files[child.name])
     if not files:
         raise InputError(f"{folder} has no class sub-folders; put the images of each class in a separate sub-folder")

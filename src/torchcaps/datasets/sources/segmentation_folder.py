@@ -346,24 +346,13 @@ def _sources_of(folder: Path, kind: FileKind, parts: Mapping[str, Path], request
         names = folders_of_numbers(unnamed, request)
         folders = names and (folder / names[0], folder / names[1])
     if folders is None:
+        pair = next((each for each in subfolders(folder) if mask_folders(each, kind.files_in)), None)
+        why = f"; put those of {pair.name}/ and of the others together, one mask for each image" if pair else ""
         or_subjects = ", or a folder for each subject with its channels and a mask called seg" * kind.has_subjects
         raise InputError(
-            f"{folder} must have images/ and masks/, with {kind.words} of the same name in each{or_subjects}"
-            f"{_pairs_below(folder)}"
+            f"{folder} must have images/ and masks/, with {kind.words} of the same name in each{or_subjects}{why}"
         )
     return _sources_in(*folders, kind)
-
-
-def _pairs_below(folder: Path) -> str:
-    """Return the end of an error about a folder whose sub-folders have images/ and masks/ each; empty for others."""
-    names = [{each.name.lower() for each in subfolders(below)} for below in subfolders(folder)]
-    those = [n for n, each in enumerate(names) if each & IMAGE_NAMES and each & MASK_NAMES]
-    if not those:
-        return ""
-    return (
-        f"; they are in each sub-folder, such as {subfolders(folder)[those[0]].name}/, so put all images together, and "
-        "join the masks of an image to one"
-    )
 
 
 def masks_among(files: Sequence[Path]) -> list[Path]:
