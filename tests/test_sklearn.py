@@ -12,6 +12,7 @@ from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError, SkipTestWarning
 from sklearn.metrics import log_loss
 from sklearn.model_selection import train_test_split
+from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
 
 from support import assert_raises
@@ -319,6 +320,8 @@ def test_transform_returns_poses_for_other_models(preset: str) -> None:
     network = CapsNetClassifier(preset, options=small, epochs=1, random_state=0).fit(images, labels)
     rows = network.transform(images)
     assert rows.shape[0] == 30
+    assert len(network.get_feature_names_out()) == rows.shape[1]
+    make_pipeline(network).set_output(transform="default")  # refused for a transformer without names of columns
     if preset == "sabour2017":
         lengths = np.linalg.norm(rows.reshape(30, 3, -1), axis=2)
         np.testing.assert_allclose(lengths, network.capsule_scores(images), atol=1e-3)

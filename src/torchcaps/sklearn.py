@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Float32, Int64, Shaped, UInt8
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
-from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.model_selection import train_test_split
 from sklearn.utils import assert_all_finite, check_random_state
 from sklearn.utils.class_weight import compute_sample_weight
@@ -52,7 +52,7 @@ MAX_SCORE_SCALE = 100.0
 """Largest factor of scores before the softmax of `predict_proba`."""
 
 
-class CapsNetClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):
+class CapsNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, TransformerMixin, BaseEstimator):
     """A network from :func:`torchcaps.create_model`, trained with Adam on a one-cycle schedule.
 
     Images are an array (N, H, W), (N, C, H, W) or (N, H, W, C), or, with ``image_shape``, flat rows of any of these.
@@ -251,7 +251,14 @@ class CapsNetClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):
         They are the poses of the class capsules, class by class in the order of ``classes_``; of a CNN the input of its
         last layer. Errors: see :meth:`capsule_scores`.
         """
-        images = self._images(X)
+        return self._described(self._images(X))
+
+    @property
+    def _n_features_out(self) -> int:
+        """Number of columns of :meth:`transform`, for ``get_feature_names_out`` and ``set_output``."""
+        return self._described(torch.zeros(1, *self.network_.in_shape, dtype=torch.uint8)).shape[1]
+
+    def _described(self, images: UInt8[torch.Tensor, "N C H W"]) -> Float[np.ndarray, "N F"]:
         network = self.network_.to(self.device)
         if network.has_capsules:
             poses, _ = class_poses(network, images)

@@ -233,6 +233,7 @@ SAME_GROUPS: list[Any] = [
 @pytest.mark.parametrize("values", SAME_GROUPS, ids=repr)
 def test_a_group_has_one_name_in_any_form(values: Any) -> None:
     assert read_groups(values, 2, "groups") == ("1", "20")
+    assert len(set(read_groups(["Ren\u00e9", "Rene\u0301"], 2, "groups"))) == 1
     assert read_groups([2**53 + 1, 2**53 + 2], 2, "groups") == (str(2**53 + 1), str(2**53 + 2))
 
 

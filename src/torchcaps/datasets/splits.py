@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import unicodedata
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
@@ -81,7 +82,7 @@ def read_groups(
     for n, value in enumerate(array.reshape(-1).tolist()):
         is_whole = isinstance(value, float) and value.is_integer()
         text = value.decode(errors="replace") if isinstance(value, bytes) else str(int(value) if is_whole else value)
-        texts.append(text.strip())
+        texts.append(unicodedata.normalize("NFC", text.strip()))  # é may be one character or two
         if not isinstance(value, Real | str | bytes) or not text.strip() or text.strip().lower() in MISSING:
             raise InputError(
                 f"{where}: {entry(n)} has {shown(value)} in place of a group; name its group, or leave the image out"
