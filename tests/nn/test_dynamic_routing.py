@@ -23,6 +23,7 @@ from support import (
 )
 from torchcaps import InputError, compute_votes, dynamic_routing, route, routing_rounds, squash
 from torchcaps.nn import BuiltVotes, DenseVotes, DynamicRouting, Routed
+from torchcaps.nn.votes import dense
 from torchcaps.ops.memory import set_working_memory
 
 AXES = ("outputs", "inputs")
@@ -122,6 +123,47 @@ def test_with_a_prior_the_loop_serves() -> None:
         assert wanted["d prior"].count_nonzero() == I * J
     said = 'route: backend="recompute" has no prior'
     assert_raises(InputError, route, poses, weight, prior=prior, backend="recompute", say=said)
+
+
+LOOPS: dict[str, dict[str, Any]] = {
+    "prior": {"prior": True},
+    "mask over inputs": {"mask": True, "softmax_over": "inputs"},
+    "cosine": {"agreement": "cosine"},
+    "squash": {"squash": "last"},
+}
+"""Options that the kernel does not have."""
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize(
+    ("door", "loop"),
+    [*(("layer", loop) for loop in LOOPS), ("function", "prior"), ("function", "mask over inputs")],
+)
+def test_options_without_a_kernel_build_votes_for_the_reference_only(
+    door: str, loop: str, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = dict(LOOPS[loop])
+    built, sums = list[int](), list[int]()
+    build, weighted_sum = DenseVotes.build, dense.weighted_sum
+    monkeypatch.setattr(DenseVotes, "build", lambda votes: (built.append(1), build(votes))[1])
+    monkeypatch.setattr(dense, "weighted_sum", lambda *tensors: (sums.append(1), weighted_sum(*tensors))[1])
+    leaves = draw()
+    poses, weight, _, prior = leaves.values()
+    mask = torch.ones(poses.shape[:2], dtype=torch.bool) if options.pop("mask", False) else None
+    if door == "function":
+        prior_of = {"prior": prior} if options.pop("prior", False) else {}
+        route(poses, weight, **prior_of, **options, mask=mask, backend=backend)
+    else:
+        routing = DynamicRouting(learn_prior=options.pop("prior", False), **options)
+        if routing.learn_prior:
+            routing.prior = torch.nn.Parameter(prior.detach())
+        routing.backend = backend
+        votes = DenseVotes(poses, weight)
+        routing(votes if mask is None else votes.masked(mask))
+    if loop == "cosine" and backend == "auto":  # the lengths of votes are those of built votes
+        assert sums
+    else:
+        assert (bool(built), bool(sums)) == ((True, False) if backend == "reference" else (False, True))
 
 
 # ---- the loop is the equations

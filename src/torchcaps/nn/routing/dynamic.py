@@ -5,11 +5,12 @@ B batch, I input capsules, J output capsules, D components of an output capsule,
 :func:`dynamic_routing` is the loop over votes of any kind. Dense layers and :func:`route` compute the same results by
 an operation. Its plain formula is the loop, and its kernel, in :mod:`torchcaps.kernels.dense`, never builds the votes.
 ``tests/nn/test_dynamic_routing.py`` checks for every option that both, and their derivatives, are equal. If you add an
-option to the loop, add it to the kernel's two passes, or let ``DynamicRouting.forward`` call the loop for it.
+option to the loop, add it to the kernel's two passes, or let ``_needs_loop`` choose the loop for it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -191,38 +192,51 @@ def route(  # noqa: D417  the other arguments are dynamic_routing's
             :class:`torchcaps.nn.DenseCapsules`.
         backend: ``"reference"`` builds the votes and follows the equations. ``"recompute"`` builds no votes, on any
             device, within :func:`set_working_memory`; it takes no prior, and no mask if inputs compete. ``"auto"``
-            uses recompute if possible. It uses the reference for exports, ``torch.func`` and forward-mode
-            differentiation, because these need torch's own operations. Both can be differentiated any number of times.
+            uses recompute if possible; with these two options it follows the equations without building votes. It uses
+            the reference for exports, ``torch.func`` and forward-mode differentiation, because these need torch's own
+            operations. All can be differentiated any number of times.
     """
     if min(weight.shape) == 0:
         raise InputError(f"route: weight must be of at least one capsule and component, got {tuple(weight.shape)}")
-    by_loop = prior is not None or (mask is not None and softmax_over == "inputs")
-    if backend == "recompute" and by_loop:
+    votes = DenseVotes(poses, weight).masked(mask)
+    assert isinstance(votes, DenseVotes)
+    options: dict[str, Any] = {
+        "num_iterations": num_iterations,
+        "softmax_over": softmax_over,
+        "stop_gradient": stop_gradient,
+        "bias": bias,
+        "prior": prior,
+        "leaky": leaky,
+        "eps": eps,
+    }
+    if backend == "recompute" and _needs_loop(votes, options):
         raise InputError('route: backend="recompute" has no prior and no mask over inputs; use backend="reference"')
-    poses = poses if mask is None else poses.where(mask.unsqueeze(2), 0)
-    if by_loop:
-        votes = DenseVotes(poses, weight)
-        return dynamic_routing(
-            BuiltVotes(compute_votes(votes.poses, votes.weight), dtype=votes.dtype),
-            num_iterations,
-            softmax_over=softmax_over,
-            stop_gradient=stop_gradient,
-            bias=bias,
-            prior=prior,
-            leaky=leaky,
-            eps=eps,
-            mask=mask,
-            return_coupling=return_coupling,
-        )
+    return _route_dense(votes, options, backend, return_coupling)
+
+
+def _needs_loop(votes: DenseVotes, options: Mapping[str, Any]) -> bool:
+    """Return True if the kernel lacks an option of a call, so that the loop computes it."""
+    is_masked = votes.mask is not None and options["softmax_over"] == "inputs"
+    has_kernel = options.get("agreement", "product") == "product" and options.get("squash", "each") == "each"
+    return is_masked or options["prior"] is not None or not has_kernel
+
+
+def _route_dense(votes: DenseVotes, options: Mapping[str, Any], backend: Backend, return_coupling: bool) -> Routed:
+    """Return :func:`dynamic_routing` of votes that compete by row, by the operation if its kernel has the options."""
+    if _needs_loop(votes, options):
+        of = BuiltVotes(votes.build(), votes.poses, votes.dtype).masked(votes.mask) if backend == "reference" else votes
+        return dynamic_routing(of, **options, return_coupling=return_coupling)
+    tensors = Tensors(votes.poses, votes.weight, options["bias"])
+    num_iterations, stop_gradient = options["num_iterations"], options["stop_gradient"]
     # the backward pass needs the last coupling if it is constant
     is_constant = stop_gradient or num_iterations == 0
-    learning = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (poses, weight, bias))
+    learning = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
     keep_coupling = return_coupling or (learning and stop_gradient and num_iterations > 1)
-    options = Options(num_iterations, softmax_over == "inputs", stop_gradient, leaky, eps, keep_coupling)
-    capsules, coupling, _ = _route(Tensors(poses, weight, bias), options, backend)
-    if not return_coupling:
-        return Routed(capsules).masked(mask)
-    return Routed(capsules, coupling=(coupling.detach() if is_constant else coupling).to(capsules.dtype)).masked(mask)
+    over_inputs = options["softmax_over"] == "inputs"
+    scalars = Options(num_iterations, over_inputs, stop_gradient, options["leaky"], options["eps"], keep_coupling)
+    capsules, coupling, _ = _route(tensors, scalars, backend)
+    routed = Routed(capsules, coupling=coupling.detach() if is_constant else coupling)
+    return votes.finish(routed, coupling=return_coupling)
 
 
 def _route_built_votes(tensors: Tensors, options: Options) -> Results:
@@ -324,13 +338,10 @@ class DynamicRouting(Routing):
 
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Activations are ignored, because the lengths of poses have this role."""
-        options = self._options() | {"return_coupling": return_coupling}
-        fused = self.prior is None and (self.agreement, self.squash) == ("product", "each")
-        if isinstance(votes, DenseVotes) and votes.competition is None and fused:
-            del options["agreement"], options["squash"]
-            options |= {"mask": votes.mask, "backend": self.backend}
-            return route(votes.poses, votes.weight, self.num_iterations, **options).to(votes.dtype)
-        return dynamic_routing(votes, self.num_iterations, **options)
+        options = self._options() | {"num_iterations": self.num_iterations}
+        if isinstance(votes, DenseVotes) and votes.competition is None:
+            return _route_dense(votes, options, self.backend, return_coupling)
+        return dynamic_routing(votes, **options, return_coupling=return_coupling)
 
     @property
     def is_basic(self) -> bool:
