@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.cells import Runs, percent
 from experiments.table import Row, Table
 from torchcaps.analysis import evaluate
 from torchcaps.datasets import ImageSet
@@ -70,6 +71,16 @@ def leaking() -> Iterator[Row]:
                 group=heading,
                 measures={"accuracy": measure_new},
             )
+
+
+def leak_lines(prefix: str, runs: Mapping[str, Runs]) -> list[str]:
+    """Return the rows of a page's table: each split with its accuracy on test images and on new ones, percent."""
+    lines = []
+    for split, (title, *_) in GROUPS[prefix][3].items():
+        measured = [run.measures["accuracy"] for run in runs[f"{prefix}-{split}"]]
+        cells = [percent([each[part] for each in measured]).removesuffix(" %") for part in ("test", "new")]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return lines
 
 
 LEAKS = Table(name="leaks", title="Splits that leak, and splits that do not", rows=tuple(leaking()))

@@ -36,8 +36,10 @@ SEARCHED = {
     "calibration": "own-data.html",
     "patient": "own-data.html",
     "DICOM": "own-data.html",
-    "hyperspectral": "own-data.html",
     "slot attention": "slots.html",
+    "new patient": "medical-images.html",
+    "EEG": "signals.html",
+    "hyperspectral": "scenes.html",
 }
 
 
