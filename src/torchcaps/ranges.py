@@ -192,6 +192,8 @@ Millimetres = Annotated[float, MILLIMETRES]
 """Distance of neighbouring voxels."""
 Spacing = tuple[Millimetres, Millimetres, Millimetres]
 """Distances of neighbouring voxels along depth, height and width, mm."""
+Components = tuple[tuple[float, ...], ...]
+"""Mean of spectra, and the weights of the bands in each of their principal components."""
 Pages = Literal["channels", "depth"]
 """Meaning of the pages of an image file: further channels of an image, or the slices of a volume."""
 ValidationSplit = Literal["random", "first", "last"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ FULL = dataclasses.replace(
     preparation=Preparation(box=10.0, centre="box"),
     calibration=Calibration(score=0.7, error=3.5, images=100),
     scale=(-100.0, 400.0),
-    pca=3,
+    pca=((0.5, 1.0), (1.0, 0.0)),
     are_pixels=False,
 )
 
@@ -66,7 +67,13 @@ def test_a_file_must_have_shape_and_names(name: str) -> None:
         ("scale", (2.0, 1.0)),
         ("scale", "auto"),
         ("objects", 0),
-        ("pca", 0),
+        ("pca", 3),
+        ("pca", ()),
+        ("pca", ((0.5, 1.0),)),
+        ("pca", ((0.5, 1.0), (1.0,))),
+        ("pca", ((0.5, math.nan), (1.0, 0.0))),
+        ("pca", ((), ())),
+        ("pca", ((0.5, 1.0), "ab")),
         ("are_pixels", None),
         ("objects", 4),
         ("objects", 1.5),

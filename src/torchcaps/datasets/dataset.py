@@ -11,6 +11,7 @@ from torchcaps.datasets.image_set import Images, ImageSet, for_task
 from torchcaps.datasets.splits import FILE, GROUP, check_apart, groups_of, read_groups
 from torchcaps.errors import InputError, shown
 from torchcaps.files import groups_in_paths
+from torchcaps.ranges import Components
 from torchcaps.tasks import Task, TaskName, find_task, widest_task
 from torchcaps.words import counted
 
@@ -28,7 +29,8 @@ class Splits:
         validation: Validation images, if the source provides them separately.
         as_train: Turns the images left for training into the training part.
         as_validation: Turns the images held out into the validation part or the test part.
-        finish: Turns all parts, by their names, into those that a network sees; None: they stay as they are.
+        finish: Turns all parts, by their names, into those that a network sees, and returns the components in place of
+            their bands, if there are any; None: they stay as they are.
         skipped: A sentence for each image that was left out, with the reason.
         task: Name of the task of the labels; None: the form of the labels decides.
         has_names: False if the source names no classes, so that ``class_names`` are their numbers.
@@ -42,7 +44,7 @@ class Splits:
     validation: ImageSet | None = None
     as_train: Callable[[ImageSet], Images] = lambda images: images
     as_validation: Callable[[ImageSet], ImageSet] = lambda images: images
-    finish: Callable[[Mapping[str, ImageSet]], dict[str, ImageSet]] | None = None
+    finish: Callable[[Mapping[str, ImageSet]], tuple[dict[str, ImageSet], Components | None]] | None = None
     skipped: tuple[str, ...] = ()
     task: TaskName | None = None
     has_names: bool = True
@@ -166,6 +168,7 @@ class Dataset:
         has_names: False if ``class_names`` are only numbers.
         colours: Colour of each class in masks, such as ``#00ff00``; None: the masks hold numbers.
         channels: Names of the channels of each image; None: they have no names.
+        pca: Components in place of the bands of a scene; None: the bands.
 
     Raises:
         InputError: The parts differ in image shape or in the number of objects, a label has no class name, two classes
@@ -182,6 +185,7 @@ class Dataset:
     has_names: bool = True
     colours: tuple[str, ...] | None = None
     channels: tuple[str, ...] | None = None
+    pca: Components | None = None
 
     def __post_init__(self) -> None:
         kinds: dict[str, Any] = {"name": str, "train": Images, "validation": ImageSet, "test": ImageSet}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -21,7 +21,7 @@ from torchcaps.datasets.scaling import check_scale
 from torchcaps.datasets.splits import groups_of, stratified_folds, stratified_split
 from torchcaps.errors import InputError, unknown_name
 from torchcaps.files import user_path
-from torchcaps.ranges import Count, Pages, Pixels, Seed, Spacing, ValidationSplit, read_fold
+from torchcaps.ranges import Components, Count, Pages, Pixels, Seed, Spacing, ValidationSplit, read_fold
 from torchcaps.tasks import TaskName, find_task
 from torchcaps.words import counted
 
@@ -82,7 +82,7 @@ def load_dataset(
     fold: str | None = None,
     window: Count | None = None,
     stride: Count | None = None,
-    pca: Count | None = None,
+    pca: Count | Components | None = None,
     spacing: Spacing | None = None,
 ) -> Dataset:
     """Load a data set on the CPU, and split off its validation images.
@@ -125,8 +125,9 @@ def load_dataset(
         window: Cut sequences, such as long records of signals, into windows of this many steps. The windows are the
             images; those of one record are never in two parts. None: whole sequences.
         stride: Steps between the beginnings of two windows, 1 to ``window``; None: ``window``.
-        pca: Replace the bands of a ``scene:`` by this many principal components of its training pixels; None: the
-            bands. ``patch`` is then the odd side of the square around each pixel, pixels.
+        pca: Replace the bands of a ``scene:`` by this many principal components of its training pixels, or by these
+            components of another scene, the ``pca`` of its data set; None: the bands. ``patch`` is then the odd side of
+            the square around each pixel, pixels.
         spacing: Resample volumes to these distances of neighbouring voxels along depth, height and width (upwards,
             forwards and to the right in the body), mm: images linearly, masks to the nearest voxel. None: their own.
 
@@ -140,12 +141,12 @@ def load_dataset(
     splits = _read(spec, size, task=task, patch=patch, **request)
     patch = patch if splits.finish is None else None  # a scene is in patches already
     held_out: Any = {"validation_size": validation_size, "validation": validation, "seed": seed}
-    parts = _split(spec, splits, limit_train=limit_train, **held_out)
+    parts, pca = _split(spec, splits, limit_train=limit_train, **held_out)
     sets: Any = {part: sized(images, size, patch, spec) for part, images in parts.items()}
     sets["test"] = sets["test"].take(limit_test)
     own: Any = {"skipped": splits.skipped, "has_names": splits.has_names, "colours": splits.colours}
     own |= {"channels": splits.channels}
-    dataset = Dataset(spec, **sets, class_names=splits.class_names, task_name=splits.task, **own)
+    dataset = Dataset(spec, **sets, class_names=splits.class_names, task_name=splits.task, pca=pca, **own)
     find_task(splits.task).check_training(dataset.train.labels, splits.class_names, spec)
     return dataset
 
@@ -173,7 +174,7 @@ def load_part(spec: str, part: PartName = "test", *, seed: Seed = 0, **options: 
         if splits.as_train is not Splits.as_train:
             raise InputError(f"{spec} makes new training images in each epoch; choose --split test")
         images = joined(list(splits.parts.values()), spec)
-        images = images if splits.finish is None else splits.finish({"all": images})["all"]
+        images = images if splits.finish is None else splits.finish({"all": images})[0]["all"]
     elif part != "train" and part in splits.parts and splits.finish is None:
         images = splits.parts[part]
     elif part == "test" and splits.finish is None:
@@ -184,7 +185,7 @@ def load_part(spec: str, part: PartName = "test", *, seed: Seed = 0, **options: 
             "the network was trained on none of them, choose --split all"
         )
     else:
-        chosen = _split(spec, splits, seed=seed)[part]
+        chosen = _split(spec, splits, seed=seed)[0][part]
         images = chosen.preview(len(chosen))
     words = f"images of {spec}" if part == "all" else f"{part} images of {spec}"
     own: Any = {"has_names": splits.has_names, "task_name": splits.task, "colours": splits.colours, "note": note}
@@ -266,8 +267,8 @@ def _split(
     validation_size: int | None = None,
     validation: ValidationSplit = "random",
     limit_train: int | None = None,
-) -> dict[str, Images]:
-    """Return the three parts of a data set by name; the arguments are those of `load_dataset`."""
+) -> tuple[Mapping[str, Images], Components | None]:
+    """Return the three parts of a data set by name, and its components; the arguments are those of `load_dataset`."""
     if splits.train is None:
         raise InputError(
             f"{spec} has only {' and '.join(splits.parts)} images, and none to train on; add them in train"
@@ -287,8 +288,8 @@ def _split(
         option = "validation" if validation_size is None else "validation_size"
         raise InputError(f"{spec} brings its own validation images; leave {option} out")
     if splits.finish is not None:
-        return {**splits.finish({"train": learned, "validation": chosen, "test": test})}
-    return {"train": splits.as_train(learned), "validation": splits.as_validation(chosen), "test": test}
+        return splits.finish({"train": learned, "validation": chosen, "test": test})
+    return {"train": splits.as_train(learned), "validation": splits.as_validation(chosen), "test": test}, None
 
 
 def _set_test_aside(spec: str, splits: Splits) -> tuple[ImageSet, ImageSet]:

@@ -19,7 +19,7 @@ from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError
 from torchcaps.files import user_path
 from torchcaps.parts import Registry
-from torchcaps.ranges import Pages
+from torchcaps.ranges import Components, Pages
 from torchcaps.tasks import TaskName, find_task
 
 
@@ -54,8 +54,9 @@ class DataRequest:
     """Steps between the beginnings of two windows; None: the steps of a window."""
     spacing: tuple[float, ...] | None = None
     """Distances of voxels to which volumes are resampled, mm; None: their own."""
-    pca: int | None = None
-    """Number of principal components that replace the bands of a scene; None: the bands."""
+    pca: int | Components | None = None
+    """Number of principal components that replace the bands of a scene, or components of another scene; None: the
+    bands."""
 
     @property
     def wants_masks(self) -> bool | None:

@@ -12,7 +12,7 @@ from torchcaps.analysis.calibration import Calibration
 from torchcaps.analysis.certainty import Certainty
 from torchcaps.datasets.preparation import Preparation
 from torchcaps.errors import InputError, shown
-from torchcaps.ranges import COUNT, Pages, is_scale, is_spacing, spatial_shape
+from torchcaps.ranges import COUNT, Components, Pages, is_scale, is_spacing, spatial_shape
 from torchcaps.tasks import TASKS, TaskName
 
 MAX_IMAGE_VALUES = 2**22
@@ -24,6 +24,14 @@ def _are_colours(values: object, count: int) -> bool:
     if not isinstance(values, tuple) or len(values) != count:
         return False
     return all(isinstance(each, str) and re.fullmatch("#[0-9a-f]{6}", each) for each in values)
+
+
+def _are_components(values: object, count: int) -> bool:
+    """Return True for a mean and ``count`` components, each a row with a finite number for each band."""
+    rows = values if isinstance(values, tuple) and len(values) == count + 1 else ()
+    numbers = [each for row in rows if isinstance(row, tuple) for each in row]
+    finite = all(isinstance(each, float) and math.isfinite(each) for each in numbers)
+    return finite and bool(rows) and len(numbers) == len(rows) * len(rows[0]) > 0 and len({*map(len, rows)}) == 1
 
 
 def _are_texts(values: object, count: int) -> bool:
@@ -72,8 +80,8 @@ class ImageSpec:
     stride: int | None = None
     """Steps between the beginnings of two windows; None: the steps of a window."""
 
-    pca: int | None = None
-    """Number of principal components, of the pixels of one scene, in place of bands; None: the bands."""
+    pca: Components | None = None
+    """Principal components of the training pixels of a scene in place of bands; None: the bands."""
 
     are_pixels: bool = True
     """False for numbers that no image file holds, such as sequences, spectra or components."""
@@ -105,7 +113,7 @@ class ImageSpec:
             "pages": self.pages in (None, "channels", "depth"),
             "window": self.window is None or self.window in COUNT,
             "stride": self.stride is None or self.stride in COUNT,
-            "pca": self.pca is None or self.pca in COUNT,
+            "pca": self.pca is None or _are_components(self.pca, self.in_shape[0]),
             "are_pixels": isinstance(self.are_pixels, bool),
             "spacing": self.spacing is None or is_spacing(self.spacing),
             "channels": self.channels is None or _are_texts(self.channels, self.in_shape[0]),
@@ -138,7 +146,7 @@ class ImageSpec:
         for name, held in entries.items():
             kind: Any = {"preparation": Preparation, "calibration": Calibration, "certainty": Certainty}.get(name)
             if isinstance(held, list):
-                entries[name] = tuple(held)
+                entries[name] = tuple(tuple(each) if isinstance(each, list) else each for each in held)
             elif kind is not None and isinstance(held, Mapping):
                 fields = kind.__dataclass_fields__
                 if held.keys() >= {field for field in fields if fields[field].default is not None}:

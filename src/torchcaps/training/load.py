@@ -69,7 +69,7 @@ class Run:
         """Return options of ``load_dataset``, so that other images are read as the run's own ones were."""
         info = find_dataset(data)[0]
         taken = {"scale": info.takes_scale, "pages": info.takes_pages, "spacing": info.takes_spacing}
-        taken |= dict.fromkeys(("window", "stride"), info.takes_windows)
+        taken |= dict.fromkeys(("window", "stride"), info.takes_windows) | {"pca": info.cuts_patches}
         return {name: getattr(self.images, name) for name, is_taken in taken.items() if is_taken}
 
     def dataset(
@@ -166,11 +166,6 @@ class Run:
         seed = 0 if self.config is None else self.config.seed
         options = {"data_dir": data_dir, "seed": seed, "task": self.model.task}
         cuts_patches = find_dataset(self._named(data))[0].cuts_patches
-        if cuts_patches and self.images.pca is not None:
-            raise InputError(
-                f"the bands of {data} cannot be reduced like those of {self.path}, whose components were fitted to its "
-                "own scene; train without --pca to evaluate other scenes"
-            )
         size = "patch" if self.model.per_pixel or cuts_patches else "image_size"
         return options | {size: self.model.in_shape[1:]} | self.reading_options(self._named(data))
 

@@ -221,7 +221,7 @@ class Start(NamedTuple):
             pages=self.config.pages,
             window=self.config.window,
             stride=self.config.stride,
-            pca=self.config.pca,
+            pca=self.data.pca,
             are_pixels=self.data.train.can_be_augmented,
             spacing=self.config.spacing,
             channels=self.data.channels,

@@ -20,6 +20,7 @@ from torchcaps.datasets.scaling import rescaled
 from torchcaps.datasets.splits import GROUP, read_groups
 from torchcaps.errors import InputError, shown
 from torchcaps.machine import check_memory
+from torchcaps.ranges import Components
 from torchcaps.words import counted
 
 PATCH = 9
@@ -128,9 +129,13 @@ def _side(request: DataRequest) -> int:
 
 
 def _finish(
-    cube: Float32[Tensor, "bands H W"], side: int, pca: int | None, where: str, parts: Mapping[str, ImageSet]
-) -> dict[str, ImageSet]:
-    """Return parts of pixels as patches that share no pixel with those of another part."""
+    cube: Float32[Tensor, "bands H W"],
+    side: int,
+    pca: int | Components | None,
+    where: str,
+    parts: Mapping[str, ImageSet],
+) -> tuple[dict[str, ImageSet], Components | None]:
+    """Return parts of pixels as patches that share no pixel with those of another part, and their components."""
     apart = _apart(parts, cube.shape[1:], side)
     left, total = (sum(map(len, each.values())) for each in (apart, parts))
     if left < total:
@@ -139,10 +144,12 @@ def _finish(
             "those of another part.",
             stacklevel=2,
         )
-    if pca is not None:
+    if isinstance(pca, int):
         if "train" not in apart:
             raise InputError(f"{where}: pca (--pca) needs training pixels, to which components are fitted")
-        cube = _components(cube, apart["train"].images[:, :, 0, 0], pca)
+        pca = _fit_components(apart["train"].images[:, :, 0, 0], pca)
+    if pca is not None:
+        cube = _reduced(cube, pca, where)
     margin = side // 2
     padded = np.pad(cube.numpy(), ((0, 0), (margin, margin), (margin, margin)), "reflect")
     check_memory(4 * left * len(cube) * side**2, f"{left:,} patches of {where}")
@@ -150,7 +157,7 @@ def _finish(
     return {
         part: replace(each, images=windows[:, each.factors["row"], each.factors["column"]].transpose(0, 1).contiguous())
         for part, each in apart.items()
-    }
+    }, pca
 
 
 def _apart(parts: Mapping[str, ImageSet], size: tuple[int, ...], side: int) -> dict[str, ImageSet]:
@@ -171,8 +178,8 @@ def _apart(parts: Mapping[str, ImageSet], size: tuple[int, ...], side: int) -> d
     return {part: apart[part] for part in parts}
 
 
-def _components(cube: Float32[Tensor, "bands H W"], spectra: Float32[Tensor, "N bands"], count: int) -> Tensor:
-    """Return the first principal components of these spectra in place of the bands: mean 0, variance 1."""
+def _fit_components(spectra: Float32[Tensor, "N bands"], count: int) -> Components:
+    """Return the mean of these spectra, and the weights of their first principal components, of variance 1."""
     mean = spectra.double().mean(0)
     variances, axes = torch.linalg.eigh(torch.cov((spectra.double() - mean).T).reshape(len(mean), len(mean)))
     fitting = int((variances > MIN_VARIANCE * variances[-1].clamp_min(MIN_VARIANCE)).sum())
@@ -183,5 +190,12 @@ def _components(cube: Float32[Tensor, "bands H W"], spectra: Float32[Tensor, "N 
         )
     axes, variances = axes[:, -count:].flip(1), variances[-count:].flip(0)
     axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()  # the sign of an axis is arbitrary
-    weights = axes / variances.sqrt()
-    return torch.einsum("bhw,bc->chw", cube.double() - mean[:, None, None], weights).float()
+    return tuple(tuple(row) for row in (mean.tolist(), *(axes / variances.sqrt()).T.tolist()))
+
+
+def _reduced(cube: Float32[Tensor, "bands H W"], pca: Components, where: str) -> Float32[Tensor, "C H W"]:
+    """Return components in place of the bands."""
+    mean, *weights = torch.tensor(pca, dtype=torch.float64)
+    if len(mean) != len(cube):
+        raise InputError(f"{where} has {counted(len(cube), 'band')}, but the components were fitted to {len(mean)}")
+    return torch.einsum("bhw,cb->chw", cube.double() - mean[:, None, None], torch.stack(weights)).float()
