@@ -58,6 +58,23 @@ def test_runs_of_folds_are_evaluated_together(cli: Cli, folds: list[Path]) -> No
     assert Path("all.png").exists()
 
 
+def test_sets_of_the_runs_of_folds_are_counted_together(cli: Cli, folds: list[Path]) -> None:
+    """Each run has sets by its own validation images."""
+    options = ("--coverage", "0.6", "--coverage-over", "group")
+    alone = [cli.json("evaluate", run, *options) for run in folds]
+    together = cli.json("evaluate", *folds, *options)
+    assert together["runs"] == alone
+    images = [each["num_images"] for each in alone]
+    for name in ("covered", "mean_set_size"):
+        values = [each[name] for each in alone]
+        assert together["pooled"][name] == pytest.approx(np.average(values, weights=images))
+        assert together["mean"][name] == pytest.approx(np.mean(values))
+    shown = cli.out("evaluate", *folds, *options)
+    assert "Covered" in shown
+    assert "set size" in shown
+    assert "Covered" not in cli.out("evaluate", *folds)
+
+
 def test_a_run_keeps_its_group_and_fold(cli: Cli, folds: list[Path]) -> None:
     config = read_json(folds[1] / "config.json", "configuration")
     assert (config["group"], config["fold"]) == ("patient", "2/3")

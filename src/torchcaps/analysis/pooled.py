@@ -12,7 +12,7 @@ import numpy as np
 
 from torchcaps.analysis.certainty import Certainty
 from torchcaps.analysis.collector import TaskEvaluation
-from torchcaps.analysis.results import Comparison, Styled, Table
+from torchcaps.analysis.results import Comparison, Styled, Table, percent
 from torchcaps.errors import InputError
 from torchcaps.tasks import Task
 
@@ -73,6 +73,13 @@ class PooledEvaluation(Comparison):
         columns = {name: [each[name] for each in dicts] for name in names}
         return {name: values for name, values in columns.items() if all(isinstance(each, float) for each in values)}
 
+    @cached_property
+    def covered(self) -> dict[str, float]:
+        """Coverage and mean size of the sets of all images, each by the certainty of its own network; or nothing."""
+        weights = [each.num_images for each in self.networks.values()]
+        names = [name for name in ("covered", "mean_set_size") if name in self.numbers]
+        return {name: float(np.average(self.numbers[name], weights=weights)) for name in names}
+
     def to_dict(self) -> dict[str, Any]:
         runs = [each.to_dict() for each in self.networks.values()]
         about = self.about or [{}] * len(runs)
@@ -80,17 +87,24 @@ class PooledEvaluation(Comparison):
             "runs": [{**words, **values} for words, values in zip(about, runs, strict=True)],
             "mean": {name: statistics.mean(values) for name, values in self.numbers.items()},
             "sd": {name: statistics.stdev(values) for name, values in self.numbers.items()},
-            "pooled": self.together.to_dict(),
+            "pooled": self.together.to_dict() | self.covered,
         }
 
     def tables(self) -> list[Table]:
         metric, rows = self.task.metric, list[list[str | Styled]]()
         for name, each in self.networks.items():
             cells = metric.cells(each.accuracy, each.balanced_accuracy)
+            if self.covered:
+                values = each.to_dict()
+                cells |= {"covered": percent(values["covered"]), "set size": f"{values['mean_set_size']:.2f}"}
             rows.append([name, f"{each.num_images:,}", *cells.values(), f"{each.loss:.4f}"])
         errors = [1 - each.accuracy for each in self.networks.values()]
         spread = f"{metric.error}: mean ± standard deviation {metric.spread(errors)}"
         first, *others = self.together.tables()
+        if self.covered:
+            words = f"{percent(self.covered['covered'])}  (sets that hold the true class, each by its own run)"
+            sizes = f"{self.covered['mean_set_size']:.2f}  (mean size)"
+            first = first._replace(rows=[*first.rows, ["Covered", words], ["Set size", sizes]])
         return [
             Table(rows, ("run", "images", *cells, "loss"), self.title, note=[spread]),
             first._replace(title=f"All images of the {len(self.networks)} runs"),

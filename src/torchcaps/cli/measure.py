@@ -83,7 +83,7 @@ def evaluate(
     from torchcaps.analysis.pooled import PooledEvaluation
 
     if len(run) > 1:
-        refuse_options(("coverage", "out"), "is for one run, but several are named")
+        refuse_options(("out",), "is for one run, but several are named")
     check_coverage_options(coverage)
     if out is None:
         refuse_options(("overwrite",), "is for the file of --out, but there is none")
