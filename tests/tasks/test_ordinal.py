@@ -177,6 +177,17 @@ def test_class_names_of_a_file_are_an_order_of_their_own(tmp_path: Path) -> None
     data = load_dataset(f"npz:{tmp_path / 't.npz'}", task="ordinal")
     assert data.class_names == ("none", "mild", "severe")
     assert data.train.labels.dtype == torch.int64
+    names = np.array(["none", "mild", "severe"])
+    np.savez(tmp_path / "t.npz", x=images, y=names[grades], class_names=names)
+    of_texts = load_dataset(f"npz:{tmp_path / 't.npz'}", task="ordinal")
+    assert of_texts.class_names == data.class_names
+    assert torch.equal(of_texts.train.labels, data.train.labels)
+    np.savez(tmp_path / "t.npz", x=images, y=names[grades], class_names=names[:2])
+    said = 'y has the text "severe", which is not the name of a class'
+    assert_raises(InputError, load_dataset, f"npz:{tmp_path / 't.npz'}", task="ordinal", say=said)
+    np.savez(tmp_path / "t.npz", x=images, y=np.array([0, 1, 3])[grades])
+    said = 'the grade "2" is in none of 21 training images'
+    assert_raises(InputError, load_dataset, f"npz:{tmp_path / 't.npz'}", task="ordinal", say=said)
 
 
 def test_a_network_of_ones_own_learns_grades_by_its_logits() -> None:

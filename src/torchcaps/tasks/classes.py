@@ -126,7 +126,7 @@ class Classes(Task):
         present = set(targets.unique().tolist())
         missing = [name for number, name in enumerate(names) if number not in present]
         if len(names) < self.min_outputs:
-            raise InputError(f"{where} has only the class {names[0]}; at least two are needed")
+            raise InputError(f"{where} has only the {self.output} {names[0]}; at least two are needed")
         if len(names) > self.max_outputs:
             raise InputError(
                 f"{where} has {counted(len(names), self.output)}, but the task {self.name} takes at most "
@@ -134,8 +134,8 @@ class Classes(Task):
             )
         if missing:
             raise InputError(
-                f'{where}: the class "{missing[0]}" is in none of {counted(len(targets), "training image")}; use more '
-                "training images"
+                f'{where}: the {self.output} "{missing[0]}" is in none of '
+                f"{counted(len(targets), 'training image')}; use more training images"
             )
 
     def strata(self, targets: Tensor) -> Int64[Tensor, "N"]:

@@ -260,13 +260,15 @@ def _class_names(
     y = pairs[part][1]
     targets, where, stored = arrays[y], f"{path}: {y}", arrays.get("class_names")
     task = find_task(request.task or guess_task(targets, where).name)
+    is_texts = stored is not None and stored.dtype.kind == "U" and stored.ndim == 1
+    if stored is not None and is_texts and np.asarray(targets).dtype.kind in "US":  # they also order grades
+        return tuple(map(str, stored.tolist())), True, task
     if complete:
         names = task.names(targets, where)
     else:
         names = max((task.names(arrays[each], where, complete=False) for _, each in pairs.values()), key=len)
     if stored is None:
         return names, np.asarray(targets).dtype.kind in "US", task
-    is_texts = stored.dtype.kind == "U" and stored.ndim == 1
     if is_texts and len(stored) < len(names):  # the task raises a clearer error, such as labels counted from 1
         task.convert_targets(targets, len(stored), f"{where} (class_names has {counted(len(stored), 'text')})")
     may_lack = not complete and targets.ndim == 1
