@@ -65,7 +65,7 @@ def read_pictures(
         if number >= len(images):
             raise InputError(f"--index must be below {len(images)}, the number of {part.words}, got {number}")
         labels = images.labels[number].reshape(-1)
-        words = f"Image {number} of the {part.words}, class {join_names(part.class_names, labels)}"
+        words = f"Image {number} of the {part.words}, {part.task.output} {join_names(part.class_names, labels)}"
         pictures.append(Picture(images.images[number], words, labels.tolist(), images, part.words))
     return pictures
 
