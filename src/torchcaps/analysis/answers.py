@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +13,7 @@ from torchcaps.analysis.calibration import Prediction
 from torchcaps.analysis.certainty import CoverageOver
 from torchcaps.analysis.groups import average_answers, group_files
 from torchcaps.analysis.photos import MAX_PREVIEW, PhotoAnswers
+from torchcaps.datasets.features import read_rows
 from torchcaps.datasets.images import Fit, Photo, read_photo
 from torchcaps.datasets.preparation import Preparation, Prepared
 from torchcaps.datasets.scaling import alike
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 UNUSED_OPTIONS = ("missing",), "is for networks for pixels, which write a file for each image"
 """Options of ``torchcaps predict`` that do nothing for these answers, and why."""
-FILES_AT_ONCE = 32
-"""Number of image files in memory at once."""
+FILES_AT_ONCE, ROWS_AT_ONCE = 32, 1024
+"""Number of image files, and of rows of features, that are answered at once."""
 
 
 class Classifier(NamedTuple):
@@ -83,9 +84,16 @@ def answer_files(
         unreadable file.
     """
     parts, damaged = list[PhotoAnswers](), list[str]()
-    for start in range(0, len(paths), FILES_AT_ONCE):
-        part = _answer_some(classifier, paths[start : start + FILES_AT_ONCE], options, damaged)
-        parts += [] if part is None else [part]
+    if not classifier.description.are_pixels:
+        for path in paths:
+            try:
+                parts += _answer_rows(classifier, path)
+            except InputError as error:
+                damaged.append(str(error))
+    else:
+        for start in range(0, len(paths), FILES_AT_ONCE):
+            part = _answer_some(classifier, paths[start : start + FILES_AT_ONCE], options, damaged)
+            parts += [] if part is None else [part]
     if not parts:
         return None, damaged
     how: Any = {"coverage": options.coverage, "over": options.coverage_over}
@@ -126,6 +134,17 @@ def _answer_some(
         prepared = [replace(each, image=nothing) for each in prepared]
         prediction = replace(prediction, reconstruction=None)
     return PhotoAnswers(files, prepared, prediction, description.class_names, pictures, description.task)
+
+
+def _answer_rows(classifier: Classifier, path: Path) -> Iterator[PhotoAnswers]:
+    """Yield the answers to the features in a file, some rows at a time."""
+    about, nothing = classifier.description, Prepared(np.zeros((1, 0, 0), np.uint8))
+    names, features = read_rows(path, about.in_shape, about.channels)
+    for start in range(0, len(names), ROWS_AT_ONCE):
+        rows, prediction = names[start : start + ROWS_AT_ONCE], classifier.classify(features[start:][:ROWS_AT_ONCE])
+        prediction = replace(prediction, reconstruction=None)
+        files = [Path(row) for row in rows]
+        yield PhotoAnswers(files, [nothing] * len(rows), prediction, about.class_names, (), about.task)
 
 
 def _joined(parts: Sequence[PhotoAnswers]) -> PhotoAnswers:

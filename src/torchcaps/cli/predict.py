@@ -86,6 +86,7 @@ def predict(
     """
     from torchcaps.analysis.answers import AnswerOptions
     from torchcaps.analysis.groups import group_files
+    from torchcaps.datasets.features import SUFFIXES, are_features
 
     network, words = split_words([*([] if run is None else [run]), *image])
     if group is not None:
@@ -101,8 +102,12 @@ def predict(
         refuse_options(("missing",), "keeps files that --overwrite replaces")
 
     classifier = open_classifier(network, which)
-    classifier.description.require_pixels("predict")
     paths = image_files(words, classifier.description)
+    if are_features(classifier.description.in_shape) and all(path.suffix.lower() in SUFFIXES for path in paths):
+        of_pictures = ("prepare", "invert", "fit", "max_megapixels", "figure", "group")
+        refuse_options(of_pictures, "is for pictures, but these files hold features")
+    else:
+        classifier.description.require_pixels("predict")
     if group is not None:
         group_files(paths, group)
     inputs = [*paths, *(file for path in paths if path.is_dir() for file in path.iterdir())]

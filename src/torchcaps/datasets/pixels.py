@@ -164,8 +164,8 @@ def fit_shape(
     """Reorder images to the axes (N, C, *S) of a network. Its ``in_shape`` (C, *S) decides which axis is which.
 
     Takes (N, C, *S) and (N, *S, C), and (N, *S) for one channel; S is (H, W), (L,) of lines or (D, H, W) of volumes.
-    For height 1 it takes (N, C, L), and (N, L) for one channel. ``cropped`` images may be larger, because a crop
-    follows; those of ``any_size`` may be smaller, too.
+    For height 1 it takes (N, C, L), (N, L) for one channel, and features (N, C). ``cropped`` images may be larger,
+    because a crop follows; those of ``any_size`` may be smaller, too.
 
     Raises:
         InputError: No order of the axes fits.
@@ -179,6 +179,8 @@ def fit_shape(
         views = [images[:, None]] * (channels == 1) + [images[:, :, None]] * is_row
     elif images.ndim == 2 and is_row and channels == 1:
         views = [images[:, None, None]]
+    elif images.ndim == 2 and sizes == [1, 1]:
+        views = [images[:, :, None, None]]  # features
     for view in views:
         own = tuple(view.shape[1:])
         larger = cropped and all(size >= least for size, least in zip(own[1:], sizes, strict=True))

@@ -8,7 +8,7 @@ def load_blobs(request: DataRequest) -> Splits:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,9 @@ from torchcaps.files import user_path
 from torchcaps.parts import Registry
 from torchcaps.ranges import Components, Pages
 from torchcaps.tasks import TaskName, find_task
+
+OPTIONS_OF_PIXELS, FEATURES_STAY = ("scale", "image_size", "pages"), "holds features, which keep their values"
+"""Options that features refuse, and why."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,13 @@ class DataRequest:
     def wants_masks(self) -> bool | None:
         """True if the task needs a mask for each image, False for tasks without masks; None if the data decide."""
         return None if self.task is None else find_task(self.task).has_masks
+
+    def refuse(self, options: Sequence[str], why: str) -> None:
+        """Raise InputError if one of these options is set; ``why`` follows the path."""
+        for option in options:
+            if getattr(self, option) is not None:
+                typed = f"{option} (--{option.replace('_', '-')})"
+                raise InputError(f"{self.path} {why}; leave {typed} out")
 
 
 Load = Callable[[DataRequest], Splits]

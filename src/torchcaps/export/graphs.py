@@ -149,7 +149,8 @@ class _Outputs(nn.Module):
 
 def takes_sequences(network: Network) -> bool:
     """Return True if padding changes no result of a network, so that it accepts sequences of any length."""
-    return isinstance(getattr(network, "backbone", None), SequenceBackbone)
+    has_steps = network.in_shape[-1] > 1  # features have none
+    return has_steps and isinstance(getattr(network, "backbone", None), SequenceBackbone)
 
 
 def free_axes(network: Network) -> dict[int, str]:

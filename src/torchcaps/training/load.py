@@ -12,6 +12,7 @@ import torch
 from torchcaps.checks import checked
 from torchcaps.datasets import Dataset, ImageSet, Preparation, find_dataset, load_dataset
 from torchcaps.datasets.dataset import Part
+from torchcaps.datasets.features import are_features, listed
 from torchcaps.datasets.loading import PartName, joined, load_part
 from torchcaps.datasets.matching import Loaded, match_outputs
 from torchcaps.errors import InputError
@@ -164,19 +165,25 @@ class Run:
         """Return options to load another data set than the run's."""
         # with the same seed, data sets made from the same images have the same validation images
         seed = 0 if self.config is None else self.config.seed
-        options = {"data_dir": data_dir, "seed": seed, "task": self.model.task}
+        options: dict[str, Any] = {"data_dir": data_dir, "seed": seed, "task": self.model.task}
         cuts_patches = find_dataset(self._named(data))[0].cuts_patches
         size = "patch" if self.model.per_pixel or cuts_patches else "image_size"
-        return options | {size: self.model.in_shape[1:]} | self.reading_options(self._named(data))
+        options |= {} if are_features(self.model.in_shape) else {size: self.model.in_shape[1:]}
+        return options | self.reading_options(self._named(data))
 
     def _matched(self, loaded: Loaded, *, by_number: bool) -> Loaded:
         """Return a data set with the classes of the network; raise InputError if its images do not fit."""
         names, known = loaded.channels, self.images.channels
         if names is not None and known is not None and names != known:
-            raise InputError(
-                f"{loaded.name} has the channels {', '.join(names)}; the network of {self.path} was made for "
-                f"{', '.join(known)}"
-            )
+            if sorted(names) != sorted(known):
+                raise InputError(
+                    f"{loaded.name} has the channels {listed(names)}; the network of {self.path} was made for "
+                    f"{listed(known)}"
+                )
+            order = [names.index(each) for each in known]
+            parts: Any = loaded.parts
+            changed: Any = {part: each.with_pixels(lambda pixels: pixels[:, order]) for part, each in parts.items()}
+            loaded = dataclasses.replace(loaded, channels=known, **changed)
         images: Any = next(iter(loaded.parts.values()))
         shape, required = (
             f"images of shape {each.in_shape} with {counted(objects, 'object')} in each"

@@ -13,13 +13,14 @@ from jaxtyping import Float32, UInt8
 from torch import Tensor
 
 from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.features import FEATURES, as_features
 from torchcaps.datasets.image_set import ImageSet, pad_sequences
 from torchcaps.datasets.masks import MAX_COLOURS, as_mask, channel_axis, colours_of, number_array, number_values
 from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.pixels import MAX_CHANNELS, channels_first, scale_pixels
 from torchcaps.datasets.reading import Held, list_arrays, read_arrays
 from torchcaps.datasets.records import cut_records
-from torchcaps.datasets.registry import DataRequest, register_dataset
+from torchcaps.datasets.registry import FEATURES_STAY, OPTIONS_OF_PIXELS, DataRequest, register_dataset
 from torchcaps.datasets.scaling import Scale, alike, as_bytes, note_dark
 from torchcaps.datasets.splits import GROUP, RECORD, is_group_name, note_groups, read_groups
 from torchcaps.errors import InputError, shown
@@ -35,10 +36,13 @@ _MEDMNIST: Names = {
     part: (f"{key}_images", f"{key}_labels")
     for part, key in (("train", "train"), ("test", "test"), ("validation", "val"))
 }
+_FEATURES: Names = {part: (x.replace("x", FEATURES, 1), y) for part, (x, y) in _OURS.items()}
 _LENGTHS = {"x": "lengths", "x_train": "lengths", "x_test": "lengths_test", "x_val": "lengths_val"}
 _OPTIONS = ("class_names", "channels")
 _PARTS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval"})
-_WORDS = frozenset({"x", "y", "image", "images", "label", "labels", "target", "targets", "mask", "masks", "lengths"})
+_WORDS = frozenset(
+    {"x", "y", "image", "images", "label", "labels", "target", "targets", "mask", "masks", "lengths", FEATURES}
+)
 
 
 @register_dataset(
@@ -56,6 +60,8 @@ def load_npz(request: DataRequest) -> Splits:
     - ``x`` or ``x_train``: images (N, H, W), (N, H, W, C) or (N, C, H, W), uint8 or other numbers that
       :func:`~torchcaps.datasets.scaling.range_of` takes. Numbers (N, L) are sequences of one channel and keep their
       values.
+    - ``features``, ``features_test``, ``features_val`` (N, F) in place of ``x``: features without images, such as the
+      embeddings of a pretrained network, which keep their values.
     - ``y`` or ``y_train``: for classes whole numbers (N,) from 0 without gaps, texts, or one-hot rows (N, J). For
       several labels zeros and ones (N, L), or True and False. For a regression floats (N,) or (N, T). For pixels masks
       (N, H, W), or (N, D, H, W) of volumes ``x`` (N, D, H, W) or (N, D, H, W, C); 255: ignored. ``task`` decides if
@@ -81,6 +87,11 @@ def load_npz(request: DataRequest) -> Splits:
     path = request.path
     held = list_arrays(path)
     pairs = _MEDMNIST if "train_images" in held else _KERAS if "x_train" in held and "x" not in held else _OURS
+    if any(features in held for features, _ in _FEATURES.values()):
+        if images := [x for x, _ in pairs.values() if x in held]:
+            raise InputError(f"{path} has arrays {images[0]} and {FEATURES}; keep the one to train on")
+        request.refuse((*OPTIONS_OF_PIXELS, "window"), FEATURES_STAY)
+        pairs = _FEATURES
     keys = {*(key for pair in pairs.values() for key in pair), *_LENGTHS.values(), *_OPTIONS} & held.keys()
     groups = {} if request.group is None else _group_arrays(path, pairs, held, request.group)
     keys |= set(groups.values())
@@ -211,6 +222,8 @@ def _images(
     if x in _LENGTHS and not arrays.keys().isdisjoint(_LENGTHS.values()):
         return _to_sequences(arrays, x, where)
     values, order = arrays[x], arrays.get("channels")
+    if x.startswith(FEATURES):
+        return torch.from_numpy(as_features(values, where))
     if values.ndim == 2 and values.dtype.kind in "fiu" and 0 not in values.shape:
         return pad_sequences(list(values[:, None]), values.shape[1], where)
     if order is not None and str(order) not in ("first", "last"):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PureWindowsPath
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from torchcaps.datasets.dataset import Splits
+from torchcaps.datasets.features import features_of, listed
+from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.images import SUFFIXES, image_files_in, is_hidden
-from torchcaps.datasets.registry import DataRequest, register_dataset
+from torchcaps.datasets.registry import FEATURES_STAY, OPTIONS_OF_PIXELS, DataRequest, register_dataset
+from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.sources.folder import PARTS, read_labelled
 from torchcaps.datasets.sources.segmentation_folder import IMAGES, MASKS
-from torchcaps.datasets.splits import GROUP, note_groups, read_groups
+from torchcaps.datasets.splits import FILE, GROUP, is_group_name, note_groups, read_groups
 from torchcaps.datasets.table_file import Table, numbers_of, read_table
 from torchcaps.errors import InputError, shown
 from torchcaps.files import groups_in_paths
@@ -50,6 +54,8 @@ def load_table(request: DataRequest) -> Splits:
       texts or whole numbers holds classes, named by the texts; texts joined by ``|`` are several labels. Several
       columns are one-hot rows, several labels or numbers, by the task or by their content.
     - ``split``, optional: train, val or test.
+    - Without image files, all columns but the labels, ``split`` and the group are features: numbers, such as the
+      embeddings of a pretrained network, which keep their values.
     - ``group`` of the request, if it is the name of a column: the group of each image.
 
     Hidden files are left out. Images are read as from a ``folder:``, in a fixed random order.
@@ -62,15 +68,16 @@ def load_table(request: DataRequest) -> Splits:
     files = _Files(path.parent)
     table = read_table(path, files.named_by)
     columns = dict(table.columns)
-    image = _image_column(path, columns, files)
     split = next((name for name in columns if name.lower() in SPLIT_COLUMNS), None)
     group = request.group if request.group in columns else None
+    image = _image_column(table, files, group)
+    if image is None:
+        return _load_features(table, split, group, request)
     if request.group is not None and group is None:
         try:
             groups_in_paths([columns[image][0]], request.group)
         except InputError as error:
-            listed = ", ".join(list(columns)[:MAX_NAMED])
-            raise InputError(f"{error}; the columns of {path} are {listed}") from None
+            raise InputError(f"{error}; the columns of {path} are {listed(list(columns))}") from None
     others = [name for name in columns if name not in (image, split, group)]
     named = [name for name in others if name.lower() in LABEL_COLUMNS]
     if not others:
@@ -101,15 +108,59 @@ def load_table(request: DataRequest) -> Splits:
     return Splits.of(sets, names, skipped=skipped, task=task.name)
 
 
-def _image_column(path: Path, columns: Mapping[str, Sequence[str]], files: _Files) -> str:
-    """Return the column with the image files: the first whose first cell is a file; usual names go first."""
+def _load_features(table: Table, split: str | None, group: str | None, request: DataRequest) -> Splits:
+    """Read a table of features: columns of labels, perhaps of parts and of groups, and numbers in all others."""
+    path, columns = table.path, list(table.columns)
+    request.refuse(OPTIONS_OF_PIXELS, FEATURES_STAY)
+    label = [name for name in columns if name.lower() in LABEL_COLUMNS]
+    if len(label) != 1:
+        raise InputError(
+            f"{path} has no column with image files in or below {path.parent}, and a table of features has one column "
+            f"called label (or class, category, target); its columns are {listed(columns)}"
+        )
+    if request.group != group:
+        raise InputError(f"{path} has no column {shown(request.group)} (--group); its columns are {listed(columns)}")
+    names = _feature_columns(table, [*label, split, group])
+    features, (task, outputs, targets) = torch.from_numpy(features_of(table, names)), _targets(table, label, request)
+    parts = np.array(["train"] * len(features) if split is None else _parts(path, table.columns[split], table.lines))
+    sets = dict[str, ImageSet]()
+    for part in sorted(set(parts.tolist()), key=("train", "validation", "test").index):
+        rows = np.flatnonzero(parts == part)
+        rows = rows[generator(FIXED_SEED).permutation(len(rows))]  # tables are often sorted by class
+        of_rows = {FILE: tuple(f"{path.name}, line {table.lines[row]}" for row in rows)}
+        of_rows |= {} if group is None else {GROUP: tuple(_groups(table, group, rows.tolist()))}
+        sets[part] = ImageSet(features[rows], targets[rows], names=of_rows)
+    return Splits.of(sets, outputs, task=task.name, channels=tuple(names))
+
+
+def _feature_columns(table: Table, others: Sequence[str | None]) -> list[str]:
+    """Return the columns of features of a table without image files: all but ``others``.
+
+    Raises:
+        InputError: There is no such column, one has no name, or its name is that of groups, such as patients.
+    """
+    names = [name for name in table.columns if name not in others]
+    if not names:
+        raise InputError(f"{table.path} has no columns of features, only {shown(list(table.columns))}")
+    for name in names:
+        if is_group_name(name) or not name:
+            what = f"the column {name}" if name else "a column without a name, such as pandas adds"
+            advice = f"split by it with --group {name}, or rename or remove it" if name else "name or remove it"
+            raise InputError(f"{table.path} has {what}, which would be read as a feature; {advice}")
+    return names
+
+
+def _image_column(table: Table, files: _Files, group: str | None) -> str | None:
+    """Return the column with the image files: the first whose first cell is a file; usual names go first.
+
+    None: no column has such a name or such cells, so the table has no images.
+    """
+    columns = {name: cells for name, cells in table.columns.items() if name != group}
     usual = [name for name in columns if name.lower() in IMAGE_COLUMNS]
     naming = [name for name in usual if PureWindowsPath(columns[name][0]).suffix.lower() in SUFFIXES]
-    naming += [name for name in (*usual, *columns) if files.find(columns[name][0])]
-    if naming or usual:
-        return [*naming, *usual][0]
-    names = ", ".join(list(columns)[:MAX_NAMED])
-    raise InputError(f"{path} has no column with image files in or below {path.parent}; its columns are {shown(names)}")
+    others = [name for name in columns if name.lower() not in (*LABEL_COLUMNS, *SPLIT_COLUMNS)]
+    naming += [name for name in (*usual, *others) if files.find(columns[name][0])]
+    return next(iter([*naming, *usual]), None)
 
 
 class _Files:
