@@ -13,7 +13,7 @@ from experiments.leaks import GROUPS, LEAKS, PLUGIN, leak_lines
 from experiments.store import RESULTS, logs_of, read_runs
 from support import registered_for_now
 from torchcaps.datasets.loading import load_part
-from torchcaps.plugins import import_file
+from torchcaps.plugins import import_file, load_plugin
 
 ROOT = Path(__file__).parents[2]
 #: Page of each group of rows, and the function whose data it draws.
@@ -28,6 +28,7 @@ MAX_WORDS = 700
 @pytest.fixture
 def drawn() -> Iterator[ModuleType]:
     with registered_for_now():
+        load_plugin(PLUGIN)
         yield import_file(PLUGIN)
 
 
