@@ -160,6 +160,8 @@ Iterations = Annotated[int, Range(0, 1000, whole=True)]
 """Number of routing iterations."""
 AtLeastOneIteration = Annotated[int, Range(1, 1000, whole=True)]
 """Number of iterations of an algorithm that needs at least one."""
+Frequencies = Annotated[int, Range(0, 64, whole=True)]
+"""Number of frequencies of a position on a map."""
 Processes = Annotated[int, Range(1, 4096, whole=True)]
 """Number of processes or machines of a run."""
 Seed = Annotated[int, SEED]

@@ -1,5 +1,6 @@
 """The task ``objects``: its metric, data, networks, commands, and what is unknown without masks."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torchcaps.analysis import evaluate, foreground_ari, predict_mask
 from torchcaps.datasets import ImageSet, load_dataset
 from torchcaps.errors import InputError
 from torchcaps.nn import BroadcastDecoder, DenseCapsules
+from torchcaps.nn.broadcast import Positions
 from torchcaps.ranges import IGNORED
 from torchcaps.tasks import TASKS, find_task
 from torchcaps.training import Progress, Recipe
@@ -119,19 +121,38 @@ def test_masks_of_slots_share_each_pixel_out_and_the_image_is_their_sum(preset: 
     assert_gradients_reach(network)
 
 
-def test_the_decoder_is_the_sum_of_what_each_slot_draws() -> None:
+@pytest.mark.parametrize("strides", [(1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize("frequencies", [0, 3])
+def test_the_decoder_is_the_sum_of_what_each_slot_draws(strides: tuple[int, int], frequencies: int) -> None:
     decoder = BroadcastDecoder(
-        6, (2, 7, 8), broadcast_channels=(5,), broadcast_kernels=(3, 5), broadcast_strides=(1, 2)
+        6,
+        (2, 7, 8),
+        broadcast_channels=(5,),
+        broadcast_kernels=(3, 5),
+        broadcast_strides=strides,
+        broadcast_frequencies=frequencies,
     )
     slots = torch.randn(2, 3, 6)
     image, masks = decoder(slots)
     alone = [
-        decoder.layers(decoder.positions(s[:, :, None, None].expand(-1, -1, 4, 4)))[..., :7, :8]
+        decoder.layers(decoder.positions(s[:, :, None, None].expand(-1, -1, *decoder.map_size)))[..., :7, :8]
         for s in slots.unbind(1)
     ]
     drawn = torch.stack(alone, 1)
-    assert_close(masks, drawn[:, :, -1].softmax(1))
+    assert_close(masks, drawn[:, :, -1].softmax(1), 1e-5)
     assert_close(image, (masks.unsqueeze(2) * drawn[:, :, :-1]).sum(1), 1e-5)
+
+
+@pytest.mark.parametrize("frequencies", [0, 1, 4])
+def test_a_position_is_its_sides_and_their_waves(frequencies: int) -> None:
+    positions = Positions(3, frequencies)
+    added = positions(torch.zeros(2, 3, 4, 5))
+    for row, column in ((0, 0), (1, 4), (3, 2)):
+        y, x = row / 3, column / 4
+        described = [y, x, 1 - y, 1 - x]
+        for k in range(1, frequencies + 1):
+            described += [wave(math.pi * k * side) for side in (y, x) for wave in (math.sin, math.cos)]
+        assert_close(added[1, :, row, column], positions.linear(torch.tensor(described)), 1e-5)
 
 
 @pytest.mark.parametrize("routing", ["dynamic", "em", "inverted-attention", "b2i"])

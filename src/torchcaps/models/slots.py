@@ -19,7 +19,7 @@ from torchcaps.models.shapes import infer_map_shape, infer_shapes
 from torchcaps.nn import BroadcastDecoder, Capsules
 from torchcaps.nn.broadcast import Positions
 from torchcaps.parts import Choice, Spec, build, register
-from torchcaps.ranges import Width
+from torchcaps.ranges import Frequencies, Width
 from torchcaps.tasks import TaskName
 
 
@@ -34,6 +34,8 @@ class SlotNetwork(Network):
         in_shape: Shape of an image (C, H, W).
         num_classes: Number of slots (J), unless the last layer has ``num_capsules``.
         backbone: Network that turns images into feature maps.
+        feature_frequencies: Frequencies of the positions that are added to the feature maps, see
+            :class:`torchcaps.nn.broadcast.Positions`.
         feature_width: Components of an input capsule, and hidden width of the perceptron that computes it.
         layers: Layers from input capsules to slots, one after another. A capsule layer may take the place of slots.
         decoder: Network that draws the image from the slots.
@@ -54,15 +56,16 @@ class SlotNetwork(Network):
         objects: Width = 1,
         task: TaskName = "objects",
         backbone: Annotated[Spec, Choice("backbone")] = "stack",
+        feature_frequencies: Frequencies = 0,
         feature_width: Width = 64,
         layers: Annotated[Sequence[Spec], Choice("layer", many=True)] = ("slots",),
         decoder: Annotated[Spec, Choice("decoder", optional=True)] = "broadcast",
     ) -> None:
         super().__init__(in_shape, num_classes, objects, task)
-        self.feature_width = feature_width
+        self.feature_frequencies, self.feature_width = feature_frequencies, feature_width
         self.backbone = build("backbone", backbone, in_channels=self.in_shape[0], in_shape=self.in_shape)
         channels, height, width = infer_map_shape(self.backbone, self.in_shape)[0].shape[1:]
-        self.positions = Positions(channels)
+        self.positions = Positions(channels, feature_frequencies)
         self.features = nn.Sequential(
             nn.LayerNorm(channels),
             nn.Linear(channels, feature_width),
