@@ -176,7 +176,8 @@ def test_a_command_works_or_says_in_a_sentence_that_it_does_not(name: str, train
     elif command in ("evaluate", "predict", "curves", "datasets") or name in ("export folder", "resume"):
         assert result.code == 0, result.err
     if command in ("routing", "perturb", "robustness", "probe", "detect", "explore") and trained.task not in AS_CLASSES:
-        assert "works for the task classes or ordinal; this network was trained for the " in result.err
+        able = "classes or ordinal or objects" if command == "explore" else "classes or ordinal"
+        assert f"works for the task {able}; this network was trained for the " in result.err
         assert result.err.endswith(f"task {trained.task}\n")
 
 

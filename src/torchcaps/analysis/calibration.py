@@ -20,7 +20,7 @@ CALIBRATED_SHARE = 0.99
 FINITE = Range(-1e38, 1e38)
 MIN_RUNNER_UP_RATIO = 0.9
 """An answer is unsure if the score of the runner-up is at least this share of the score of the predicted class."""
-ScoreName = Literal["length", "activation", "probability", "score", "value"]
+ScoreName = Literal["length", "activation", "probability", "score", "value", "share"]
 """Kind of the scores of a network."""
 Decoded = Float[np.ndarray, "N C H W"] | Float[np.ndarray, "N P C H W"]
 """Decoded images, pixels 0..1; with several objects in an image, one for each object."""

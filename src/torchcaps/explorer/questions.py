@@ -36,6 +36,8 @@ MAX_QUESTION_BYTES = 4 * MAX_FILE_BYTES // 3 + 2**20
 OBJECT_COLOURS = ((255, 128, 0), (51, 153, 255))
 """Red, green, blue of the first object (orange) and the second (blue). People with any colour vision can tell them
 apart, and their sum is white, so a pixel of both objects is white. Further objects repeat the two colours."""
+SLOT_COLOURS = (*OBJECT_COLOURS, (0, 158, 115), (204, 121, 167), (170, 150, 0), (120, 120, 120))
+"""Colours of the names of slots, the first two as for objects; further slots repeat them."""
 
 
 class Questions:
@@ -82,7 +84,7 @@ class Questions:
                 )
             image, iterations = np.frombuffer(data, np.uint8).reshape(shape).copy(), value("iterations", int, 0)
             if name == "look":
-                return _as_answer(explorer.look(image, iterations))
+                return _as_answer(explorer.look(image, iterations), explorer)
             return explorer.votes(image, value("cell", tuple[int, int]), iterations)
         if name == "decode":
             classes = value("classes", tuple[int, ...])
@@ -90,7 +92,7 @@ class Questions:
                 poses = np.array(value("poses", list), np.float64)
             except (ValueError, TypeError, OverflowError):
                 raise InputError("poses must be rows of numbers, all of one length") from None
-            return _coloured(explorer.decode(classes, poses))
+            return _pictures(explorer.decode(classes, poses), explorer)
         if name == "pick":
             pixels, label = explorer.pick(value("index", int))
             return {"pixels": pixels, "label": label}
@@ -106,7 +108,8 @@ def describe(explorer: Explorer) -> dict[str, Any]:
         "what": explorer.what,
         "classes": explorer.class_names,
         "shape": explorer.model.in_shape,
-        "objects": explorer.model.objects,
+        "slots": explorer.model.has_slots,
+        "objects": len(explorer.class_names) if explorer.model.has_slots else explorer.model.objects,
         "components": explorer.model.capsule_dim,
         "images": 0 if explorer.images is None else len(explorer.images),
         "imagesOf": explorer.images_of,
@@ -119,7 +122,7 @@ def describe(explorer: Explorer) -> dict[str, Any]:
         "score": explorer.score_name,
         "highest": SUPERLATIVES[explorer.score_name],
         "maxFileBytes": MAX_FILE_BYTES,
-        "colours": [f"rgb{colour}" for colour in OBJECT_COLOURS],
+        "colours": [f"rgb{colour}" for colour in (SLOT_COLOURS if explorer.model.has_slots else OBJECT_COLOURS)],
     }
 
 
@@ -132,19 +135,24 @@ def encode(value: Any) -> Any:
     return value.round(4).tolist()
 
 
-def _as_answer(view: View) -> dict[str, Any]:
+def _as_answer(view: View, explorer: Explorer) -> dict[str, Any]:
     """Return a view for JSON; capsules keep the digits of float32, so that they decode to the same bytes."""
     capsules = None if view.capsules is None else view.capsules.astype(np.float64).round(8).tolist()
-    return vars(view) | {"capsules": capsules, "decoded": None if view.decoded is None else _coloured(view.decoded)}
+    decoded = None if view.decoded is None else _pictures(view.decoded, explorer)
+    return vars(view) | {"capsules": capsules, "decoded": decoded}
 
 
-def _coloured(images: Float[np.ndarray, "P C H W"]) -> dict[str, Any]:
-    """Return the image of one object; or several objects, each in its colour, and the sum of their colours."""
+def _pictures(images: Float[np.ndarray, "P C H W"], explorer: Explorer) -> dict[str, Any]:
+    """Return the image of one object; or several objects, each in its colour, and the sum of their colours.
+
+    Parts of slots keep their own colours, so their sum is the redrawn image.
+    """
     if len(images) == 1:
         return {"whole": to_bytes(images[0]), "apart": []}
-    colours = np.resize(np.array(OBJECT_COLOURS, np.float32) / 255, (len(images), 3, 1, 1))
-    coloured = images.mean(1, keepdims=True) * colours
-    return {"whole": to_bytes(coloured.sum(0)), "apart": list(to_bytes(coloured))}
+    if not explorer.model.has_slots:
+        colours = np.resize(np.array(OBJECT_COLOURS, np.float32) / 255, (len(images), 3, 1, 1))
+        images = images.mean(1, keepdims=True) * colours
+    return {"whole": to_bytes(images.sum(0)), "apart": list(to_bytes(images))}
 
 
 def _bytes(text: str) -> bytes:

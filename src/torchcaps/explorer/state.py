@@ -29,7 +29,7 @@ from torchcaps.datasets.scaling import as_bytes
 from torchcaps.errors import InputError
 from torchcaps.explorer.patches import find_patches
 from torchcaps.files import real
-from torchcaps.models import CapsNet, Network
+from torchcaps.models import CapsNet, ModelOutput, Network
 from torchcaps.models.files import SHIPPED
 from torchcaps.parts import options
 from torchcaps.ranges import AtLeastOneIteration, Pages
@@ -108,13 +108,19 @@ class Explorer:
     def __post_init__(self) -> None:
         check("Explorer: model", self.model, Network)
         check("Explorer: images", self.images, ImageSet | None)
-        self.class_names = class_labels(self.class_names or None, self.model.num_classes)
         blank = torch.zeros(1, *self.model.in_shape, dtype=torch.uint8)
-        self.score_name = predict(self.model, blank).score_name
+        answer = predict(self.model, blank)
+        self.score_name = answer.score_name
+        if self.model.has_slots:  # names of the data set are those of objects
+            self.class_names = [f"slot {number}" for number in range(answer.scores.shape[1])]
+        self.class_names = class_labels(self.class_names or None, answer.scores.shape[1])
         self.no_pose: str | None = None
         self.no_routing: str | None = None
         self.iterations: int | None = None
         self.patches = find_patches(self.model)
+        if self.model.has_slots:
+            self.no_routing = "Routing cannot be followed: slots compete for features, but there are no votes."
+            return
         if not self.model.has_capsules:
             self.no_pose = self.no_routing = "A convolutional network has no capsules."
             return
@@ -144,6 +150,9 @@ class Explorer:
             InputError: An image of another shape than the network's, or a number of iterations that it cannot have.
         """
         image, model = torch.from_numpy(pixels)[None], self.routed_in(iterations)
+        if model.has_slots:
+            with inference(model):
+                return self._view_of_slots(model(as_pixels(model, image)))
         routing = None
         with inference(model):
             if isinstance(model, CapsNet):
@@ -161,6 +170,14 @@ class Explorer:
         said = Prediction.of(seen, np.array([present]), scores[None].numpy(), drawn, self.calibration, self.score_name)
         decoded = None if drawn is None or self.no_pose else drawn.reshape(-1, *model.in_shape)
         return View(scores.numpy(), present, said.caveats[0], capsules, routing, decoded)
+
+    def _view_of_slots(self, output: ModelOutput) -> View:
+        """Return the answer of a network with slots: all slots, the one with the largest share of the image first."""
+        assert output.capsules is not None
+        shares = output.scores[0].float().mean((1, 2)).cpu()
+        present = shares.argsort(descending=True).tolist()
+        capsules = output.capsules[0].float().cpu().numpy()
+        return View(shares.numpy(), present, (), capsules, None, _parts(output, present))
 
     def votes(self, pixels: UInt8[np.ndarray, "C H W"], cell: Sequence[int], iterations: int = 0) -> dict[str, Any]:
         """Return the votes of the capsules in one cell of the routing maps, for the classes that have maps.
@@ -206,13 +223,18 @@ class Explorer:
     def decode(self, classes: Sequence[int], poses: Float[np.ndarray, "P D"]) -> Float[np.ndarray, "P C H W"]:
         """Return images (pixels 0..1), each decoded from one capsule; the capsules of other classes are zero.
 
+        Of a network with slots, return the part of each slot in the image that all slots draw together.
+
         Args:
-            classes: Class of each capsule.
+            classes: Class of each capsule, or number of each slot.
             poses: The capsules, components within ±1000.
 
         Raises:
-            InputError: No decoder, no such class, not one capsule for each class, or too large components.
+            InputError: No decoder, no such class, not one capsule for each class, or too large components; or not all
+                slots.
         """
+        if self.model.has_slots:
+            return self._decode_slots(classes, poses)
         network = require_decoder(self.model, "a reconstruction", "explore")
         most, shape = network.num_classes, (len(classes), network.capsule_dim)
         has_classes = 0 < len(classes) <= most and all(0 <= j < most for j in classes)
@@ -227,14 +249,30 @@ class Explorer:
             capsules[range(len(classes)), list(classes)] = torch.from_numpy(poses).to(weight)
             return network.decode(capsules).float().cpu().numpy()
 
+    def _decode_slots(self, numbers: Sequence[int], poses: Float[np.ndarray, "J D"]) -> Float[np.ndarray, "J C H W"]:
+        model, count = self.model, len(self.class_names)
+        fits = sorted(numbers) == list(range(count)) and poses.shape == (count, model.capsule_dim)
+        if not fits or not (np.abs(poses) <= MAX_COMPONENT).all():
+            raise InputError(
+                f"decode needs all slots, 0 to {count - 1}, and for each {model.capsule_dim} components within "
+                f"±{MAX_COMPONENT}"
+            )
+        with inference(model):
+            slots = torch.from_numpy(poses[np.argsort(numbers)]).to(next(model.parameters()))[None]
+            assert model.decoder is not None
+            image, masks = model.decoder(slots)
+            return _parts(ModelOutput(masks, slots, image), numbers)
+
     def pick(self, index: int) -> tuple[UInt8[np.ndarray, "C H W"], str]:
         """Return an image by its index, from 0, and its label in words; InputError if there is none."""
         if self.images is None:
             raise InputError(self.no_images)
         if not 0 <= index < len(self.images):
             raise InputError(f"the number of a test image must be 0 to {len(self.images) - 1}, got {index}")
-        labels = self.images.labels[index].reshape(-1).tolist()
-        return as_bytes(self.images.images[index].numpy()), " and ".join(self.class_names[j] for j in labels)
+        pixels, target = as_bytes(self.images.images[index].numpy()), self.images.labels[index]
+        if self.model.has_slots:
+            return pixels, task_of(self.model).describe(self.class_names, target)
+        return pixels, " and ".join(self.class_names[j] for j in target.reshape(-1).tolist())
 
     def read(self, name: str, data: bytes, *, prepare: bool = False) -> Prepared:
         """Return the image of an uploaded file in the network's shape, and the changes that were made to it.
@@ -254,6 +292,13 @@ class Explorer:
             path.write_bytes(data)
             prepared = read_photo(path, self.model.in_shape, name=f"“{name}”", **options).prepared
         return replace(prepared, image=as_bytes(prepared.image))
+
+
+def _parts(output: ModelOutput, numbers: Sequence[int]) -> Float[np.ndarray, "P C H W"]:
+    """Return the part m_j ∘ image of each slot in a redrawn image; all parts together are the image."""
+    assert output.reconstruction is not None
+    parts: np.ndarray = (output.scores[0].unsqueeze(1) * output.reconstruction).float().cpu().numpy()
+    return parts[list(numbers)]
 
 
 def describe_routing(trace: RoutingTrace) -> dict[str, Any]:

@@ -10,15 +10,16 @@ from torch import Tensor
 Targets = Int[Tensor, "B"] | Int[Tensor, "B P"] | Shaped[Tensor, "B J"]
 """Targets of images: labels (B,) or (B, 1), multi-hot rows (B, J), or the labels (B, P) of P objects in each image."""
 
-ScoreName = Literal["length", "activation", "probability", "score", "value"]
+ScoreName = Literal["length", "activation", "probability", "score", "value", "share"]
 """Kind of the scores: lengths or activations of capsules, a CNN's probabilities, scores of grades computed from lengths
-or activations, or values of a regression."""
+or activations, values of a regression, or shares of slots in pixels."""
 SUPERLATIVES: dict[ScoreName, str] = {
     "length": "longest",
     "activation": "most active",
     "probability": "most probable",
     "score": "predicted",
     "value": "largest",
+    "share": "largest",
 }
 """Words for the class with the highest score, by the kind of the scores."""
 

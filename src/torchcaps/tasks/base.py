@@ -115,9 +115,10 @@ class Task(ABC):
     """Commands, functions and export formats for a network of this task, besides :data:`ALWAYS`."""
     evaluation: ClassVar[str] = "torchcaps.analysis.evaluation"
     """Module whose class ``TaskCollector`` gathers the batches of an evaluation."""
-    score_name: ClassVar[Literal["value", "score"] | None] = None
-    """``"value"`` if :meth:`activate` computes scores from the poses of capsules, ``"score"`` if from their lengths.
-    None: the network names its scores, which are lengths or activations of capsules, or probabilities."""
+    score_name: ClassVar[Literal["value", "score", "share"] | None] = None
+    """``"value"`` if :meth:`activate` computes scores from the poses of capsules, ``"score"`` if from their lengths;
+    ``"share"`` if scores are the shares of slots in each pixel. None: the network names its scores, which are lengths
+    or activations of capsules, or probabilities."""
     has_masks: ClassVar[bool | None] = False
     """True if the target of an image is a mask, which moves with the image. None: masks may be unknown."""
     spatial_axes: ClassVar[tuple[int, ...]] = (2,)

@@ -30,7 +30,8 @@ class ObjectDiscovery(Segmentation):
     evaluation = "torchcaps.analysis.objects"
     has_masks = None
     spatial_axes = (2,)
-    analyses = frozenset()
+    analyses = frozenset({".onnx", ".pt2", "explore"})
+    score_name = "share"
 
     def convert_targets(
         self,

@@ -25,7 +25,9 @@ export const decode = latest(async () => {
   state.decoded = decodeBytes(bytes);
   paintWhole();
   whole.setAttribute("aria-label", `Reconstruction from ${capsuleWords(classes)}`);
-  $(".apart").replaceChildren(...apart.map((one, n) => figure(one, classes[n], colour(n))));
+  const parts = apart.map((one, n) => ({ j: classes[n], made: figure(one, classes[n], colour(n, classes[n])) }));
+  if (about.slots) parts.sort((a, b) => a.j - b.j); // by number; the classes are those of the longest capsules first
+  $(".apart").replaceChildren(...parts.map(({ made }) => made));
 });
 
 // The answer to an image has the picture of the predicted classes. Other capsules, and moved ones, are decoded on demand.

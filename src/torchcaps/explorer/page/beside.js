@@ -13,7 +13,7 @@ export function showBeside() {
 }
 
 function showAnswer(answer, network, view) {
-  answer.querySelector(".said").replaceChildren(...(view ? verdict(view, network.classes) : ["No image yet."]));
+  answer.querySelector(".said").replaceChildren(...(view ? verdict(view, network) : ["No image yet."]));
   const ranked = view ? view.scores.map((_, j) => j).sort((a, b) => view.scores[b] - view.scores[a]) : [];
   const listed = ranked.slice(0, MAX_BARS).sort((a, b) => a - b);
   answer.querySelector(".thin").replaceChildren(...listed.map((j) => {

@@ -1,7 +1,7 @@
 // ---- capsules: answer of the network in front, choice of the capsule to decode ----
 import { decode } from "./answers.js";
 import { showBeside } from "./beside.js";
-import { $, about, classed, colour, element, height, make, paint, scoreWords, state, whole, width } from "./core.js";
+import { $, about, classed, colour, element, height, make, page, paint, scoreWords, state, whole, width } from "./core.js";
 import { showSliders, stopSweep, takePose } from "./pose.js";
 import { showRouting } from "./routing.js";
 
@@ -15,10 +15,11 @@ export function decodedClasses() {
   return present.includes(own) ? present : [...present.slice(0, -1), own];
 }
 
-export const capsuleWords = (classes) =>
+export const capsuleWords = (classes) => about.slots ? "all slots" :
   (classes.length > 1 ? "capsules " : "capsule ") + classes.map((j) => about.classes[j]).join(" and ");
 
-export function verdict({ present, caveats }, classes) {
+export function verdict({ present, caveats }, { classes, slots }) {
+  if (slots) return ["The network has redrawn the image from ", make("strong", `${classes.length} slots`), "."];
   const names = make("strong", present.map((j) => classes[j]).join(" and "));
   return caveats.length ? ["Most likely ", names, ", but the network is not sure."] : ["The network sees ", names, "."];
 }
@@ -42,7 +43,7 @@ export function showNothing() {
 }
 
 export function showView() {
-  showVerdict(...verdict(state.view, about.classes));
+  showVerdict(...verdict(state.view, about));
   const why = state.view.caveats.join("; ");
   $(".caveats").textContent = why && `${why[0].toUpperCase()}${why.slice(1)}.`;
   showBars(state.view.scores, state.view.present);
@@ -60,7 +61,7 @@ function showBars(scores, present) {
     row.hidden = !listed.has(j);
     row.classList.toggle("present", n >= 0);
     row.style.setProperty("--share", Math.min(scores[j], 1));
-    row.style.setProperty("--own", about.objects > 1 && n >= 0 ? colour(n) : "");
+    row.style.setProperty("--own", about.objects > 1 && n >= 0 ? colour(n, j) : "");
     row.querySelector(".number").textContent = scores[j].toFixed(2);
     row.querySelector("input").setAttribute("aria-label", `${about.classes[j]}, ${about.score} ${scores[j].toFixed(2)}`);
   }
@@ -86,8 +87,9 @@ function chooseAndShow(j) {
 
 export function buildCapsules() {
   const words = scoreWords(about);
-  $(".bars legend").textContent = `${words[0].toUpperCase()}${words.slice(1)}${about.noPose ? "" : "; choose the one to decode"}`;
-  $("#capsules-heading").textContent = about.components ? "Capsules" : "Classes";
+  $(".bars legend").textContent = `${words[0].toUpperCase()}${words.slice(1)}${about.noPose ? "" : `; choose the one to ${about.slots ? "change" : "decode"}`}`;
+  $("#capsules-heading").textContent = about.slots ? "Slots" : about.components ? "Capsules" : "Classes";
+  page.classList.toggle("of-slots", about.slots);
   const rows = [null, ...about.classes.keys()].map((j) => {
     const radio = document.createElement("input"), row = classed("bar", make("label", radio));
     Object.assign(radio, { type: "radio", name: "capsule", value: j ?? "longest", checked: j === state.chosen });

@@ -99,16 +99,17 @@ export function picture(label, paintOn) {
 }
 
 export function figure(bytes, j, colour) {
-  const canvas = picture(`Reconstruction from capsule ${about.classes[j]} alone`, (on) => paint(on, decodeBytes(bytes)));
-  const caption = make("figcaption", about.classes[j]), made = make("figure", canvas, caption);
+  const name = about.classes[j], words = about.slots ? `Part of ${name}` : `Reconstruction from capsule ${name} alone`;
+  const canvas = picture(words, (on) => paint(on, decodeBytes(bytes)));
+  const caption = make("figcaption", name), made = make("figure", canvas, caption);
   caption.style.setProperty("--own", colour);
   return made;
 }
 
 // ---- words and elements ----
 
-// Colour of the n-th object; colours repeat.
-export const colour = (n) => about.colours[n % about.colours.length];
+// Colour of the n-th object, or of slot j; colours repeat.
+export const colour = (n, j) => about.colours[(about.slots ? j : n) % about.colours.length];
 export const short = (share) => share.toFixed(2).replace(/^0/, "");
 // A number with its sign and two decimals; a number that is rounded to zero has no sign.
 export const signed = (number) => {
@@ -117,8 +118,8 @@ export const signed = (number) => {
 };
 
 // Describes the scores of a network: lengths or activations of capsules, or probabilities.
-export const scoreWords = ({ score, components, objects }) =>
-  components ? `${score} of each class's capsule${{ length: "; no probability", score: "; they sum to 1" }[score] ?? ""}` : `${score} of each class${objects > 1 ? "" : "; they sum to 1"}`;
+export const scoreWords = ({ score, components, objects, slots }) =>
+  slots ? "share of the image of each slot; they sum to 1" : components ? `${score} of each class's capsule${{ length: "; no probability", score: "; they sum to 1" }[score] ?? ""}` : `${score} of each class${objects > 1 ? "" : "; they sum to 1"}`;
 
 export function showNames() {
   $(".network").textContent = networks.map(({ name, what }) => (what ? `${name}: ${what}` : name)).join(" · ");

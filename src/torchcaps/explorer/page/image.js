@@ -3,7 +3,7 @@ import { look } from "./answers.js";
 import { ask } from "./ask.js";
 import { choose, showNothing } from "./capsules.js";
 import {
-  $, channels, decodeBytes, drawing, element, height, ink, networks, paint, safely, state, width,
+  $, about, channels, decodeBytes, drawing, element, height, ink, networks, paint, safely, state, width,
 } from "./core.js";
 import { stopSweep } from "./pose.js";
 
@@ -64,7 +64,7 @@ function clearDrawing() {
 export async function testImage(index) {
   if (!Number.isInteger(index)) throw new Error(`Give the number of a test image, 0 to ${networks[0].images - 1}.`);
   const { pixels, label } = await ask("pick", { index });
-  return { pixels: decodeBytes(pixels), test: index, label: `Its label is ${label}.` };
+  return { pixels: decodeBytes(pixels), test: index, label: about.slots ? `It shows ${label}.` : `Its label is ${label}.` };
 }
 
 export const pick = async (index) => setNewImage(await testImage(index));

@@ -14,6 +14,8 @@ export function takePose(linkedPose = null) {
   else say(`The link has ${linkedPose.length} components, but a capsule of this network has ${state.pose.length}.`);
 }
 
+const capsuleName = () => `${about.slots ? "" : "capsule "}${about.classes[ownClass()]}`;
+
 export const isMoved = () =>
   Boolean(state.pose?.some((value, k) => value !== state.view.capsules[ownClass()][k]));
 
@@ -21,7 +23,7 @@ export function showSliders() {
   const { pose, view } = state, own = pose && view.capsules[ownClass()];
   const largest = pose ? Math.max(...pose.map(Math.abs), ...own.map(Math.abs)) : 0;
   const reach = Math.max(0.5, Math.ceil(largest * 10) / 10); // most components are within ±0.5, all within ±1
-  $("#components-heading").textContent = pose ? `Components of capsule ${about.classes[ownClass()]}` : "Components";
+  $("#components-heading").textContent = pose ? `Components of ${capsuleName()}` : "Components";
   element.querySelectorAll(".slider").forEach((row, k) => {
     const slider = row.querySelector("input");
     Object.assign(slider, { min: -reach, max: reach, disabled: !pose, value: pose ? pose[k] : 0 });
@@ -48,7 +50,7 @@ function showDecoded() {
 
 function sourceWords() {
   const length = Math.hypot(...state.pose).toFixed(2);
-  const whose = about.objects > 1 ? `capsule ${about.classes[ownClass()]} has` : "its";
+  const whose = about.objects > 1 ? `${capsuleName()} has` : "its";
   const changed = sweeping ? `, component ${sweeping.k} sweeping` : isMoved() ? ", changed by the sliders" : "";
   return `From ${capsuleWords(decodedClasses())}; ${whose} length ${length}${changed}`;
 }

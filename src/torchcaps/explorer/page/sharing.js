@@ -81,7 +81,7 @@ function linkedImage(text) {
 export function download() {
   const apart = [...element.querySelectorAll(".apart figure")];
   const of = state.test === null ? state.label || "The image." : `Test image ${state.test}. ${state.label}`;
-  const seen = make("p", ...verdict(state.view, about.classes)).textContent;
+  const seen = make("p", ...verdict(state.view, about)).textContent;
   const overlaid = $("[name=overlay]").checked ? " Image orange, reconstruction blue, both white." : "";
   const panels = [
     [drawing, `${of} ${seen}`],

@@ -94,7 +94,7 @@ export const openAlive = safely(async () => {
   const before = kept(), first = networks[0].images && await testImage(Math.min(FIRST_IMAGE, networks[0].images - 1));
   if (before) await restore(before);
   else if (first && state.pixels === null) await setImage(first); // a drawing made meanwhile stays
-  if (about.noPose) return;
+  if (about.noPose || about.slots) return; // the tour is about classes
   if (before && isTourSeen()) return;
   if (isTourSeen() || about.noRouting) sweepLargest();
   else showTour();
