@@ -32,6 +32,7 @@ from exported import export
 from measuring import AS_AVX2, Ratio, environment
 from mixtures import mixtures
 from routings import costs, routing
+from slots import slots
 from steps import step
 
 SECTIONS = {
@@ -41,6 +42,7 @@ SECTIONS = {
     "compile": compiled_steps,
     "routing": routing,
     "mixtures": mixtures,
+    "slots": slots,
     "costs": costs,
     "export": export,
 }

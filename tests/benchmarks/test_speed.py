@@ -92,9 +92,8 @@ def test_wrong_results_stop_it(
 def test_an_unknown_section_is_refused(speed: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         speed.main(["rooting"])
-    assert (
-        "sections are convolution, choice, step, compile, routing, mixtures, costs, export" in capsys.readouterr().err
-    )
+    sections = "convolution, choice, step, compile, routing, mixtures, slots, costs, export"
+    assert f"sections are {sections}" in capsys.readouterr().err
 
 
 def test_a_ratio_is_the_median_of_the_rounds_ratios(speed: ModuleType) -> None:
