@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Shaped, UInt8
 from PIL import Image
+from torch import Tensor
 
 from torchcaps.analysis.answers import AnswerOptions, Classifier
+from torchcaps.analysis.calibration import Prediction
 from torchcaps.analysis.figures import MUTED, Caption, Cell, tiles
 from torchcaps.analysis.inference import inference, to_pixels
 from torchcaps.analysis.photos import MAX_PREVIEW
@@ -26,9 +27,8 @@ from torchcaps.datasets.scaling import Pixels, as_floats, inverted
 from torchcaps.datasets.volumes import is_volume, read_input
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path
-from torchcaps.models import Network, SlotNetwork
+from torchcaps.models import ModelOutput, Network
 from torchcaps.ops.segmentation import pixel_classes
-from torchcaps.ops.sliding import sliding_windows
 from torchcaps.ranges import Pages
 from torchcaps.tasks import TaskName, task_of
 from torchcaps.words import each_of
@@ -50,34 +50,34 @@ def predict_mask(model: Network, image: Pixels) -> UInt8[np.ndarray, "*S"]:
     Raises:
         InputError: The network has another number of channels or axes, or is not for pixels.
     """
-    task = task_of(model)
     if not (model.per_pixel or model.has_slots):
         raise InputError(f"a {type(model).__name__} gives one answer for each image, and no masks")
-    _check_image(image, model.in_shape)
-    with inference(model):
-        output = task.infer(model, to_pixels(model, torch.from_numpy(image)[None]))
-    return pixel_classes(output.scores)[0].cpu().numpy()
+    return pixel_classes(_pixel_scores(model, image)[None])[0].numpy()
 
 
-def exported_mask(
-    scores: Callable[[Shaped[np.ndarray, "N C *S"]], Float[np.ndarray, "N J *S"]],
-    in_shape: Sequence[int],
-    image: Pixels,
-) -> UInt8[np.ndarray, "*S"]:
-    """Return :func:`predict_mask` of an exported network.
+class ExportedNetwork(NamedTuple):
+    """An exported network, called as a network is."""
 
-    Args:
-        scores: Function from pixels 0..1 to the scores of the exported network.
-        in_shape: Shape of the patches (C, *S) on which the network was trained.
-        image: Image of any size.
+    classify: Callable[[Shaped[np.ndarray, "N C *S"]], Prediction]
+    """Function from pixels 0..1 to the prediction."""
+    in_shape: Sequence[int]
+    """Shape of the patches (C, *S) on which the network was trained."""
+    task: TaskName
 
-    Raises:
-        InputError: The network has another number of channels or axes.
-    """
-    _check_image(image, in_shape)
-    pixels = torch.from_numpy(as_floats(image))[None]
-    pixel_scores = sliding_windows(lambda part: torch.from_numpy(scores(part.numpy())), pixels, in_shape[1:])
-    return pixel_classes(pixel_scores)[0].numpy()
+    def __call__(self, images: Float[Tensor, "N C *S"]) -> ModelOutput:
+        return ModelOutput(torch.from_numpy(self.classify(images.numpy()).scores))
+
+
+def _pixel_scores(network: Network | ExportedNetwork, image: Pixels) -> Float[Tensor, "J *S"]:
+    """Return the scores of each pixel of an image; InputError if the network has another number of channels or axes."""
+    _check_image(image, network.in_shape)
+    task = task_of(network)
+    if isinstance(network, ExportedNetwork):
+        scores = task.infer(network, torch.from_numpy(as_floats(image))[None]).scores
+    else:
+        with inference(network):
+            scores = task.infer(network, to_pixels(network, torch.from_numpy(image)[None])).scores
+    return scores[0].cpu()
 
 
 def _check_image(image: Pixels, in_shape: Sequence[int]) -> None:
@@ -188,22 +188,20 @@ def answer_files(
         Facts about the masks, None if no file can be read; and a sentence for each file that cannot.
     """
     spec = classifier.description
-    answer = partial(exported_mask, lambda images: classifier.classify(images).scores, spec.in_shape)
-    if classifier.model is not None:
-        answer = partial(predict_mask, classifier.model)
-    names, model = spec.class_names, classifier.model
-    if isinstance(model, SlotNetwork):
-        names = tuple(map(str, range(model.num_slots)))
+    network = classifier.model or ExportedNetwork(classifier.classify, spec.in_shape, spec.task)
+    names = task_of(spec).matched_names(spec.class_names)
     read, sizes, shares, pictures, damaged = list[Path](), [], [], [], list[str]()
     for path in paths:
         try:
             how = (spec.scale, spec.pages, spec.channels, spec.spacing)
             pixels, volume = read_input(path, spec.in_shape[0], *how)
-            seen = answer(inverted(pixels) if options.invert else pixels)
+            scores = _pixel_scores(network, inverted(pixels) if options.invert else pixels)
+            seen = pixel_classes(scores[None])[0].numpy()
             mask = seen if volume is None else volume.restored(seen)
         except InputError as error:
             damaged.append(str(error) if str(path) in str(error) else f"{path}: {error}")
             continue
+        names = names or tuple(map(str, range(len(scores))))  # slots have numbers, and no names
         if path in options.targets:
             write_mask(mask, options.targets[path], volume, spec.colours)
         read.append(path)

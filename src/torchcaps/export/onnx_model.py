@@ -84,7 +84,7 @@ class OnnxModel:
 
         Returns:
             The result of :func:`torchcaps.analysis.predict` for the network, with the calibration in the file. For a
-            network for pixels, the classes are masks (N, *S), and no answer is unsure.
+            network for pixels or with slots, the classes are masks (N, *S), and no answer is unsure.
 
         Raises:
             TypeError: The images have another dtype.
@@ -111,10 +111,8 @@ class OnnxModel:
         lengths, *others = (np.concatenate(parts) for parts in zip(*outputs, strict=True))
         task = task_of(self.description)
         classes, decoded = task.predict_classes(lengths), others[0] if others else None
-        if per_pixel:
-            return Prediction(classes, lengths, decoded, [()] * len(classes))
         name = task.score_name or "length"
-        return Prediction.of(images, classes, lengths, decoded, self.description.calibration, name)
+        return Prediction.of(images, classes, lengths, decoded, self.description.calibration, name, task)
 
     def _as_pixels(self, images: Shaped[np.ndarray, "N C *S"]) -> Float[np.ndarray, "N C *S"]:
         """Return images as float32; raise TypeError for a dtype that this network does not take."""
@@ -149,9 +147,12 @@ class OnnxModel:
         pixels, count, classes = self.description.in_shape, batch_shape[0], len(self.description.class_names)
         shapes: tuple[set[tuple[int, ...]], ...]
         shapes = {(classes,)}, {pixels, (self.description.objects, *pixels)}
-        if all(self._free[1:]):
-            fewest = 1 if classes == 2 else classes  # two classes may have one score
-            shapes = {(classes, *batch_shape[2:]), (fewest, *batch_shape[2:])}, {batch_shape[1:]}
+        has_masks = task_of(self.description).has_masks
+        if has_masks is not False:
+            counts = {classes, 1 if classes == 2 else classes}  # two classes may have one score
+            if has_masks is None:  # there may be any number of slots
+                counts = {*getattr(outputs[0], "shape", ())[1:2]}
+            shapes = {(count, *batch_shape[2:]) for count in counts}, {batch_shape[1:]}
         for output, fitting, name in zip(outputs, shapes, (LENGTHS, RECONSTRUCTION), strict=False):
             is_array = isinstance(output, np.ndarray) and np.issubdtype(output.dtype, np.floating)
             if not (is_array and len(output) == count and output.shape[1:] in fitting and np.isfinite(output).all()):
