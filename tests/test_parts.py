@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -505,10 +506,25 @@ def test_options_that_do_not_go_together() -> None:
         assert_raises(InputError, build_network, changed(USUAL, **options_), (1, 28, 28), 10, say=said)
 
 
-@pytest.mark.parametrize("module", ["torchcaps.nn", "torchcaps.parts", "torchcaps.models.output"])
-def test_parts_of_all_kinds_are_found_after_any_import(module: str) -> None:
+AFTER_ONE_IMPORT = """
+import os, sys, torch
+for module in {modules}:
+    if (child := os.fork()) == 0:  # a process that has imported torch, and nothing of torchcaps
+        assert not any(name.startswith("torchcaps") for name in sys.modules)
+        __import__(module)
+        from torchcaps.parts import find
+        for each in {parts}:
+            find(*each)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, module
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
+def test_parts_of_all_kinds_are_found_after_any_import() -> None:
     parts = ("network", "cnn"), ("loss", "spread"), ("optimizer", "sgd"), ("layer", "deconv"), ("backbone", "stack")
-    code = f"import {module}; from torchcaps.parts import find; [find(*each) for each in {parts}]"
+    modules = "torchcaps.nn", "torchcaps.parts", "torchcaps.models.output"
+    code = AFTER_ONE_IMPORT.format(modules=modules, parts=parts)
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -583,7 +583,7 @@ def test_digits_of_pixels_are_those_of_the_brighter_part() -> None:
 def test_multimnist_has_masks(mnist_dir: Path) -> None:
     data = load_dataset("multimnist-pixels", data_dir=mnist_dir)
     assert (data.task.name, data.num_classes, len(data.train), len(data.validation)) == ("pixels", 11, 55_000, 5_000)
-    assert data.train.labels.unique().tolist() == list(range(11))
+    assert data.train.labels[:1000].unique().tolist() == list(range(11))
     assert (data.test.images[:, 0][data.test.labels == 0] < 160).all()  # two dark parts
 
 
