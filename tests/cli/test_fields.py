@@ -70,7 +70,7 @@ def another_value(option: Option, before: Any) -> Any:
     """A value that fits the option and is not the one it has."""
     if option.choice is not None:
         return next((name for name in PARTS[option.choice.kind] if name != before), None)
-    for value in (*choices(option.hint), True, False, 3, 5, 0.5, 0.25, (3, 5), "elsewhere"):
+    for value in (*choices(option.hint), True, False, 3, 5, 0.5, 0.25, (3, 5), (0.5, 2.0, 4.0), "elsewhere"):
         try:
             check(option.name, value, option.hint)
         except InputError:
