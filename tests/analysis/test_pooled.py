@@ -55,6 +55,16 @@ def test_parts_together_are_the_whole(task: str) -> None:
     assert result.figures()
 
 
+@pytest.mark.parametrize("with_records", [0, 1])
+def test_records_of_one_run_only_are_not_joined(with_records: int) -> None:
+    """Labels of windows may be the same in all windows of each record of one fold, and differ in another."""
+    model, images = case("classes")
+    runs = [evaluate(model, images.select(index)) for index in (torch.arange(13), torch.arange(13, 20))]
+    runs[with_records] = replace(runs[with_records], records=runs[0])  # type: ignore[type-var]
+    assert pooled(runs).records is None
+    assert pooled([replace(each, records=each) for each in runs]).records.num_images == 20  # type: ignore[type-var]
+
+
 def assert_same(joined: Any, whole: Any) -> None:
     """Equal values; floats up to rounding, for means over parts are rounded once more."""
     if isinstance(whole, dict):

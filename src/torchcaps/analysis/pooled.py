@@ -35,7 +35,9 @@ def pooled(evaluations: Sequence[EvaluationT]) -> EvaluationT:
         raise InputError("the networks differ in task or classes, so their results are not joined; evaluate them alone")
     for field in fields(first):  # type: ignore[arg-type]  # all evaluations are dataclasses
         values = [getattr(each, field.name) for each in evaluations]
-        if isinstance(values[0], np.ndarray):
+        if any(each is None for each in values):  # such as records, which have one answer only if labels are theirs
+            changed[field.name] = None
+        elif isinstance(values[0], np.ndarray):
             changed[field.name] = np.concatenate(values)
         elif isinstance(values[0], TaskEvaluation):
             changed[field.name] = pooled(values)
