@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
@@ -228,13 +229,14 @@ def load_run(path: str | Path, which: Literal["best", "last"] = "best", device: 
             f"it with torchcaps train --resume {path}"
         )
     model = load_pretrained(path / BEST)
-    best = {name: values.clone() for name, values in model.state_dict().items()}
+    is_best = True
     if which == "last":
-        checkpoint = read_checkpoint(path / CHECKPOINT)
+        checkpoint, best = read_checkpoint(path / CHECKPOINT), copy.deepcopy(model.state_dict())
         load_weights(model, checkpoint["model"], path / CHECKPOINT)
+        is_best = all(torch.equal(values, best[name]) for name, values in model.state_dict().items())
     summary = read_summary(path / SUMMARY) if (path / SUMMARY).exists() else None
     images = _read_spec(path / BEST / CLASSES, model, config.data)
-    if not all(torch.equal(values, best[name]) for name, values in model.state_dict().items()):
+    if not is_best:
         images = dataclasses.replace(images, calibration=None, certainty=None)  # they were measured on the best epoch
     return Run(path, model.to(device), config, summary, images)
 
