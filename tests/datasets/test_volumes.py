@@ -150,6 +150,12 @@ def test_a_fault_of_a_subject_is_one_sentence(tmp_path: Path, name: str) -> None
         assert (sum(map(len, data.parts.values())), len(data.skipped)) == (COUNT - 1, 1)
 
 
+@pytest.mark.parametrize("layout", [files, one_file])
+def test_volumes_in_a_folder_of_pictures_are_named(layout: Callable[[Path, int], None], tmp_path: Path) -> None:
+    write(tmp_path, layout)
+    assert_raises(InputError, load_dataset, f"folder:{tmp_path}", say=f"; for its volumes write nifti:{tmp_path}")
+
+
 # ---- the inputs of a network
 
 

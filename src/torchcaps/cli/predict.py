@@ -82,7 +82,10 @@ def predict(
     at the end, with exit code 2. RUN may also be an .onnx file written by `torchcaps export`.
 
     Networks for pixels answer images of any size with a mask: the share of each class is printed, and --out writes a
-    .png file of class numbers for each image, or a .nii.gz file for a volume. Their ONNX files need torch too.
+    .png file of class numbers for each image, or a .nii.gz file for a volume. A volume is a NIfTI file, the folder of
+    a DICOM series, or the folder of a subject with its channels. Their ONNX files need torch too.
+
+    Networks for features answer each row of .npz files with an array `features`, and of .csv and .tsv tables.
     """
     from torchcaps.analysis.answers import AnswerOptions
     from torchcaps.analysis.groups import group_files

@@ -33,6 +33,11 @@ def volumes_in(folder: Path) -> list[Path]:
     return sorted([*files, *(each for each in subfolders(folder) if slices_in(each))])
 
 
+def advice_for(folder: Path, root: Path) -> str:
+    """Return the end of an error about a folder without image files: how to read its volumes, if it holds any."""
+    return f"; for its volumes write nifti:{root}" if volumes_in(folder) else ""
+
+
 def channels_in(folder: Path) -> dict[str, list[Path]]:
     """Return the volumes in the folder of a subject by their names, in small letters: ``t1`` for t1.nii.gz.
 

@@ -32,6 +32,7 @@ from torchcaps.datasets.sources.segmentation_folder import (
     masks_among,
 )
 from torchcaps.datasets.splits import FILE
+from torchcaps.datasets.volumes import advice_for
 from torchcaps.errors import InputError
 from torchcaps.files import paths_from, user_path
 from torchcaps.ranges import IGNORED, Pages
@@ -252,7 +253,7 @@ def _class_files(folder: Path, part: str) -> dict[str, list[Path]]:
         files[child.name] = image_files_in(child)
         if not files[child.name] and part == "train":
             suffixes, below = ", ".join(sorted(suffix[1:] for suffix in SUFFIXES)), image_files_in(child, deep=True)
-            why = f"no images; put some there ({suffixes}) or remove it"
+            why = f"no images{advice_for(child, folder) or f'; put some there ({suffixes}) or remove it'}"
             if below:
                 why = f"images in sub-folders only, such as {below[0]}; move them up, or list all in a table, csv:PATH"
             raise InputError(f"the class folder {child} has {why}")

@@ -21,7 +21,7 @@ from torchcaps.datasets.registry import DataRequest
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.scaling import Pixels
 from torchcaps.datasets.splits import FILE, GROUP, note_groups
-from torchcaps.datasets.volumes import channels_in
+from torchcaps.datasets.volumes import advice_for, channels_in
 from torchcaps.errors import InputError
 from torchcaps.files import paths_from
 from torchcaps.ranges import IGNORED, Pages
@@ -375,7 +375,7 @@ def _sources_in(of_images: Path, of_masks: Path, kind: FileKind) -> Sources:
     for file in files:
         images.setdefault(_without_channel(stem_of(file), masks), []).append(file)
     if not images:
-        raise InputError(f"{of_images} has no images")
+        raise InputError(f"{of_images} has no images{advice_for(of_images, of_images.parent)}")
     return Sources(images, masks, lambda image: of_masks / f"{stem_of(image)}{kind.suffix}")
 
 
