@@ -19,6 +19,7 @@ from support import assert_same, with_gradients
 from torchcaps import route
 from torchcaps.kernels import threads
 from torchcaps.kernels.convolution import columns, transform
+from torchcaps.kernels.dense.layer import Layer, Options, Tensors
 from torchcaps.kernels.threads import Stage, _Workers, idle_threads_sleep, spread_over_threads, sum_over_threads
 from torchcaps.machine import usable_cores
 from torchcaps.ops.convolution import convolve
@@ -124,6 +125,16 @@ class Affinity:
                 monkeypatch.setattr(os, name, getattr(self, name), raising=False)
         monkeypatch.setattr(threads, "_processors", processors_here)
         monkeypatch.setattr(threads, "_WORKERS", _Workers())
+
+
+@pytest.mark.parametrize("cores", [2, 4, 16])
+def test_a_thread_has_blocks_of_the_same_size_however_many_there_are(
+    cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
+    tensors = Tensors(torch.zeros(64, 512, 8), torch.zeros(512, 100, 16, 8), None)
+    layer = Layer(tensors, Options(3, over_inputs=False, stop_gradient=False, leaky=False, eps=1e-7))
+    assert (layer.threads, layer.inputs[0], layer.batches[0]) == (cores, slice(0, 16), slice(0, 16))
 
 
 @pytest.mark.parametrize(("mib", "sums"), [(16.0, 16), (0.5, 8), (0.01, 1)])

@@ -47,7 +47,8 @@ def set_working_memory(mib: Annotated[float, Range(0, 1e12, above=True)] | None)
 
     On a CPU:
 
-    - Vote-free routing works in blocks that fit and have at most 16 MiB, because of the caches. Capsules that compete
+    - Vote-free routing works in blocks that fit and have at most 16 MiB, because of the caches, or 8 MiB for each of
+      several threads that work on blocks of their own. Capsules that compete
       with each other stay together. So a block is at least one input capsule with all its outputs
       (``softmax_over="outputs"``) or one output with all its inputs, and up to 16 images.
     - EM, variational Bayes and Heinsen's matrix routing compute the votes of as many images at a time as fit, at most

@@ -15,6 +15,7 @@ from torchcaps.kernels.threads import idle_threads_sleep, sum_over_threads
 from torchcaps.ops.precision import full_dtype
 
 MAX_BLOCK_MIB = 16.0  # on a CPU, so that buffers stay in the caches; best for a large layer, near best for MNIST's
+MAX_THREAD_BLOCK_MIB = 8.0  # for each thread that takes blocks alone, because each core has caches of its own
 MAX_BATCH_SLICE = 128  # images on a CPU; more do not make the products faster there
 MIN_BATCH_SLICE = 16  # images; with fewer, reading the weights costs more than multiplying by them
 MIN_INPUT_BLOCK = 32  # input capsules; with fewer, the inner loops are short
@@ -85,7 +86,8 @@ class Layer:
         b = B if whole else piece(B, max_batch_slice(B, self.poses.device))
         if whole or I * J * (matrix + b * link) <= budget:
             return slices(J, J), slices(I, I), slices(B, b)
-        budget //= self.threads
+        if self.threads > 1:
+            budget = block_bytes(self.poses.device, MAX_THREAD_BLOCK_MIB, self.threads) // self.poses.element_size()
 
         def smallest() -> int:
             """Return the numbers of the smallest block: one output (its weights need no copy) or one input."""
