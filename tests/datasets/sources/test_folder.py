@@ -223,6 +223,19 @@ def test_a_folder_for_each_image_and_its_masks(task: str | None, said: str, tmp_
     assert_raises(InputError, load, tmp_path, task=task, say=said.replace("DIR", str(tmp_path)))
 
 
+def test_a_folder_for_each_subject_and_its_mask(tmp_path: Path) -> None:
+    for name in "abcdef":
+        fill(tmp_path / name, {".": 4})
+        (tmp_path / name / "000.png").rename(tmp_path / name / "t1.png")
+        (tmp_path / name / "001.png").rename(tmp_path / name / "seg.png")
+    mask = tmp_path / "a" / "seg.png"
+    assert_raises(InputError, load, tmp_path, say=f"{mask} is a mask by its name, as in each folder")
+    assert_raises(InputError, load, tmp_path, task="objects", say=f"{mask} is a mask by its name, and one of 6 files")
+    assert load(tmp_path, task="classes").class_names == tuple("abcdef")
+    mask.rename(mask.with_stem("t2"))  # names of a class or two may be those of masks
+    assert load(tmp_path).class_names == tuple("abcdef")
+
+
 def test_masks_beside_pictures_are_no_pictures(tmp_path: Path) -> None:
     root = fill(tmp_path, {"a": 6, "b": 6})
     assert len(load(root, task="objects").train) > 0

@@ -30,6 +30,7 @@ from torchcaps.datasets.sources.segmentation_folder import (
     load_segmentation_folder,
     mask_folders,
     masks_among,
+    masks_of_subjects,
 )
 from torchcaps.datasets.splits import FILE
 from torchcaps.datasets.volumes import advice_for
@@ -90,6 +91,13 @@ def load_folder(request: DataRequest) -> Splits:
         ask_for_task(request)
     files = _files(root)
     class_names = find_task(request.task).in_order(_class_names(files), str(root))
+    every = [file for by_class in files.values() for listed in by_class.values() for file in listed]
+    if request.task is None and (masks := masks_of_subjects(every)):
+        raise InputError(
+            f"{masks[0]} is a mask by its name, as in each folder of {root}; to learn masks, put all images into "
+            f"{root / IMAGES} and the masks, with the names of their images, into {root / MASKS}; if they are images "
+            "of a class, set --task classes"
+        )
     listed, targets = dict[str, list[Path]](), dict[str, Tensor]()
     for part, by_class in files.items():
         labelled = [(file, label) for label, name in enumerate(class_names) for file in by_class.get(name, ())]

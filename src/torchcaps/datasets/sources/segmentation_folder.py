@@ -355,9 +355,16 @@ def _sources_of(folder: Path, kind: FileKind, parts: Mapping[str, Path], request
     return _sources_in(*folders, kind)
 
 
+def masks_of_subjects(files: Sequence[Path]) -> list[Path]:
+    """Return the files with the name of a mask, such as seg.png, in a folder of a subject, beside its t1.png."""
+    named = [file for file in files if stem_of(file).lower() in MASK_NAMES]
+    others = {file.parent for file in files} - {file.parent for file in named}
+    return named if len(named) > 1 and not others and len(files) > len(named) else []
+
+
 def masks_among(files: Sequence[Path]) -> list[Path]:
     """Return the files that are masks of others, by their folders, such as images/ and masks/, or by their names."""
-    beside = [mask for masks in files_beside(files).masks.values() for mask in masks]
+    beside = [mask for masks in files_beside(files).masks.values() for mask in masks] + masks_of_subjects(files)
     around = {file.parent.parent for file in files}
     holders = {each for each in around if any(child.name.lower() in IMAGE_NAMES for child in subfolders(each))}
     return beside + [file for file in files if file.parent.name.lower() in MASK_NAMES and file.parent.parent in holders]
