@@ -108,7 +108,7 @@ def test_of_many_classes_the_worst_and_the_most_frequent_confusions_are_listed()
     assert "c20" not in [row[0] for row in worst.rows]
     assert confused.rows == [["c7", "c3", "5"], ["c2", "c1", "2"]]
     about, per_class, few = evaluation([[3, 1], [0, 4]], ["long name", "b"]).tables()
-    assert about.rows[0] == ["Accuracy", "87.50 %  (7 of 8 images right)"]
+    assert about.rows[0] == ["Accuracy", "87.50 %  (7 of 8 right)"]
     assert per_class.rows[0] == ["long name", "4", "100.00 %", "75.00 %", "85.71 %"]
     assert few.columns == ("true", "0", "1")
     cells = [[cell if isinstance(cell, str) else cell.text for cell in row] for row in few.rows]

@@ -152,9 +152,13 @@ def test_what_cannot_be_cut(arrays: dict[str, Any], options: dict[str, Any], sai
 
 
 def test_images_are_no_records(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=np.zeros((9, 8, 8), np.uint8), y=np.arange(9) % 2)
-    said = "holds no sequences (N, L) or (N, C, L), which window (--window) cuts"
-    assert_raises(InputError, load_dataset, f"npz:{tmp_path / 'a.npz'}", window=4, say=said)
+    said = (
+        "a.npz: x holds no sequences, which window (--window) cuts: numbers (N, L), or (N, C, L) with an array lengths"
+    )
+    pictures = np.zeros((9, 8, 8), np.uint8)
+    for x in (pictures, pictures / 2, pictures - 5.0, pictures + np.uint16(300), pictures[..., None]):  # of any range
+        np.savez(tmp_path / "a.npz", x=x, y=np.arange(9) % 2)
+        assert_raises(InputError, load_dataset, f"npz:{tmp_path / 'a.npz'}", window=4, say=said)
     assert_raises(InputError, load_dataset, "digits", window=4, say="digits takes no window (--window), which is for")
 
 

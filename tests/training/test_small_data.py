@@ -66,6 +66,8 @@ def test_chance_is_the_share_of_the_most_frequent_class_and_an_error_of_counting
         ("compact-shared", 20, "Try more steps (--epochs 100)"),  # 2,000 steps
     ):
         assert advice in str(chance_warning(0.0, labels, make_config(preset, epochs=10), steps))
+    for in_shape, is_advised in (((3, 8, 8), True), ((3, 1, 8), False)):  # sequences have other networks
+        assert ("compact-shared" in str(chance_warning(0.0, labels, config, 100, in_shape=in_shape))) == is_advised
 
 
 def test_uneven_classes_are_said_and_balanced_accuracy_chooses(bars: Path, tmp_path: Path) -> None:

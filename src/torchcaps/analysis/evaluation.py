@@ -274,7 +274,7 @@ class Evaluation(Scored, TaskEvaluation):
     def tables(self) -> list[Table]:
         right, images, scores = self.num_correct, self.num_images, self.per_class
         rows = [
-            ["Accuracy", f"{percent(self.accuracy)}  ({right:,} of {counted(images, 'image')} right)"],
+            ["Accuracy", f"{percent(self.accuracy)}  ({right:,} of {images:,} right)"],
             ["Balanced", f"{percent(self.balanced_accuracy)}  (mean recall)"],
             ["Error", f"{percent(self.error)}  ({images - right:,} wrong)"],
             ["Loss", f"{self.loss:.4f}"],

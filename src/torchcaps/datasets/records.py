@@ -28,6 +28,14 @@ class Windows(NamedTuple):
     """Number of the record of each window, (M,)."""
 
 
+def no_sequences(where: str) -> InputError:
+    """Return the error about images, named ``where``, that windows cannot be cut from."""
+    return InputError(
+        f"{where} holds no sequences, which window (--window) cuts: numbers (N, L), or (N, C, L) with an array lengths "
+        "(N,), the number of steps of each; for pictures leave out --window"
+    )
+
+
 def cut_records(records: Tensor, labels: np.ndarray, request: DataRequest, where: str) -> Windows:
     """Cut records into windows of ``request.window`` steps, ``request.stride`` apart.
 
@@ -48,7 +56,7 @@ def cut_records(records: Tensor, labels: np.ndarray, request: DataRequest, where
     assert window is not None
     assert stride is not None
     if records.shape[2] != 1 or not records.is_floating_point():
-        raise InputError(f"{where} holds no sequences (N, L) or (N, C, L), which window (--window) cuts; leave it out")
+        raise no_sequences(where)
     lengths = (~records[:, 0, 0].isnan()).sum(1).tolist()
     starts = [[*range(0, max(length - window, 0), stride), max(length - window, 0)] for length in lengths]
     record, place = np.array([(n, k) for n, each in enumerate(starts) for k in range(len(each))]).T

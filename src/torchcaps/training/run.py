@@ -316,7 +316,9 @@ def _first_lines(
     yield f"Device: {device}, {devices.PRECISION_WORDS[config.precision]}"
     if config.precision == "bf16" and device.type == "cpu":
         yield "Warning: on processors that emulate bfloat16, a step takes about 12 times as long as in float32"
-    yield from small_data.fitting_message(config, requested.recipe, data.train.labels, data.train.epoch_size, task)
+    yield from small_data.fitting_message(
+        config, requested.recipe, data.train.labels, data.train.epoch_size, task, network.in_shape
+    )
     yield from small_data.imbalance_message(config, data.train.labels, data.class_names, task)
     if data.skipped:
         yield listed(f"Left out {counted(len(data.skipped), 'image')}:", data.skipped)
@@ -339,7 +341,8 @@ def _finish(trainer: Trainer, start: Start, out: Path, figures: bool) -> dict[st
         calibration = analysis.calibrate(network, validation.images)
         certainty = analysis.fit_certainty(network, validation)
     measure = "validation_accuracy" if config.recipe.select == "loss" else column_of(config.recipe.select)
-    warning = small_data.chance_warning(rows["best"][measure], validation.labels, config, trainer.steps, task)
+    value = rows["best"][measure]
+    warning = small_data.chance_warning(value, validation.labels, config, trainer.steps, task, network.in_shape)
     warning = warning or best.warning
     trainer.note_peak_memory()
     peak = state.peak_memory_mib

@@ -70,7 +70,12 @@ def fit_recipe(config: TrainConfig, labels: Tensor, task: Task = CLASSES, images
 
 
 def fitting_message(
-    config: TrainConfig, requested: Recipe, labels: Tensor, images: int, task: Task = CLASSES
+    config: TrainConfig,
+    requested: Recipe,
+    labels: Tensor,
+    images: int,
+    task: Task = CLASSES,
+    in_shape: Sequence[int] = (),
 ) -> list[str]:
     """Return lines about changes of the recipe for the number of images; empty if it did not change."""
     recipe = config.recipe
@@ -86,11 +91,18 @@ def fitting_message(
     ]
     counts = images_per_class(labels, task)
     is_few = counts is not None and images < FEW_IMAGES_PER_CLASS * len(counts)
-    if is_few and config.preset != PRESET_FOR_FEW_IMAGES:
+    if is_few and _may_learn_better(config, labels, task, in_shape):
         words.append(
             f"With fewer than {FEW_IMAGES_PER_CLASS} training images of a class {PRESET_FOR_FEW_IMAGES} learns better"
         )
     return words
+
+
+def _may_learn_better(config: TrainConfig, labels: Tensor, task: Task, in_shape: Sequence[int]) -> bool:
+    """Return True if `PRESET_FOR_FEW_IMAGES` is another preset and takes the images: pictures of one class each."""
+    is_picture = len(in_shape) != 3 or in_shape[1] > 1  # a sequence has the height 1
+    is_class = images_per_class(labels, task) is not None
+    return is_picture and is_class and config.preset != PRESET_FOR_FEW_IMAGES
 
 
 def images_per_class(labels: Tensor, task: Task) -> Int64[Tensor, "J"] | None:
@@ -118,7 +130,14 @@ def imbalance_message(config: TrainConfig, labels: Tensor, names: Sequence[str],
     return [words + advice * (recipe.class_weights is None)]
 
 
-def chance_warning(value: float, labels: Tensor, config: TrainConfig, steps: int, task: Task = CLASSES) -> str | None:
+def chance_warning(
+    value: float,
+    labels: Tensor,
+    config: TrainConfig,
+    steps: int,
+    task: Task = CLASSES,
+    in_shape: Sequence[int] = (),
+) -> str | None:
     """Return a warning that a network is no better than chance, with advice; None if it is better.
 
     Chance is the result of the best constant answer, as :meth:`torchcaps.tasks.Task.chance` defines it. A network must
@@ -130,6 +149,7 @@ def chance_warning(value: float, labels: Tensor, config: TrainConfig, steps: int
         config: The run.
         steps: Steps an epoch.
         task: The network's task.
+        in_shape: Shape of an image; empty: a picture.
     """
     is_balanced = config.recipe.select == "balanced-accuracy"
     chance = task.chance(labels, balanced=is_balanced)
@@ -137,8 +157,8 @@ def chance_warning(value: float, labels: Tensor, config: TrainConfig, steps: int
         return None
     result = "balanced " * is_balanced + task.metric.say(value, f"{task.metric.name} ")
     is_class = images_per_class(labels, task) is not None
-    another = f"the network {PRESET_FOR_FEW_IMAGES}, which learns from few images, " * (
-        is_class and config.preset != PRESET_FOR_FEW_IMAGES
+    another = f"the network {PRESET_FOR_FEW_IMAGES}, which learns from few images, " * _may_learn_better(
+        config, labels, task, in_shape
     )
     epochs = max(4 * config.recipe.epochs, math.ceil(MIN_STEPS / steps))
     return (

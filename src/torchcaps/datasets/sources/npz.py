@@ -19,7 +19,7 @@ from torchcaps.datasets.masks import MAX_COLOURS, as_mask, channel_axis, colours
 from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.pixels import MAX_CHANNELS, channels_first, scale_pixels
 from torchcaps.datasets.reading import Held, list_arrays, read_arrays
-from torchcaps.datasets.records import cut_records
+from torchcaps.datasets.records import cut_records, no_sequences
 from torchcaps.datasets.registry import FEATURES_STAY, OPTIONS_OF_PIXELS, DataRequest, register_dataset
 from torchcaps.datasets.scaling import Scale, alike, as_bytes, note_dark
 from torchcaps.datasets.splits import GROUP, RECORD, is_group_name, note_groups, read_groups
@@ -73,8 +73,7 @@ def load_npz(request: DataRequest) -> Splits:
     - ``class_names`` (J,): names of the classes, optional.
     - ``channels``: "first" or "last", needed unless exactly one of the two axes is 1 to 4 long.
     - ``lengths`` (N,), ``lengths_test``, ``lengths_val``: with them, ``x`` holds sequences (N, C, L) of any numbers,
-    each
-      read up to its length.
+      each read up to its length.
 
     Upper and lower case do not matter. Files of MedMNIST work unchanged: ``train_images``, ``train_labels`` (N, 1), and
     the same for ``val`` and ``test``. The unpacked size is checked against the memory before anything is unpacked.
@@ -124,6 +123,9 @@ def load_npz(request: DataRequest) -> Splits:
                     note_groups(str(path), {name: cells} if len(cells) == counts.get("train") else {})
     if any(np.ndim(each) > 2 for each in targets.values()) and request.window is None:
         return _with_masks(path, labelled, arrays, request).with_names(GROUP, groups_of_parts)
+    for x, _ in labelled.values():
+        if request.window is not None and arrays[x].ndim != 2 and not _has_lengths(arrays, x):
+            raise no_sequences(f"{path}: {x}")
     pixels = {part: _images(path, arrays, x, f"{path}: {x}", scale) for part, (x, _) in labelled.items()}
     for part, (x, y) in labelled.items():
         if (num_labels := len(np.atleast_1d(arrays[y]))) != (count := len(pixels[part])):
@@ -215,11 +217,16 @@ def _without(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
     return shape if axis is None else (*shape[:axis], *shape[axis + 1 :])
 
 
+def _has_lengths(arrays: Mapping[str, Any], x: str) -> bool:
+    """Return True if the file has lengths, so that ``x`` holds sequences."""
+    return x in _LENGTHS and not arrays.keys().isdisjoint(_LENGTHS.values())
+
+
 def _images(
     path: Path, arrays: Mapping[str, Any], x: str, where: str, scale: Scale
 ) -> UInt8[Tensor, "N C H W"] | Float32[Tensor, "N C 1 L"]:
     """Return pixels; or sequences of numbers, if the file has lengths or ``x`` has only two axes."""
-    if x in _LENGTHS and not arrays.keys().isdisjoint(_LENGTHS.values()):
+    if _has_lengths(arrays, x):
         return _to_sequences(arrays, x, where)
     values, order = arrays[x], arrays.get("channels")
     if x.startswith(FEATURES):
