@@ -90,6 +90,10 @@ def test_components_are_those_of_the_training_pixels(tmp_path: Path) -> None:
 
 def test_numbers_of_an_evaluation_and_the_map(tmp_path: Path) -> None:
     part = load_part(save(tmp_path), "all", patch=5)
+    names = np.array(["a", "b", "c", "not in this scene"])
+    lacking = load_part(save(tmp_path, class_names=names), "all", patch=5)
+    assert lacking.class_names == tuple(names)
+    assert torch.equal(lacking.images.labels, part.images.labels)
     torch.manual_seed(0)
     model = create_model("baseline-cnn", (BANDS, 5, 5), CLASSES, channels=(4,), hidden=(8,), pool=1, dropout=0.0)
     result: Any = evaluate(model, part.images, class_names=part.class_names)
