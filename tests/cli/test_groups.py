@@ -1,5 +1,6 @@
 """Groups and folds on the command line: trained, evaluated together, resumed, counted."""
 
+import csv
 import shutil
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,18 @@ def test_a_run_keeps_its_group_and_fold(cli: Cli, folds: list[Path]) -> None:
         done = cli("train", "--resume", folds[1], option, value)
         assert (done.code, option[2:] in done.err) == (2, True)
     assert cli("train", "--resume", folds[1]).code == 0
+
+
+def test_answers_for_other_data_name_its_groups(cli: Cli, data: str, folds: list[Path], tmp_path: Path) -> None:
+    other = tmp_path / "other.npz"
+    shutil.copy(data.removeprefix("npz:"), other)
+    options = ("--data", f"npz:{other}", "--split", "all", "--group", "patient", "--out", tmp_path / "answers.csv")
+    assert cli("evaluate", folds[0], *options).code == 0
+    rows = list(csv.DictReader((tmp_path / "answers.csv").open(encoding="utf-8")))
+    assert [row["group"] for row in rows] == [str(each) for each in PATIENT]
+    for data_options in ((), ("--data", data)):
+        done = cli("evaluate", folds[0], *data_options, "--group", "patient")
+        assert (done.code, "images of the run's own" in done.err) == (2, True), done.err
 
 
 def test_groups_are_counted(cli: Cli, data: str) -> None:

@@ -66,6 +66,9 @@ def evaluate(
     accelerator: Accelerator = "auto",
     coverage: CoverageOption = None,
     coverage_over: CoverageOverOption = "all",
+    group: Annotated[
+        str | None, "Column, array or regular expression of paths that names the group of each image of --data."
+    ] = None,
     out: Annotated[
         Path | None,
         "Write file, truth, answer, set, group and scores of each image to this .csv file; of masks, Dice scores.",
@@ -85,6 +88,8 @@ def evaluate(
     if len(run) > 1:
         refuse_options(("out",), "is for one run, but several are named")
     check_coverage_options(coverage)
+    if source.data is None:
+        refuse_options(("group",), "is for --data, because images of the run's own data set have its groups")
     if out is None:
         refuse_options(("overwrite",), "is for the file of --out, but there is none")
     else:
@@ -93,7 +98,7 @@ def evaluate(
     words: dict[str, str] = {}
     abouts: list[dict[str, Any]] = []
     for name, place, opened in open_runs(run, source.which, accelerator):
-        part = open_images(opened, source)
+        part = open_images(opened, source, group)
         options: Any = {"batch_size": batch_size, "class_names": part.class_names, "precision": precision}
         options["colours"] = part.colours
         weights = {"best": "best epoch", "last": "last checkpoint"}[source.which]

@@ -70,9 +70,9 @@ def names_of(runs: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(folder) for folder in runs]
 
 
-def open_images(run: Run, source: Source) -> Part:
-    """Return the images that the options choose."""
-    part = run.part(source.split, source.data, source.data_dir, by_number=source.by_number)
+def open_images(run: Run, source: Source, group: str | None = None) -> Part:
+    """Return the images that the options choose; ``group`` names those of another data set than the run's."""
+    part = run.part(source.split, source.data, source.data_dir, by_number=source.by_number, group=group)
     if source.data is None and run.config is None:
         say(
             f"This network was trained on MNIST. These images are {part.name}, which come with scikit-learn: "

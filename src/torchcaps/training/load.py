@@ -106,6 +106,7 @@ class Run:
         data_dir: str | None = None,
         *,
         by_number: bool = False,
+        group: str | None = None,
     ) -> Part:
         """Return images to evaluate the network on, of the run's data set or of another one.
 
@@ -116,14 +117,16 @@ class Run:
             data: Name of a data set. None: the run's data set.
             data_dir: Folder of its files.
             by_number: As for :meth:`dataset`.
+            group: Groups of another data set, as for ``load_dataset``; the run's has those of its training.
 
         Raises:
             InputError: As for :meth:`dataset`, or the data set has no such part.
         """
         if not self._is_own(data):
-            return self._matched(
-                load_part(self._named(data), part, **self._options(data, data_dir)), by_number=by_number
-            )
+            options = self._options(data, data_dir) | {"group": group}
+            return self._matched(load_part(self._named(data), part, **options), by_number=by_number)
+        if group is not None:
+            raise InputError("group (--group) is for another data set; images of the run's own have their groups")
         own = self.dataset(data, data_dir, by_number=by_number)
         images = joined(list(own.parts.values()), own.name) if part == "all" else own.parts[part]
         words = f"images of {own.name}" if part == "all" else f"{part} images of {own.name}"
