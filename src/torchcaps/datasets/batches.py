@@ -117,13 +117,20 @@ class BatchLoader:
                 f"the batch size is {batch_size}, which {world_size} processes cannot share evenly; choose a multiple "
                 f"of {world_size}"
             )
-        changes = replace(self.augmentation, fill=Augmentation.fill) != Augmentation()
+        off = vars(replace(Augmentation(), fill=self.augmentation.fill))
+        changes = [name for name, value in vars(self.augmentation).items() if value != off[name]]
         if changes and not shuffle:
             raise InputError("only training images (shuffle=True) can be augmented; crop other images with center_crop")
         if changes and not getattr(image_set, "can_be_augmented", False):
+            options = (name.replace("_", "-") for name in changes)
+            words = (
+                f"--no-{name}" if value is False else f"--{name} {str(value).lower()}"
+                for name, value in zip(options, map(off.get, changes), strict=True)
+            )
             raise InputError(
-                "only images (N, C, H, W) of uint8, or floats of 0..1 in an ImageSet, can be augmented; augment other "
-                "data in your own data set"
+                "only pictures, (N, C, H, W) of uint8 or of floats of 0..1, can be augmented; set "
+                f"{', '.join(f'{name}={off[name]}' for name in changes)} ({' '.join(words)}), or augment other data in "
+                "your own data set"
             )
         self.device = torch.device(device)
         self._images, self._items = None if images is None else images.to(self.device), cast(Any, image_set)
