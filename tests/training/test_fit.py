@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         ({"out": tmp_path / "run", "data": vectors(90)}, "was trained on other images"),
         ({"out": tmp_path / "run", "seed": 1}, "has seed = 0; it cannot resume with 1"),
         ({"recipe": {"batch_size": 101}}, "the batch size is 101, but an epoch has only 100 images"),
-        ({"recipe": {"max_shift": 1}}, "can be augmented; augment other data in your own data set"),
+        ({"recipe": {"max_shift": 1}}, "set max_shift=0 (--max-shift 0), or augment other data in your own data set"),
         ({"recipe": {"patience": 1}, "validation": None}, "need validation images, but the data have none"),
     ):
         recipe = RECIPE.replace(options.pop("recipe", {}))

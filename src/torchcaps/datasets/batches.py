@@ -122,15 +122,14 @@ class BatchLoader:
         if changes and not shuffle:
             raise InputError("only training images (shuffle=True) can be augmented; crop other images with center_crop")
         if changes and not getattr(image_set, "can_be_augmented", False):
-            options = (name.replace("_", "-") for name in changes)
-            words = (
-                f"--no-{name}" if value is False else f"--{name} {str(value).lower()}"
-                for name, value in zip(options, map(off.get, changes), strict=True)
+            settings = ", ".join(f"{name}={off[name]}" for name in changes)
+            dashed = {name.replace("_", "-"): off[name] for name in changes}
+            options = " ".join(
+                f"--no-{name}" if value is False else f"--{name} {value}".lower() for name, value in dashed.items()
             )
             raise InputError(
                 "only pictures, (N, C, H, W) of uint8 or of floats of 0..1, can be augmented; set "
-                f"{', '.join(f'{name}={off[name]}' for name in changes)} ({' '.join(words)}), or augment other data in "
-                "your own data set"
+                f"{settings} ({options}), or augment other data in your own data set"
             )
         self.device = torch.device(device)
         self._images, self._items = None if images is None else images.to(self.device), cast(Any, image_set)
