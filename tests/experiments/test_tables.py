@@ -112,7 +112,7 @@ def test_the_learning_rates_of_grades_are_the_best_of_the_search(test: str, task
 
 def test_every_recorded_run_is_one_of_its_row_and_has_its_epochs(recorded: Mapping[str, Any]) -> None:
     curves = recorded["page"].curves
-    assert len(RUNS) == 859
+    assert len(RUNS) == 880
     of_rows = {log.name for logs in recorded["page"].rows.values() for log in logs}
     assert RUNS.keys() - of_rows == set(), "runs with other settings than their row, or without its measures"
     for name, log in RUNS.items():
