@@ -11,7 +11,7 @@ from torchcaps.tasks import TASKS
 from torchcaps.tasks.base import Task
 
 SOURCE = Path(torchcaps.__file__).parent
-MAX_QUESTIONS = 6
+MAX_QUESTIONS = 7
 FLAGS = {name for name, value in vars(Task).items() if isinstance(value, bool)} | {"supports", "has_targets"}
 """Attributes that say what kind of task it is."""
 CLASSES = {"Evaluation", "TargetEvaluation", "PixelEvaluation", "ColumnTask", "Objects"}
