@@ -1,5 +1,6 @@
 """Routings as object discovery: one auto-encoder, whose middle layer is slot attention, a mixture, or a routing.
 
+    python experiments/run.py objects-search    # the learning rates, on validation scenes
     python experiments/run.py objects
     python experiments/report.py objects
     python -m experiments.objects docs/images/objects.png
@@ -11,6 +12,7 @@ trained encoder. The row slots-small is the preset itself.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 EPOCHS = 3
 """Epochs of each row, 1,779 steps."""
+SEARCHED = (1e-3, 2e-3, 4e-3)
+"""Learning rates tried for each row, with half of the training scenes."""
 CLUSTERED = 200
 """Test scenes that K-means clusters."""
 LAYERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -97,6 +101,23 @@ OBJECTS = Table(
             for name, (title, layer) in LAYERS.items()
         ),
         Row("slots-small", "slot attention from learned queries, 16 epochs", "slots-small", data="tetrominoes"),
+    ),
+)
+
+OBJECTS_SEARCH = Table(
+    name="objects-search",
+    title="The learning rates of objects without labels",
+    rows=tuple(
+        Row(
+            f"{name}-{rate * 1e3:.0f}",
+            f"{title}, learning rate {rate:g}",
+            "slots-small",
+            {"layers": (layer,), "epochs": EPOCHS, "learning_rate": rate, "limit_train": 9500, "limit_test": 1},
+            data="tetrominoes",
+            seeds=1,
+            first_seed=100,
+        )
+        for (name, (title, layer)), rate in itertools.product(LAYERS.items(), SEARCHED)
     ),
 )
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from experiments.grades import GRADES, GRADES_SEARCH
 from experiments.leaks import LEAKS
-from experiments.objects import OBJECTS
+from experiments.objects import OBJECTS, OBJECTS_SEARCH
 from experiments.pixels import PIXELS, PIXELS_SEARCH
 from experiments.store import read_runs
 from experiments.table import Row, Table
@@ -248,6 +248,7 @@ SHIPPED = {
         GRADES,
         GRADES_SEARCH,
         OBJECTS,
+        OBJECTS_SEARCH,
         LEAKS,
         BY_HAND,
     )
