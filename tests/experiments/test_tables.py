@@ -9,6 +9,8 @@ import pytest
 
 from experiments.grades import LEARNING_RATES as GRADES
 from experiments.grades import SEARCHED as GRADES_SEARCHED
+from experiments.objects import LEARNING_RATES as OBJECTS
+from experiments.objects import SEARCHED as OBJECTS_SEARCHED
 from experiments.pixels import AS_LONG, LEARNING_RATES, NETWORKS, SEARCHED
 from experiments.pixels import TESTS as PIXEL_TESTS
 from experiments.store import RESULTS, read_runs
@@ -110,9 +112,18 @@ def test_the_learning_rates_of_grades_are_the_best_of_the_search(test: str, task
     assert min(losses, key=losses.__getitem__) == GRADES[test][task]
 
 
+@pytest.mark.parametrize("row", OBJECTS)
+def test_the_learning_rates_of_objects_are_the_best_of_the_search(row: str) -> None:
+    losses = {
+        rate: RUNS[f"objects-search/{row}-{1e3 * rate:.0f}/100"].summary["validation"]["last"]["loss"]
+        for rate in OBJECTS_SEARCHED
+    }
+    assert min(losses, key=losses.__getitem__) == OBJECTS[row]
+
+
 def test_every_recorded_run_is_one_of_its_row_and_has_its_epochs(recorded: Mapping[str, Any]) -> None:
     curves = recorded["page"].curves
-    assert len(RUNS) == 880
+    assert len(RUNS) == 898
     of_rows = {log.name for logs in recorded["page"].rows.values() for log in logs}
     assert RUNS.keys() - of_rows == set(), "runs with other settings than their row, or without its measures"
     for name, log in RUNS.items():
