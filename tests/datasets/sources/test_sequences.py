@@ -52,7 +52,7 @@ def test_sequences_of_an_npz_file_are_padded_with_nan(tmp_path: Path) -> None:
         4,
         shuffle=True,
         augmentation=moved,
-        say="only images (N, C, H",
+        say="only pictures, (N, C, H, W) of uint8",
     )
 
 
