@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 MAX_VALUE_CHARACTERS, MAX_REASON_CHARACTERS, MAX_LIST_CHARACTERS = 100, 300, 600
 """Characters of a value, of another error's message and of a list of names that an error shows in full."""
+MAX_NAMES_CHARACTERS = 200
+"""Characters of names that are one part of a sentence."""
 
 # Control codes of terminals (C0, delete, C1), other line breaks, marks that turn the direction of text, and halves of
 # characters. Names in files may hold any of these.
@@ -43,6 +45,11 @@ def shown(value: object) -> str:
 def shortened(text: str, max_characters: int = MAX_VALUE_CHARACTERS) -> str:
     """Return a text without its middle if it has more than ``max_characters``."""
     return text if len(text) <= max_characters else f"{text[: max_characters // 2]} … {text[-max_characters // 4 :]}"
+
+
+def names_shown(names: Iterable[str], separator: str = ", ") -> str:
+    """Return names for an error, without the middle of a long list."""
+    return shortened(separator.join(names), MAX_NAMES_CHARACTERS)
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:

@@ -24,9 +24,9 @@ SUFFIXES = (".dcm", ".dicom")
 """Suffixes of DICOM files."""
 _FIELDS = ["SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration", "NumberOfFrames", "Rows", "Columns"]
 _FIELDS += ["BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "RescaleIntercept", "RescaleSlope"]
+_FIELDS += ["PixelData"]
 _PLACE = ["SeriesInstanceUID", "ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "NumberOfFrames"]
 _PLACE += ["Rows", "Columns", "PhotometricInterpretation"]
-_FIELDS += ["PixelData"]
 _MAGIC = b"DICM"
 """Bytes 128 to 131 of a DICOM file."""
 STEP_TOLERANCE, SHIFT_TOLERANCE = 0.05, 0.1

@@ -14,14 +14,12 @@ from jaxtyping import Float32, Shaped
 
 from torchcaps.datasets.reading import list_arrays, read_arrays
 from torchcaps.datasets.table_file import Table, numbers_of, read_table
-from torchcaps.errors import InputError, shortened, shown
+from torchcaps.errors import InputError, names_shown, shown
 from torchcaps.words import counted
 
 FEATURES = "features"
 """Name of the array of an .npz file."""
 SUFFIXES = (".npz", ".csv", ".tsv")
-MAX_NAMES_CHARACTERS = 200
-"""Characters of a list of names that an error shows in full."""
 
 
 class Rows(NamedTuple):
@@ -91,14 +89,9 @@ def read_rows(path: Path, in_shape: Sequence[int], names: Sequence[str] | None) 
         table = read_table(path, lambda _: None)
         columns = list(table.columns) if names is None else names
         if missing := [name for name in columns if name not in table.columns]:
-            raise InputError(f"{path} has no column {listed(missing)}, which the network takes")
+            raise InputError(f"{path} has no column {names_shown(missing)}, which the network takes")
         features, rows = features_of(table, columns), [f"{path}, line {line}" for line in table.lines]
     if features.shape[1:] != tuple(in_shape):
         has = counted(features.shape[1], "feature")
         raise InputError(f"{path} has {has} in a row, but the network takes {in_shape[0]}")
     return Rows(rows, features)
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return names for an error, shortened if there are many."""
-    return shortened(", ".join(names), MAX_NAMES_CHARACTERS)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from torchcaps.datasets.dataset import Dataset, Part
-from torchcaps.errors import InputError, shortened
+from torchcaps.errors import InputError, names_shown
 from torchcaps.tasks import Task
 from torchcaps.words import counted, plural
 
-MAX_NAMES_CHARACTERS = 200
-"""Characters of a list of names that a message shows in full."""
 Loaded = TypeVar("Loaded", Dataset, Part)
 
 
@@ -67,17 +64,15 @@ def _numbers_of(data: Named, network: Named, task: Task, where: str, *, by_numbe
         if not is_larger:
             advice += " or, if the order is the same, match by number with by_number (--by-number)"
         noun = plural(task.output) if len(unknown) > 1 else task.output
-        raise InputError(f"{where} has the {noun} {_listed(unknown)}, but the network knows {_listed(known)}; {advice}")
+        raise InputError(
+            f"{where} has the {noun} {names_shown(unknown)}, but the network knows {names_shown(known)}; {advice}"
+        )
     if is_larger:
         sizes = [counted(len(each), task.output) for each in (names, known)]
         raise InputError(f"{where} has {sizes[0]}, but the network has {sizes[1]}")
     if not by_number and names != known[: len(names)]:
         which = "the network" if data.has_names else where
         pairs = (f"{name} is {own}" for name, own in zip(names, known, strict=False))
-        words = shortened("; ".join(pairs), MAX_NAMES_CHARACTERS)
+        words = names_shown(pairs, "; ")
         warnings.warn(f"{which} has no names of {plural(task.output)}, so numbers match them: {words}", stacklevel=3)
     return list(range(len(names)))
-
-
-def _listed(names: Sequence[str]) -> str:
-    return shortened(", ".join(names), MAX_NAMES_CHARACTERS)

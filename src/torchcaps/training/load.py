@@ -13,10 +13,10 @@ import torch
 from torchcaps.checks import checked
 from torchcaps.datasets import Dataset, ImageSet, Preparation, find_dataset, load_dataset
 from torchcaps.datasets.dataset import Part
-from torchcaps.datasets.features import are_features, listed
+from torchcaps.datasets.features import are_features
 from torchcaps.datasets.loading import PartName, joined, load_part
 from torchcaps.datasets.matching import Loaded, match_outputs
-from torchcaps.errors import InputError
+from torchcaps.errors import InputError, names_shown
 from torchcaps.files import could_be_repository, read_json, reading
 from torchcaps.models import Network, load_pretrained
 from torchcaps.models.files import CLASSES, CONFIG, SHIPPED, SHIPPED_DATA, WEIGHTS, find_pretrained
@@ -181,8 +181,8 @@ class Run:
         if names is not None and known is not None and names != known:
             if sorted(names) != sorted(known):
                 raise InputError(
-                    f"{loaded.name} has the channels {listed(names)}; the network of {self.path} was made for "
-                    f"{listed(known)}"
+                    f"{loaded.name} has the channels {names_shown(names)}; the network of {self.path} was made for "
+                    f"{names_shown(known)}"
                 )
             order = [names.index(each) for each in known]
             parts: Any = loaded.parts

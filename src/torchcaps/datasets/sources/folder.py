@@ -102,7 +102,7 @@ def load_folder(request: DataRequest) -> Splits:
     for part, by_class in files.items():
         labelled = [(file, label) for label, name in enumerate(class_names) for file in by_class.get(name, ())]
         listed[part], targets[part] = [file for file, _ in labelled], torch.tensor([label for _, label in labelled])
-    note_unread(root, [file for part in listed.values() for file in part])
+    note_unread(root, every)
     sets, damaged = read_labelled(listed, targets, request, str(root))
     if request.part is None and "train" in sets:
         needed = 1 + ("test" not in files) + ("validation" not in files)

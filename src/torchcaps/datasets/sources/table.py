@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.datasets.dataset import Splits
-from torchcaps.datasets.features import features_of, listed
+from torchcaps.datasets.features import features_of
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.images import SUFFIXES, image_files_in, is_hidden
 from torchcaps.datasets.registry import FEATURES_STAY, OPTIONS_OF_PIXELS, DataRequest, register_dataset
@@ -19,7 +19,7 @@ from torchcaps.datasets.sources.folder import PARTS, read_labelled
 from torchcaps.datasets.sources.segmentation_folder import IMAGES, MASKS
 from torchcaps.datasets.splits import FILE, GROUP, is_group_name, note_groups, read_groups
 from torchcaps.datasets.table_file import Table, numbers_of, read_table
-from torchcaps.errors import InputError, shown
+from torchcaps.errors import InputError, names_shown, shown
 from torchcaps.files import groups_in_paths
 from torchcaps.tasks import Task, find_task, guess_task
 
@@ -77,7 +77,7 @@ def load_table(request: DataRequest) -> Splits:
         try:
             groups_in_paths([columns[image][0]], request.group)
         except InputError as error:
-            raise InputError(f"{error}; the columns of {path} are {listed(list(columns))}") from None
+            raise InputError(f"{error}; the columns of {path} are {names_shown(list(columns))}") from None
     others = [name for name in columns if name not in (image, split, group)]
     named = [name for name in others if name.lower() in LABEL_COLUMNS]
     if not others:
@@ -116,10 +116,12 @@ def _load_features(table: Table, split: str | None, group: str | None, request: 
     if len(label) != 1:
         raise InputError(
             f"{path} has no column with image files in or below {path.parent}, and a table of features has one column "
-            f"called label (or class, category, target); its columns are {listed(columns)}"
+            f"called label (or class, category, target); its columns are {names_shown(columns)}"
         )
     if request.group != group:
-        raise InputError(f"{path} has no column {shown(request.group)} (--group); its columns are {listed(columns)}")
+        raise InputError(
+            f"{path} has no column {shown(request.group)} (--group); its columns are {names_shown(columns)}"
+        )
     names = _feature_columns(table, [*label, split, group])
     features, (task, outputs, targets) = torch.from_numpy(features_of(table, names)), _targets(table, label, request)
     parts = np.array(["train"] * len(features) if split is None else _parts(path, table.columns[split], table.lines))
