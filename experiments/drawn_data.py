@@ -94,8 +94,10 @@ FIRST_NEW = 1000
 INFO = {"source": "drawn here", "licence": "MIT, as torchcaps", "takes_path": True, "takes_scale": True}
 
 
-@register_dataset("drawn", title="drawn images or sequences, as KIND-SEED or new-KIND-SEED", takes_windows=True, **INFO)
-@register_dataset("drawn-scene", title="a drawn scene, as scene-SEED or new-scene-SEED", cuts_patches=True, **INFO)
+@register_dataset(
+    "drawn", title="drawn images or sequences, as KIND-SEED or new-KIND-SEED", options=("window", "stride"), **INFO
+)
+@register_dataset("drawn-scene", title="a drawn scene, as scene-SEED or new-scene-SEED", options=("pca",), **INFO)
 def load_drawn(request: DataRequest) -> Splits:
     """Draw the arrays of KIND-SEED, write them to a file, and read it as ``npz:`` or ``scene:``."""
     name = re.fullmatch(r"(new-)?([a-z]+)-(\d{1,3})", str(request.path))

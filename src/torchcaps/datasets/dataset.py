@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torchcaps.checks import check
@@ -16,8 +16,28 @@ from torchcaps.tasks import Task, TaskName, find_task, widest_task
 from torchcaps.words import counted
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Naming:
+    """Names of what is in the images and the targets of a data set.
+
+    Args:
+        has_names: False if the source names no classes, so that ``class_names`` are their numbers.
+        colours: Colour of each class in masks, such as ``#00ff00``; None: the masks hold numbers.
+        channels: Names of the channels of each image; None: they have no names.
+    """
+
+    has_names: bool = True
+    colours: tuple[str, ...] | None = None
+    channels: tuple[str, ...] | None = None
+
+    @property
+    def naming(self) -> dict[str, Any]:
+        """These fields by name, for another data set with the same images."""
+        return {each.name: getattr(self, each.name) for each in fields(Naming)}
+
+
 @dataclass(frozen=True, eq=False)
-class Splits:
+class Splits(Naming):
     """Images that the loading function of a data set returns.
 
     Args:
@@ -33,9 +53,6 @@ class Splits:
             their bands, if there are any; None: they stay as they are.
         skipped: A sentence for each image that was left out, with the reason.
         task: Name of the task of the labels; None: the form of the labels decides.
-        has_names: False if the source names no classes, so that ``class_names`` are their numbers.
-        colours: Colour of each class in masks, such as ``#00ff00``; None: the masks hold numbers.
-        channels: Names of the channels of each image; None: they have no names.
     """
 
     train: ImageSet | None
@@ -47,14 +64,11 @@ class Splits:
     finish: Callable[[Mapping[str, ImageSet]], tuple[dict[str, ImageSet], Components | None]] | None = None
     skipped: tuple[str, ...] = ()
     task: TaskName | None = None
-    has_names: bool = True
-    colours: tuple[str, ...] | None = None
-    channels: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, sets: Mapping[str, ImageSet], class_names: tuple[str, ...], **fields: Any) -> Splits:
+    def of(cls, sets: Mapping[str, ImageSet], class_names: tuple[str, ...], **options: Any) -> Splits:
         """Return the sets by the names of their parts, ``"train"``, ``"test"`` and ``"validation"``."""
-        return cls(sets.get("train"), sets.get("test"), class_names, sets.get("validation"), **fields)
+        return cls(sets.get("train"), sets.get("test"), class_names, sets.get("validation"), **options)
 
     @property
     def parts(self) -> dict[str, ImageSet]:
@@ -117,7 +131,7 @@ class Splits:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Part(Naming):
     """Images of a data set on which a network is evaluated.
 
     Args:
@@ -125,22 +139,16 @@ class Part:
         words: Description of the images, such as ``"test images of mnist"``.
         images: The images.
         class_names: Name of each label.
-        has_names: False if ``class_names`` are only numbers.
         task_name: Name of the task of the labels; None: the form of the labels decides.
         note: Sentence about the choice of the images; None if there is nothing to say.
-        colours: Colour of each class in masks, such as ``#00ff00``; None: the masks hold numbers.
-        channels: Names of the channels of each image; None: they have no names.
     """
 
     name: str
     words: str
     images: ImageSet
     class_names: tuple[str, ...]
-    has_names: bool = True
     task_name: TaskName | None = None
     note: str | None = None
-    colours: tuple[str, ...] | None = None
-    channels: tuple[str, ...] | None = None
 
     @property
     def parts(self) -> dict[str, ImageSet]:
@@ -154,7 +162,7 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Dataset:
+class Dataset(Naming):
     """Data set in three parts without common images.
 
     Args:
@@ -165,9 +173,6 @@ class Dataset:
         class_names: Name of each label, in the order of the labels, all different.
         skipped: A sentence for each image that was left out, with the reason.
         task_name: Name of the task of the labels; None: the form of the labels decides.
-        has_names: False if ``class_names`` are only numbers.
-        colours: Colour of each class in masks, such as ``#00ff00``; None: the masks hold numbers.
-        channels: Names of the channels of each image; None: they have no names.
         pca: Components in place of the bands of a scene; None: the bands.
 
     Raises:
@@ -182,9 +187,6 @@ class Dataset:
     class_names: tuple[str, ...]
     skipped: tuple[str, ...] = ()
     task_name: TaskName | None = None
-    has_names: bool = True
-    colours: tuple[str, ...] | None = None
-    channels: tuple[str, ...] | None = None
     pca: Components | None = None
 
     def __post_init__(self) -> None:

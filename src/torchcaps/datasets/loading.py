@@ -15,7 +15,7 @@ from torchcaps.checks import checked
 from torchcaps.datasets.dataset import Dataset, Part, Splits
 from torchcaps.datasets.image_set import Images, ImageSet
 from torchcaps.datasets.patch_set import sized
-from torchcaps.datasets.registry import _DATASETS, DataRequest, DatasetInfo
+from torchcaps.datasets.registry import _DATASETS, OPTIONS, DataRequest, DatasetInfo
 from torchcaps.datasets.rng import FIXED_SEED
 from torchcaps.datasets.scaling import check_scale
 from torchcaps.datasets.splits import groups_of, stratified_folds, stratified_split
@@ -26,10 +26,6 @@ from torchcaps.tasks import TaskName, find_task
 from torchcaps.words import counted
 
 PartName = Literal["test", "validation", "train", "all"]
-OPTIONS = {"skip_damaged": "can_skip_damaged", "scale": "takes_scale", "pages": "takes_pages"}
-OPTIONS |= {"spacing": "takes_spacing"}
-OPTIONS |= {"window": "takes_windows", "stride": "takes_windows", "pca": "cuts_patches"}
-"""Options that not every data set takes, with the field of `DatasetInfo` that says so."""
 _TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.1
 
 
@@ -135,18 +131,38 @@ def load_dataset(
         InputError: The name is unknown, files are missing or broken, or a number does not fit the images.
     """
     size = _both_sides(image_size)
-    request: Any = {"data_dir": data_dir, "limit_test": limit_test, "skip_damaged": skip_damaged, "scale": scale}
-    request |= {"pages": pages, "group": group, "fold": fold, "window": window, "stride": stride, "pca": pca}
-    request |= {"spacing": spacing}
-    splits = _read(spec, size, task=task, patch=patch, **request)
+    splits = _read(
+        spec,
+        size,
+        data_dir=data_dir,
+        task=task,
+        fold=fold,
+        limit_test=limit_test,
+        skip_damaged=skip_damaged,
+        scale=scale,
+        pages=pages,
+        group=group,
+        patch=patch,
+        window=window,
+        stride=stride,
+        pca=pca,
+        spacing=spacing,
+    )
     patch = patch if splits.finish is None else None  # a scene is in patches already
-    held_out: Any = {"validation_size": validation_size, "validation": validation, "seed": seed}
-    parts, pca = _split(spec, splits, limit_train=limit_train, **held_out)
+    parts, pca = _split(
+        spec, splits, seed=seed, validation_size=validation_size, validation=validation, limit_train=limit_train
+    )
     sets: Any = {part: sized(images, size, patch, spec) for part, images in parts.items()}
     sets["test"] = sets["test"].take(limit_test)
-    own: Any = {"skipped": splits.skipped, "has_names": splits.has_names, "colours": splits.colours}
-    own |= {"channels": splits.channels}
-    dataset = Dataset(spec, **sets, class_names=splits.class_names, task_name=splits.task, pca=pca, **own)
+    dataset = Dataset(
+        spec,
+        **sets,
+        class_names=splits.class_names,
+        skipped=splits.skipped,
+        task_name=splits.task,
+        pca=pca,
+        **splits.naming,
+    )
     find_task(splits.task).check_training(dataset.train.labels, splits.class_names, spec)
     return dataset
 
@@ -188,9 +204,8 @@ def load_part(spec: str, part: PartName = "test", *, seed: Seed = 0, **options: 
         chosen = _split(spec, splits, seed=seed)[0][part]
         images = chosen.preview(len(chosen))
     words = f"images of {spec}" if part == "all" else f"{part} images of {spec}"
-    own: Any = {"has_names": splits.has_names, "task_name": splits.task, "colours": splits.colours, "note": note}
-    own |= {"channels": splits.channels}
-    return Part(spec, words, cast(ImageSet, sized(images, size, patch, spec)), splits.class_names, **own)
+    images = cast(ImageSet, sized(images, size, patch, spec))
+    return Part(spec, words, images, splits.class_names, task_name=splits.task, note=note, **splits.naming)
 
 
 def joined(sets: Sequence[Images], where: str) -> ImageSet:
@@ -230,9 +245,9 @@ def _read(
     request = DataRequest(path or Path(), folder, size, task=task, **options)
     if folder is not None and info.find is None:
         raise InputError(f'the data set "{info.name}" has no files in a data folder; leave data_dir (--data-dir) out')
-    for option, field in OPTIONS.items():
-        if getattr(request, option) not in (None, False) and not getattr(info, field):
-            fitting = ", ".join(each.spec for each in _DATASETS.values() if getattr(each, field))
+    for option in OPTIONS:
+        if getattr(request, option) not in (None, False) and option not in info.options:
+            fitting = ", ".join(each.spec for each in _DATASETS.values() if option in each.options)
             typed = f"{option} (--{option.replace('_', '-')})"
             raise InputError(f"{spec} takes no {typed}, which is for {fitting}; leave it out")
     check_scale("auto" if request.scale is None else request.scale)

@@ -102,10 +102,10 @@ def prepare_image(
     1. Estimate the brightness of the background. A morphological closing fills dark structures narrower than 0.3 of the
        photo; for light ink it is an opening.
     2. Find ink: pixels that differ from the background by more than the noise, along the colour direction of the
-    largest
-       difference.
+       largest difference.
     3. Choose dark or light ink: the one that differs more from the common colour of the photo and from its
-    surroundings. 4. Cut out the part with the most ink and the parts near it. Scale the longer side of their box to
+       surroundings.
+    4. Cut out the part with the most ink and the parts near it. Scale the longer side of their box to
        ``preparation.box`` pixels, widen strokes thinner than 1.5 pixels, and centre the drawing as light ink on 0.
 
     An image with the network's size, grey and light on dark, is returned unchanged. If it is dark on light, it is only
@@ -285,9 +285,8 @@ def _widened(drawing: Float32[np.ndarray, "h w"], box: float) -> tuple[Float32[n
     from scipy import ndimage
 
     inside, scale = np.pad(drawing > 0.5, 1), box / max(drawing.shape)
-    width = (
-        4 * ndimage.distance_transform_edt(inside)[inside].mean() - 2
-    )  # mean distance of a line's pixels to its sides, solved for the width
+    # the mean distance of a line's pixels to its sides, solved for the width
+    width = 4 * ndimage.distance_transform_edt(inside)[inside].mean() - 2
     more = round((_WIDENED_STROKE / scale - width) / 2)
     if width * scale >= _MIN_STROKE or more < 1:
         return drawing, False

@@ -24,6 +24,10 @@ from torchcaps.tasks import TaskName, find_task
 
 OPTIONS_OF_PIXELS, FEATURES_STAY = ("scale", "image_size", "pages"), "holds features, which keep their values"
 """Options that features refuse, and why."""
+READING = ("scale", "pages", "spacing", "window", "stride", "pca")
+"""Options that a run keeps, to read other files as its own."""
+OPTIONS = ("skip_damaged", *READING)
+"""Options that not every data set takes."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +97,7 @@ class DatasetInfo:
         class_names: Names of the classes.
         num_objects: Number of objects in an image.
         takes_path: True if it is loaded as ``name:PATH``.
-        can_skip_damaged: True if damaged image files can be left out.
-        takes_scale: True if the user may give the range of its pixels.
-        takes_pages: True if its files may have pages.
-        takes_windows: True if its images may be sequences, to be cut into windows.
-        takes_spacing: True if its images are volumes that know the distances of their voxels.
-        cuts_patches: True if its images are the patches around the pixels of a scene, whose side is ``patch``.
+        options: Options of ``load_dataset`` that it takes, among :data:`OPTIONS`.
         validation_size: Default number of validation images; None: a tenth of the training images.
         preparation: Preprocessing that turned drawings into its images, applied to photos as well; None for other
             images.
@@ -117,12 +116,7 @@ class DatasetInfo:
     class_names: tuple[str, ...] | None = None
     num_objects: int = 1
     takes_path: bool = False
-    can_skip_damaged: bool = False
-    takes_scale: bool = False
-    takes_pages: bool = False
-    takes_windows: bool = False
-    takes_spacing: bool = False
-    cuts_patches: bool = False
+    options: Sequence[str] = ()
     validation_size: int | None = None
     preparation: Preparation | None = None
     find: Callable[[Path | None], Path | None] | None = field(default=None, repr=False)

@@ -16,6 +16,7 @@ from torchcaps.datasets.dataset import Part
 from torchcaps.datasets.features import are_features
 from torchcaps.datasets.loading import PartName, joined, load_part
 from torchcaps.datasets.matching import Loaded, match_outputs
+from torchcaps.datasets.registry import READING
 from torchcaps.errors import InputError, names_shown
 from torchcaps.files import could_be_repository, read_json, reading
 from torchcaps.models import Network, load_pretrained
@@ -69,10 +70,8 @@ class Run:
 
     def reading_options(self, data: str) -> dict[str, Any]:
         """Return options of ``load_dataset``, so that other images are read as the run's own ones were."""
-        info = find_dataset(data)[0]
-        taken = {"scale": info.takes_scale, "pages": info.takes_pages, "spacing": info.takes_spacing}
-        taken |= dict.fromkeys(("window", "stride"), info.takes_windows) | {"pca": info.cuts_patches}
-        return {name: getattr(self.images, name) for name, is_taken in taken.items() if is_taken}
+        taken = find_dataset(data)[0].options
+        return {name: getattr(self.images, name) for name in READING if name in taken}
 
     def dataset(
         self, data: str | Dataset | None = None, data_dir: str | None = None, *, by_number: bool = False
@@ -130,9 +129,8 @@ class Run:
         own = self.dataset(data, data_dir, by_number=by_number)
         images = joined(list(own.parts.values()), own.name) if part == "all" else own.parts[part]
         words = f"images of {own.name}" if part == "all" else f"{part} images of {own.name}"
-        named: Any = {"has_names": own.has_names, "task_name": own.task_name, "colours": own.colours}
-        named |= {"channels": own.channels}
-        return Part(own.name, words, images.preview(len(images)), own.class_names, **named)
+        images = images.preview(len(images))
+        return Part(own.name, words, images, own.class_names, task_name=own.task_name, **own.naming)
 
     def other_images(self, data: str, data_dir: str | None = None, task: TaskName | None = None) -> ImageSet:
         """Return the test images of a data set with any classes, in the network's shape.
@@ -170,7 +168,7 @@ class Run:
         # with the same seed, data sets made from the same images have the same validation images
         seed = 0 if self.config is None else self.config.seed
         options: dict[str, Any] = {"data_dir": data_dir, "seed": seed, "task": self.model.task}
-        cuts_patches = find_dataset(self._named(data))[0].cuts_patches
+        cuts_patches = "pca" in find_dataset(self._named(data))[0].options  # of a scene
         size = "patch" if self.model.per_pixel or cuts_patches else "image_size"
         options |= {} if are_features(self.model.in_shape) else {size: self.model.in_shape[1:]}
         return options | self.reading_options(self._named(data))

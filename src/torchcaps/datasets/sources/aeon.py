@@ -21,7 +21,7 @@ from torchcaps.files import one_sentence
     source="https://timeseriesclassification.com, read with aeon, whose package contains some of them",
     licence="depends on the problem",
     takes_path=True,
-    takes_windows=True,
+    options=("window", "stride"),
 )
 def load_aeon(request: DataRequest) -> Splits:
     """Read a classification problem with aeon, split into the archive's training and test cases.

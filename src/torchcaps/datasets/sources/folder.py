@@ -54,9 +54,7 @@ Files = dict[str, dict[str, list[Path]]]
     source="your folder; test/ and val/ beside train/ are used if present",
     licence="yours",
     takes_path=True,
-    can_skip_damaged=True,
-    takes_scale=True,
-    takes_pages=True,
+    options=("skip_damaged", "scale", "pages"),
 )
 def load_folder(request: DataRequest) -> Splits:
     """Read a folder of class sub-folders, or of train/, test/ and val/ (or validation/) with class sub-folders each.

@@ -22,9 +22,7 @@ from torchcaps.errors import InputError
     source="your folder; test/ and val/ beside train/ are used if present",
     licence="yours",
     takes_path=True,
-    can_skip_damaged=True,
-    takes_scale=True,
-    takes_spacing=True,
+    options=("skip_damaged", "scale", "spacing"),
 )
 def load_nifti(request: DataRequest) -> Splits:
     """Read volumes and masks of the same names from images/ and masks/, or from those in train/, test/ and val/.

@@ -51,8 +51,7 @@ _WORDS = frozenset(
     source="your file; x_test, y_test, x_val, y_val, class_names and channels are used if present",
     licence="yours",
     takes_path=True,
-    takes_scale=True,
-    takes_windows=True,
+    options=("scale", "window", "stride"),
 )
 def load_npz(request: DataRequest) -> Splits:
     """Read images and labels from the arrays of an .npz file.

@@ -41,8 +41,7 @@ LARGE = 10.0
     source="your file; labels count from 1, and 0 is unlabelled; class_names is used if present",
     licence="yours",
     takes_path=True,
-    takes_scale=True,
-    cuts_patches=True,
+    options=("scale", "pca"),
 )
 def load_scene(request: DataRequest) -> Splits:
     """Read the square patch around each labelled pixel of a scene.

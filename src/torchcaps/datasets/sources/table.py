@@ -39,9 +39,7 @@ MAX_NAMED = 20
     source="your table, beside its images; a column split (train, val, test) is used if present",
     licence="yours",
     takes_path=True,
-    can_skip_damaged=True,
-    takes_scale=True,
-    takes_pages=True,
+    options=("skip_damaged", "scale", "pages"),
 )
 def load_table(request: DataRequest) -> Splits:
     """Read the images in a table, and their labels.
