@@ -30,9 +30,9 @@ from support import (
 )
 from torchcaps import create_model, list_presets
 from torchcaps.errors import InputError
-from torchcaps.models import CapsNet, Network, get_preset, register_preset
+from torchcaps.models import CapsNet, Network, get_preset, register_preset, shapes
 from torchcaps.models.presets import create
-from torchcaps.parts import UnknownOption, complete, describe, find, flat, own_parts
+from torchcaps.parts import UnknownOption, build, complete, describe, find, flat, own_parts
 from torchcaps.training.recipe import Recipe
 
 IN_SHAPE, NUM_CLASSES = (3, 20, 24), 7  # no source has such images
@@ -113,6 +113,25 @@ def learns(name: str, model: Network) -> None:
     for field in ("lengths", "reconstruction"):
         if getattr(output, field) is not None:
             assert_batch_independent(lambda batch, field=field: getattr(model(batch), field), images)
+
+
+@pytest.mark.parametrize("name", ["compact", "vb2020", "hvc2021-equal", "segcaps", "slots-small", "cnn-matched"])
+def test_the_shapes_inside_a_network_are_inferred_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[type, bool]] = []
+    run = shapes._run_on_meta
+
+    def counted(module: nn.Module, inputs: Any) -> tuple[Any, int]:
+        calls.append((type(module), all(parameter.is_meta for parameter in module.parameters())))
+        return run(module, inputs)
+
+    monkeypatch.setattr(shapes, "_run_on_meta", counted)
+    create_model(name)
+    assert calls
+    assert all(is_planned for _, is_planned in calls)
+    preset = get_preset(name)
+    inferred = len(calls)
+    build("network", preset.network, in_shape=preset.in_shape, num_classes=preset.num_classes)  # without a plan
+    assert [kind for kind, _ in calls[inferred:]] == [kind for kind, _ in calls[:inferred]]
 
 
 @pytest.mark.parametrize("name", list_presets())

@@ -10,7 +10,7 @@ import torch
 
 from torchcaps.errors import InputError, reason_of
 from torchcaps.machine import check_memory
-from torchcaps.models.shapes import TooSmall
+from torchcaps.models.shapes import TooSmall, shared_shapes
 from torchcaps.parts import Spec, build
 from torchcaps.tracing import unset_fake_temporarily
 
@@ -24,20 +24,28 @@ def build_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Any:
     Raises:
         InputError: As for :func:`plan_network`; or the parameters do not fit into memory, and none is allocated.
     """
-    planned = plan_network(spec, in_shape, num_classes)
+    inferred: list[Any] = []
+    planned = plan_network(spec, in_shape, num_classes, inferred)
     device = torch.get_default_device().type
     if device == "meta":
         return planned
     if device == "cpu":
         sizes = (parameter.numel() * parameter.element_size() for parameter in planned.parameters())
         check_memory(sum(sizes), "the network's parameters")
-    return build("network", spec, in_shape=in_shape, num_classes=num_classes)
+    with shared_shapes(iter(inferred)):
+        return build("network", spec, in_shape=in_shape, num_classes=num_classes)
 
 
-def plan_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Any:
+def plan_network(spec: Spec, in_shape: Sequence[int], num_classes: int, inferred: list[Any] | None = None) -> Any:
     """Build the network of a tree, a :class:`torchcaps.models.Network`, without memory for its parameters.
 
     Other errors of a part, such as one of your own, are raised unchanged.
+
+    Args:
+        spec: Tree of the network.
+        in_shape: Shape of an image (C, H, W), or of a patch (C, *S).
+        num_classes: Number of classes (J).
+        inferred: List for the shapes inside the network; see :func:`torchcaps.models.shapes.shared_shapes`.
 
     Raises:
         InputError: The images are too small (the message gives the smallest size that fits), or the network has more
@@ -45,7 +53,8 @@ def plan_network(spec: Spec, in_shape: Sequence[int], num_classes: int) -> Any:
     """
 
     def planned(shape: Sequence[int]) -> Any:
-        with unset_fake_temporarily(), torch.device("meta"):  # fake mode would take constants on meta for real ones
+        # fake mode would take constants on meta for real ones
+        with unset_fake_temporarily(), torch.device("meta"), shared_shapes([] if inferred is None else inferred):
             return build("network", spec, in_shape=shape, num_classes=num_classes)
 
     def at_least(side: int) -> tuple[int, ...]:

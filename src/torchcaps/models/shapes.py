@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,22 @@ class TooSmall(InputError):  # noqa: N818  the name is the fault of a map; calle
     """A map that is smaller than the windows of the next layer."""
 
 
+_INFERRED: ContextVar[list[Any] | Iterator[Any] | None] = ContextVar("inferred shapes", default=None)
+
+
+@contextlib.contextmanager
+def shared_shapes(inferred: list[Any] | Iterator[Any]) -> Iterator[None]:
+    """Let :func:`infer_shapes` append its results to a list, or take them from the iterator of such a list.
+
+    Used when a network is planned and then built, because both have the same shapes.
+    """
+    token = _INFERRED.set(inferred)
+    try:
+        yield
+    finally:
+        _INFERRED.reset(token)
+
+
 def infer_shapes(module: nn.Module, inputs: Any) -> tuple[Any, int]:
     """Run a module on the meta device, without numbers; its parameters and statistics do not change.
 
@@ -25,6 +43,16 @@ def infer_shapes(module: nn.Module, inputs: Any) -> tuple[Any, int]:
     Raises:
         TooSmall: The module refuses the shape.
     """
+    inferred = _INFERRED.get()
+    if isinstance(inferred, Iterator):
+        return cast(tuple[Any, int], next(inferred))
+    result = _run_on_meta(module, inputs)
+    if inferred is not None:
+        inferred.append(result)
+    return result
+
+
+def _run_on_meta(module: nn.Module, inputs: Any) -> tuple[Any, int]:
     sizes: list[int] = []
 
     def note_size(_module: nn.Module, _inputs: object, output: object) -> None:
