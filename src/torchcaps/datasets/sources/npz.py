@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,23 +84,64 @@ def load_npz(request: DataRequest) -> Splits:
     """
     path = request.path
     held = list_arrays(path)
-    pairs = _MEDMNIST if "train_images" in held else _KERAS if "x_train" in held and "x" not in held else _OURS
-    if any(features in held for features, _ in _FEATURES.values()):
-        if images := [x for x, _ in pairs.values() if x in held]:
-            raise InputError(f"{path} has arrays {images[0]} and {FEATURES}; keep the one to train on")
-        request.refuse((*OPTIONS_OF_PIXELS, "window"), FEATURES_STAY)
-        pairs = _FEATURES
-    keys = {*(key for pair in pairs.values() for key in pair), *_LENGTHS.values(), *_OPTIONS} & held.keys()
+    pairs = _array_names(held, request)
     groups = {} if request.group is None else _group_arrays(path, pairs, held, request.group)
+    keys = {*(key for pair in pairs.values() for key in pair), *_LENGTHS.values(), *_OPTIONS} & held.keys()
     keys |= set(groups.values())
-    own_names = sorted({each.name for each in held.values()})
+    others = sorted({each.name for each in held.values()} - {held[key].name for key in keys})
+    _check_names(path, pairs, held, others)
+    arrays = read_arrays(path, {key: held[key] for key in keys})
+    labelled = {part: pair for part, pair in pairs.items() if pair[0] in arrays}
+    counts = {part: len(np.atleast_1d(arrays[x])) for part, (x, _) in labelled.items()}
+    groups_of_parts = {part: read_groups(arrays[key], counts[part], f"{path}: {key}") for part, key in groups.items()}
+    if request.group is None and request.part is None and len(labelled) < len(pairs):
+        _note_groups(path, {name: held[name] for name in others}, counts.get("train"))
+    if any(np.ndim(arrays[y]) > 2 for _, y in labelled.values()) and request.window is None:
+        return _with_masks(path, labelled, arrays, request).with_names(GROUP, groups_of_parts)
+    for x, _ in labelled.values():
+        if request.window is not None and arrays[x].ndim != 2 and not _has_lengths(arrays, x):
+            raise no_sequences(f"{path}: {x}")
+    scale: Scale = "auto" if request.scale is None else request.scale
+    pixels = {part: _images(path, arrays, x, f"{path}: {x}", scale) for part, (x, _) in labelled.items()}
+    for part, (x, y) in labelled.items():
+        if (num_labels := len(np.atleast_1d(arrays[y]))) != (count := len(pixels[part])):
+            raise InputError(f"{path}: {y} must be given for {each_of(count, 'image')} of {x}, got {num_labels}")
+    records: dict[str, list[str]] = {}
+    for part, (x, y) in labelled.items() if request.window is not None else ():
+        windows = cut_records(pixels[part], arrays[y], request, f"{path}: {x}")
+        pixels[part], arrays[y] = windows.images, windows.labels
+        records[part] = [f"{x}[{n}]" for n in windows.record]
+        if part in groups_of_parts:
+            groups_of_parts[part] = tuple(groups_of_parts[part][n] for n in windows.record)
+    class_names, has_names, task = _class_names(path, labelled, arrays, request)
+    sets = {
+        part: ImageSet(pixels[part], task.convert_targets(arrays[y], len(class_names), f"{path}: {y}", class_names))
+        for part, (_, y) in labelled.items()
+    }
+    splits = Splits.of(sets, class_names, task=task.name, has_names=has_names)
+    return splits.with_names(GROUP, groups_of_parts).with_names(RECORD, records)
+
+
+def _array_names(held: Mapping[str, Held], request: DataRequest) -> Names:
+    """Return the names of the arrays of images and targets of each part, as the file spells them."""
+    pairs = _MEDMNIST if "train_images" in held else _KERAS if "x_train" in held and "x" not in held else _OURS
+    if all(features not in held for features, _ in _FEATURES.values()):
+        return pairs
+    if images := [x for x, _ in pairs.values() if x in held]:
+        raise InputError(f"{request.path} has arrays {images[0]} and {FEATURES}; keep the one to train on")
+    request.refuse((*OPTIONS_OF_PIXELS, "window"), FEATURES_STAY)
+    return _FEATURES
+
+
+def _check_names(path: Path, pairs: Names, held: Mapping[str, Held], others: Sequence[str]) -> None:
+    """Raise InputError if an array is missing, or one that is not read has the name of a part."""
     for part, pair in pairs.items():
         for key in pair:
             is_needed = part == "train" and pairs["test"][0] not in held
             if key not in held and (is_needed or any(each in held for each in pair)):
-                listed = ", ".join(map(shown, own_names[:_MAX_LISTED])) + ", …" * (len(own_names) > _MAX_LISTED)
+                own = sorted({each.name for each in held.values()})
+                listed = ", ".join(map(shown, own[:_MAX_LISTED])) + ", …" * (len(own) > _MAX_LISTED)
                 raise InputError(f'{path} has no array "{key}"; it holds {listed or "nothing"}')
-    others = [name for name in own_names if name not in {held[key].name for key in keys}]
     for name in others:
         if (words := set(name.lower().split("_"))) <= _WORDS | _PARTS and words & _PARTS:
             ours = ", ".join(key for pair in pairs.values() for key in pair)
@@ -108,42 +149,15 @@ def load_npz(request: DataRequest) -> Splits:
                 f"{path} has an array {shown(name)}, which is not read; the names are {ours}; rename the array or "
                 "leave it out"
             )
-    arrays = read_arrays(path, {key: held[key] for key in keys})
-    scale: Scale = "auto" if request.scale is None else request.scale
-    labelled = {part: pair for part, pair in pairs.items() if pair[0] in arrays}
-    targets = {part: arrays[y] for part, (_, y) in labelled.items()}
-    counts = {part: len(np.atleast_1d(arrays[x])) for part, (x, _) in labelled.items()}
-    groups_of_parts = {part: read_groups(arrays[key], counts[part], f"{path}: {key}") for part, key in groups.items()}
-    if request.group is None and request.part is None and len(labelled) < len(pairs):
-        for name in others:
-            if is_group_name(name) and _PARTS.isdisjoint(name.lower().split("_")):
-                with contextlib.suppress(InputError):  # such as pickled objects, which nothing reads
-                    cells = read_arrays(path, {name: held[name]})[name].reshape(-1).tolist()
-                    note_groups(str(path), {name: cells} if len(cells) == counts.get("train") else {})
-    if any(np.ndim(each) > 2 for each in targets.values()) and request.window is None:
-        return _with_masks(path, labelled, arrays, request).with_names(GROUP, groups_of_parts)
-    for x, _ in labelled.values():
-        if request.window is not None and arrays[x].ndim != 2 and not _has_lengths(arrays, x):
-            raise no_sequences(f"{path}: {x}")
-    pixels = {part: _images(path, arrays, x, f"{path}: {x}", scale) for part, (x, _) in labelled.items()}
-    for part, (x, y) in labelled.items():
-        if (num_labels := len(np.atleast_1d(arrays[y]))) != (count := len(pixels[part])):
-            raise InputError(f"{path}: {y} must be given for {each_of(count, 'image')} of {x}, got {num_labels}")
-    records: dict[str, list[str]] = {}
-    for part, (x, y) in labelled.items() if request.window is not None else ():
-        windows = cut_records(pixels[part], targets[part], request, f"{path}: {x}")
-        pixels[part], targets[part] = windows.images, windows.labels
-        arrays[y] = windows.labels
-        records[part] = [f"{x}[{n}]" for n in windows.record]
-        if part in groups_of_parts:
-            groups_of_parts[part] = tuple(groups_of_parts[part][n] for n in windows.record)
-    class_names, has_names, task = _class_names(path, labelled, arrays, request)
-    sets = {}
-    for part, (_, y) in labelled.items():
-        brought = task.convert_targets(targets[part], len(class_names), f"{path}: {y}", class_names)
-        sets[part] = ImageSet(pixels[part], brought)
-    splits = Splits.of(sets, class_names, task=task.name, has_names=has_names)
-    return splits.with_names(GROUP, groups_of_parts).with_names(RECORD, records)
+
+
+def _note_groups(path: Path, others: Mapping[str, Held], images: int | None) -> None:
+    """Warn if an array that is not read looks like the groups of the training images."""
+    for name, each in others.items():
+        if is_group_name(name) and _PARTS.isdisjoint(name.lower().split("_")):
+            with contextlib.suppress(InputError):  # such as pickled objects, which nothing reads
+                cells = read_arrays(path, {name: each})[name].reshape(-1).tolist()
+                note_groups(str(path), {name: cells} if len(cells) == images else {})
 
 
 def _group_arrays(path: Path, pairs: Names, held: Mapping[str, Held], group: str) -> dict[str, str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -57,35 +59,10 @@ def load_scene(request: DataRequest) -> Splits:
     path, group = request.path, request.group
     if request.image_size is not None:
         raise InputError(f"{path} is cut into patches; set patch (--patch) in place of image_size (--image-size)")
-    held = list_arrays(path)
-    if missing := {"cube", "labels"} - held.keys():
-        raise InputError(f'{path} has no array "{min(missing)}"; it holds {", ".join(map(shown, held))}')
-    keys = {"cube", "labels", "class_names", *([] if group is None else [group])} & held.keys()
-    arrays = read_arrays(path, {key: held[key] for key in keys})
+    arrays = _read(path, group)
     cube, labels = arrays["cube"], arrays["labels"]
-    are_numbers = cube.ndim == 3 and cube.dtype.kind in "iuf" and 0 not in cube.shape
-    with np.errstate(over="ignore"):
-        if not are_numbers or not np.isfinite(cube.astype(np.float32)).all():
-            raise InputError(f"{path}: cube must be finite numbers (H, W, bands), got {cube.dtype} {shown(cube.shape)}")
-    are_whole = labels.shape == cube.shape[:2] and labels.dtype.kind in "iu"
-    count = int(labels.max()) if are_whole else 0
-    if not 1 <= count <= np.count_nonzero(labels) or labels.min() < 0:
-        raise InputError(
-            f"{path}: labels must be whole numbers {shown(cube.shape[:2])}, from 1 for classes and 0 for unlabelled "
-            f"pixels, got {labels.dtype} {shown(labels.shape)}{f' up to {count}' if are_whole else ''}"
-        )
-    side = _side(request)
-    if group is None:
-        length = max(PATCHES_IN_BLOCK * side, round(labels.size**0.5 / BLOCKS))
-        rows, columns = (
-            index * max(round(size / length), 1) // size
-            for index, size in zip(np.indices(labels.shape), labels.shape, strict=True)
-        )
-        blocks = np.char.add(np.char.add("block ", rows.astype(str)), np.char.add(",", columns.astype(str)))
-    elif group not in arrays or arrays[group].shape != labels.shape:
-        raise InputError(f"{path}: {group} (--group) must be an array {shown(labels.shape)}, like labels")
-    else:
-        blocks = arrays[group]
+    count, side = int(labels.max()), _side(request)
+    blocks = _blocks(labels.shape, side) if group is None else arrays[group]
     names = arrays.get("class_names", np.arange(1, count + 1).astype(str))
     may_lack = request.part is not None  # a scene that is only evaluated may lack classes
     is_complete = names.ndim == 1 and (len(names) >= count if may_lack else len(names) == count)
@@ -116,6 +93,39 @@ def load_scene(request: DataRequest) -> Splits:
     finish = partial(_finish, torch.from_numpy(spectra).permute(2, 0, 1), side, request.pca, str(path))
     has_names = "class_names" in arrays
     return Splits(pixels, None, tuple(names.tolist()), has_names=has_names, task="classes", finish=finish)
+
+
+def _read(path: Path, group: str | None) -> dict[str, np.ndarray]:
+    """Return the arrays of a scene; raise InputError unless they fit each other."""
+    held = list_arrays(path)
+    if missing := {"cube", "labels"} - held.keys():
+        raise InputError(f'{path} has no array "{min(missing)}"; it holds {", ".join(map(shown, held))}')
+    keys = {"cube", "labels", "class_names", *([] if group is None else [group])} & held.keys()
+    arrays = read_arrays(path, {key: held[key] for key in keys})
+    cube, labels = arrays["cube"], arrays["labels"]
+    are_numbers = cube.ndim == 3 and cube.dtype.kind in "iuf" and 0 not in cube.shape
+    with np.errstate(over="ignore"):
+        if not are_numbers or not np.isfinite(cube.astype(np.float32)).all():
+            raise InputError(f"{path}: cube must be finite numbers (H, W, bands), got {cube.dtype} {shown(cube.shape)}")
+    are_whole = labels.shape == cube.shape[:2] and labels.dtype.kind in "iu"
+    count = int(labels.max()) if are_whole else 0
+    if not 1 <= count <= np.count_nonzero(labels) or labels.min() < 0:
+        raise InputError(
+            f"{path}: labels must be whole numbers {shown(cube.shape[:2])}, from 1 for classes and 0 for unlabelled "
+            f"pixels, got {labels.dtype} {shown(labels.shape)}{f' up to {count}' if are_whole else ''}"
+        )
+    if group is not None and (group not in arrays or arrays[group].shape != labels.shape):
+        raise InputError(f"{path}: {group} (--group) must be an array {shown(labels.shape)}, like labels")
+    return arrays
+
+
+def _blocks(size: tuple[int, ...], side: int) -> np.ndarray:
+    """Return the block of each pixel: squares of a sixth of the scene, or of two patches if that is more."""
+    length = max(PATCHES_IN_BLOCK * side, round(math.prod(size) ** 0.5 / BLOCKS))
+    rows, columns = (
+        index * max(round(pixels / length), 1) // pixels for index, pixels in zip(np.indices(size), size, strict=True)
+    )
+    return np.char.add(np.char.add("block ", rows.astype(str)), np.char.add(",", columns.astype(str)))
 
 
 def _side(request: DataRequest) -> int:
