@@ -179,19 +179,20 @@ class SlotLayer(nn.Module, ABC):
         inputs = self.norm_inputs(poses)
         keys, values = self.key(inputs), self.value(inputs)
         slots = self._prepared(self._starts(inputs) if starts is None else starts)
+        present = None if mask is None else mask.unsqueeze(1)
         attention = keys  # replaced in the first iteration
         for _ in range(self.num_iterations):
-            attention = self._logits(keys, slots).softmax(2)  # (B, I, J)
+            attention = self._logits(keys, slots).softmax(1)  # (B, J, I): softmax and sum are faster than of (B, I, J)
             shares = attention + self.eps
-            if mask is not None:
-                attention, shares = (each.where(mask.unsqueeze(2), 0) for each in (attention, shares))
-            totals = shares.sum(1, keepdim=True)
+            if present is not None:
+                attention, shares = attention.where(present, 0), shares.where(present, 0)
+            totals = shares.sum(2, keepdim=True)
             totals = totals if mask is None else totals.clamp_min(self.eps / 2)  # 0 in a row without inputs
-            slots = self._updated(slots, (shares / totals).transpose(1, 2), values, totals.squeeze(1))
-        count = attention.shape[1] if mask is None else mask.sum(1, keepdim=True).clamp_min(1)
-        activations = attention.sum(1) / count
+            slots = self._updated(slots, shares, values, totals)
+        count = attention.shape[2] if mask is None else mask.sum(1, keepdim=True).clamp_min(1)
+        activations = attention.sum(2) / count
         poses = slots.poses if self.output is None else self.output(slots.joined())
-        return Routed(poses, activations, attention)
+        return Routed(poses, activations, attention.transpose(1, 2))
 
     @checked
     def _check_sizes(
@@ -226,21 +227,18 @@ class SlotLayer(nn.Module, ABC):
         return Slots(starts)
 
     @abstractmethod
-    def _logits(self, keys: Float[Tensor, "B I D"], slots: Slots) -> Float[Tensor, "B I J"]:
+    def _logits(self, keys: Float[Tensor, "B I D"], slots: Slots) -> Float[Tensor, "B J I"]:
         """Return the logits of the softmax over the slots."""
 
     @abstractmethod
     def _updated(
         self,
         slots: Slots,
-        weights: Float[Tensor, "B J I"],
+        shares: Float[Tensor, "B J I"],
         values: Float[Tensor, "B I D"],
-        totals: Float[Tensor, "B J"],
+        totals: Float[Tensor, "B J 1"],
     ) -> Slots:
-        """Return the slots after an iteration.
-
-        The weights of a slot sum to one over the inputs; ``totals`` are the sums that they were divided by.
-        """
+        """Return the slots after an iteration: w_ij are the shares, divided by their totals over the inputs."""
 
 
 class _Iterations(nn.Module):
@@ -273,11 +271,11 @@ class SlotAttention(SlotLayer):
     (arXiv:2210.08990), here with the whole gradient.
     """
 
-    def _logits(self, keys: Float[Tensor, "B I D"], slots: Slots) -> Float[Tensor, "B I J"]:
-        return keys @ self._queries(slots).transpose(1, 2) / math.sqrt(self.out_dim)
+    def _logits(self, keys: Float[Tensor, "B I D"], slots: Slots) -> Float[Tensor, "B J I"]:
+        return (self._queries(slots) / math.sqrt(self.out_dim)) @ keys.transpose(1, 2)
 
-    def _updated(self, slots: Slots, weights: Tensor, values: Tensor, totals: Tensor) -> Slots:
-        return Slots(self._refined(slots.poses, weights @ values))
+    def _updated(self, slots: Slots, shares: Tensor, values: Tensor, totals: Tensor) -> Slots:
+        return Slots(self._refined(slots.poses, shares @ values / totals))
 
 
 @register("layer", "slot-mixture")
@@ -302,18 +300,19 @@ class SlotMixture(SlotLayer):
     def _prepared(self, starts: Float[Tensor, "B J D"]) -> Slots:
         return Slots(starts, torch.zeros_like(starts), starts.new_zeros(starts.shape[:2]))  # equal shares cancel
 
-    def _logits(self, keys: Float[Tensor, "B I D"], slots: Slots) -> Float[Tensor, "B I J"]:
+    def _logits(self, keys: Float[Tensor, "B I D"], slots: Slots) -> Float[Tensor, "B J I"]:
         assert slots.log_share is not None
         means, log_std = self._queries(slots).chunk(2, 2)
         precisions = (-2 * log_std).exp()
         # Σ_d ((k − q) / σ)² by matrix products, without the last term, which is a number for each slot
-        products = keys.square() @ precisions.transpose(1, 2) - 2 * keys @ (means * precisions).transpose(1, 2)
+        products = precisions @ keys.square().transpose(1, 2) - 2 * (means * precisions) @ keys.transpose(1, 2)
         of_slots = slots.log_share - (log_std + 0.5 * means.square() * precisions).sum(2)
-        return of_slots.unsqueeze(1) - 0.5 * products
+        return of_slots.unsqueeze(2) - 0.5 * products
 
-    def _updated(self, slots: Slots, weights: Tensor, values: Tensor, totals: Tensor) -> Slots:
+    def _updated(self, slots: Slots, shares: Tensor, values: Tensor, totals: Tensor) -> Slots:
+        weights = shares / totals
         means = self._refined(slots.poses, weights @ values)
         # not as a difference of squares, whose rounding would be as large as the variance of a narrow slot
         squares = (values.unsqueeze(1) - means.unsqueeze(2)).square()  # (B, J, I, D)
         log_std = 0.5 * ((weights.unsqueeze(2) @ squares).squeeze(2) + self.eps).log()
-        return Slots(means, log_std, totals.log())  # the number of inputs, the same for all slots, cancels
+        return Slots(means, log_std, totals.squeeze(2).log())  # the number of inputs, the same for all slots, cancels
