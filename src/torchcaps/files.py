@@ -7,6 +7,7 @@ import json
 import os
 import re
 import stat
+import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 
 MAX_TEXT_BYTES = 16 * 2**20
 """Largest text file to read, bytes: far more than any run writes, and its parsed JSON fits into 1 GiB."""
+
+
+def composed(text: str) -> str:
+    """Return a text with each letter as one character: é may also be two, as in names of files from a Mac."""
+    return unicodedata.normalize("NFC", text)
 
 
 def paths_from(root: Path, files: Iterable[Path]) -> tuple[str, ...]:
@@ -39,7 +45,7 @@ def groups_in_paths(paths: Iterable[str], pattern: str) -> list[str]:
         raise InputError(f"--group must be a regular expression, got {shown(pattern)}: {error}") from None
     groups = []
     for path in paths:
-        match = compiled.search(path)
+        match = compiled.search(composed(path))
         if match is None:
             raise InputError(f"--group {shown(pattern)} does not match {path}; it must match the path of every image")
         groups.append((compiled.groups and match[1]) or match[0])
@@ -143,6 +149,12 @@ def check_targets(
     if existing and not overwrite:
         more = f", and {len(existing) - 1} more of the files to write" if len(existing) > 1 else ""
         raise InputError(f"{existing[0]} exists already{more}; choose another {option}, or replace with --overwrite")
+
+
+def require_suffix(path: Path, suffix: str, name: str = "the file") -> None:
+    """Raise InputError unless a path ends in a suffix; ``name`` begins the error, such as the option of the path."""
+    if path.suffix.lower() != suffix:
+        raise InputError(f"{name} must end in {suffix}, got {path}")
 
 
 def file_id(path: Path) -> tuple[int, int] | None:

@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -172,6 +173,48 @@ def test_every_command_refuses_more_names_without_wrong_advice(cell: Cell, cli: 
         assert "--by-number" not in result.err
 
 
+@pytest.mark.parametrize("door", ["folder", "parts", "csv", "texts", "class_names"])
+def test_letters_of_one_or_two_characters_are_the_same(door: str, cli: Cli, tmp_path: Path) -> None:
+    """Files from a Mac have é as e and an accent, which also changes the order of names."""
+    names, y = ("café", "zoo", "über"), [0, 1, 1, 2, 2, 2]
+    network("classes").save_pretrained(tmp_path / "run", class_names=names)
+    apart = [unicodedata.normalize("NFD", name) for name in names]
+    forms = names if door == "parts" else apart
+    for n, label in enumerate(y):
+        save_image(tmp_path / "new" / forms[label] / f"{n}.png", np.full((SIZE, SIZE), 9 * n, np.uint8))
+    pixels, data = np.zeros((6, SIZE, SIZE), np.uint8), f"npz:{tmp_path}/new.npz"
+    if door == "parts":
+        (tmp_path / "new").rename(tmp_path / "train")
+        (tmp_path / "new").mkdir()
+        (tmp_path / "train").rename(tmp_path / "new/train")
+        for label in (0, 2):
+            save_image(tmp_path / "new/test" / apart[label] / "0.png", np.zeros((SIZE, SIZE), np.uint8))
+    elif door == "csv":
+        rows = [f"{apart[label]}/{n}.png,{(names, apart)[n % 2][label]}" for n, label in enumerate(y)]
+        (tmp_path / "new/t.csv").write_text("\n".join(["image,label", *rows]), encoding="utf-8")
+    if door == "texts":
+        np.savez(tmp_path / "new.npz", x=pixels, y=[(names, apart)[n % 2][label] for n, label in enumerate(y)])
+    elif door == "class_names":
+        np.savez(tmp_path / "new.npz", x=pixels, y=y, class_names=apart)
+    else:
+        data = "csv:new/t.csv" if door == "csv" else "folder:new"
+    part = load_run(tmp_path / "run").part("all", data)
+    assert part.class_names == names
+    assert part.images.labels.bincount().tolist() == ([2, 2, 4] if door == "parts" else [1, 2, 3])
+    result = cli("evaluate", tmp_path / "run", "--data", data, "--split", "all", "--json")
+    assert result.code == 0, result.err
+
+
+def test_numbers_as_names_are_the_numbers_of_a_network_without_names(cli: Cli, tmp_path: Path) -> None:
+    network("classes").save_pretrained(tmp_path / "run")
+    for name in ("1", "2"):
+        picture(tmp_path / "new", name, int(name))
+    for words, images in (((), [0, 1, 2]), (("--by-number",), [1, 2, 0])):
+        result = cli("evaluate", tmp_path / "run", "--data", "folder:new", "--split", "all", "--json", *words)
+        assert list(counts(result).values()) == images
+        assert result.err == ""
+
+
 @pytest.mark.parametrize("names", [NAMES, ("dog", "bird", "cat"), ("bird", "cat", "cow"), None])
 def test_names_of_objects_are_not_matched(names: Sequence[str] | None, cli: Cli, tmp_path: Path) -> None:
     network("objects").save_pretrained(tmp_path / "run", class_names=NAMES)
@@ -267,6 +310,8 @@ def test_test_images_alone_are_evaluated_whole(classifier: Path, cli: Cli, tmp_p
         refused = cli("train", "--data", data, "--epochs", "1")
         assert refused.code == 2
         assert "has only test images" in refused.err
+        validation = cli("evaluate", classifier, "--data", data, "--split", "validation")
+        assert "has no validation images, but test images; choose another --split" in validation.err
 
 
 def test_a_flat_folder_is_evaluated_whole_by_split_all(classifier: Path, cli: Cli, tmp_path: Path) -> None:

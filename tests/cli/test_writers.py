@@ -40,6 +40,12 @@ WRITERS = {
         "photos/a.jpg",
         "torchcaps.analysis.mask_answers.read_input",
     ),
+    "answers": Writer(
+        "evaluate RUN --data csv:data/own.csv --split all --out t.csv",
+        "t.csv",
+        "data/own.csv",
+        "torchcaps.analysis.evaluate",
+    ),
     "onnx": Writer("export RUN --out m.onnx", "m.onnx", "RUN/model.safetensors", "torchcaps.export.export_onnx"),
     "onnx in the run": Writer("export RUN", "RUN/model.onnx", "RUN/model.safetensors", "torchcaps.export.export_onnx"),
     "program": Writer(
@@ -98,6 +104,8 @@ def here(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     for name in ("a.jpg", "b.png", "c.bmp"):
         save_image(tmp_path / "photos" / name, rng.integers(0, 255, (20, 24)).astype(np.uint8))
+        save_image(tmp_path / "data" / name, rng.integers(0, 255, (SIZE + 2, SIZE + 2)).astype(np.uint8))
+    (tmp_path / "data/own.csv").write_text("image,label\na.jpg,0\nb.png,1\nc.bmp,1\n")
     (tmp_path / "own.py").write_text(
         "import torch\nclass Layer(torch.nn.Module):\n    def forward(self, x): return x\n"
     )
@@ -131,7 +139,7 @@ def test_no_writer_replaces_what_stands_there(
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "dead link", "hard link"])
-@pytest.mark.parametrize("name", ["table", "masks", "badge"])
+@pytest.mark.parametrize("name", ["table", "masks", "badge", "answers"])
 def test_overwrite_replaces_a_file_but_nothing_that_it_links_to(name: str, kind: str, here: Path, cli: Cli) -> None:
     writer = WRITERS[name]
     put(kind, here / writer.target, here / writer.read)
@@ -141,6 +149,33 @@ def test_overwrite_replaces_a_file_but_nothing_that_it_links_to(name: str, kind:
     assert not (here / writer.target).is_symlink()
     assert (here / writer.target).read_bytes() != b"precious"
     assert precious.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "suffix"),
+    [
+        ("predict RUN photos --out", "--out", ".csv"),
+        ("evaluate RUN --data csv:data/own.csv --split all --out", "--out", ".csv"),
+        ("predict RUN photos --poses", "--poses", ".npz"),
+        ("check own.py:Layer --shape 4,12,8 --badge", "--badge", ".svg"),
+        ("export RUN --out", "the file", ".onnx"),
+        ("export RUN --format torch --out", "the file", ".pt2"),
+    ],
+)
+def test_a_file_has_the_suffix_of_its_contents(words: str, option: str, suffix: str, here: Path, cli: Cli) -> None:
+    before = snapshot(here)
+    for target in ("new/", "data/b.png", "own.py"):
+        result = cli(*words.split(), target, "--overwrite")
+        assert result.code == 2
+        assert f"{option} must end in {suffix}, got {target.rstrip('/')}" in result.err
+    assert snapshot(here) == before
+
+
+def test_a_figure_does_not_replace_a_link_that_leads_nowhere(here: Path, cli: Cli) -> None:
+    (here / "f.png").symlink_to("nothing")
+    cli.out("evaluate", "RUN", "--data", "csv:data/own.csv", "--split", "all", "--figure", "f.png")
+    assert (here / "f.png").is_symlink()
+    assert (here / "f-2.png").is_file()
 
 
 @pytest.mark.slow
@@ -157,8 +192,9 @@ def test_a_folder_of_an_export_or_a_page_must_be_new(here: Path, cli: Cli) -> No
     (here / "folder" / "precious").write_text("precious")
     (here / "file").write_text("precious")
     (here / "link").symlink_to("folder")
+    (here / "dead").symlink_to("nothing")
     before = snapshot(here)
-    for target in ("folder", "file", "link", "RUN", "photos"):
+    for target in ("folder", "file", "link", "dead", "RUN", "photos"):
         for words in (("export", "RUN", "--format", "folder", "--out"), ("explore", "RUN", "--save")):
             assert cli(*words, target).code == 2
             assert snapshot(here) == before

@@ -18,7 +18,7 @@ from torchcaps.datasets.images import Fit, Photo, read_photo
 from torchcaps.datasets.preparation import Preparation, Prepared
 from torchcaps.datasets.scaling import alike
 from torchcaps.errors import InputError
-from torchcaps.files import write_text
+from torchcaps.files import require_suffix, write_text
 from torchcaps.ranges import Pages
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def output_files(
     names: Mapping[Path, Path],
     pages: Pages | None = None,  # noqa: ARG001  masks need it
 ) -> dict[Path, Path]:
-    """Return the file that the answer to each image file is written to: the same table for all."""
+    """Return the file that the answer to each image file is written to: the same table for all, a .csv file."""
+    require_suffix(out, ".csv", "--out")
     return dict.fromkeys(names, out)
 
 

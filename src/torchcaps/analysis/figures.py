@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -91,7 +92,7 @@ def save_figures(figures: Mapping[str, Figure], path: str | Path) -> list[Path]:
     path = figure_file(path)
     names = itertools.chain([path.stem], (f"{path.stem}-{n}" for n in itertools.count(2)))
     places = ([path.with_stem(name + suffix) for suffix in figures] for name in names)
-    free = next(each for each in places if not any(place.exists() for place in each))
+    free = next(each for each in places if not any(map(os.path.lexists, each)))
     return [save_figure(figure, place) for figure, place in zip(figures.values(), free, strict=True)]
 
 

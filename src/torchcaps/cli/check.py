@@ -14,7 +14,7 @@ from torchcaps.analysis.results import Result, Styled, Table
 from torchcaps.cli.options import Json, command
 from torchcaps.cli.show import say, show
 from torchcaps.errors import InputError, WrongType, reason_of, unknown_name
-from torchcaps.files import check_targets, write_text
+from torchcaps.files import check_targets, require_suffix, write_text
 from torchcaps.plugins import import_file
 from torchcaps.words import counted
 
@@ -57,6 +57,7 @@ def check(
         raise InputError("--overwrite replaces the file of --badge; give --badge FILE.svg, or leave --overwrite out")
     if badge is not None:
         source = module.rpartition(":")[0]
+        require_suffix(badge, ".svg", "--badge")
         check_targets([badge], [Path(source)] if source else [], option="--badge", overwrite=overwrite)
     made = make(module)
     present_mask = rows_of_growing_length(shape) if mask else None

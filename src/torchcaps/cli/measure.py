@@ -22,6 +22,7 @@ from torchcaps.cli.options import (
 )
 from torchcaps.cli.runs import (
     check_coverage_options,
+    data_files,
     files_of,
     name_of,
     open_images,
@@ -30,7 +31,7 @@ from torchcaps.cli.runs import (
     refuse_options,
 )
 from torchcaps.cli.show import say, show
-from torchcaps.files import check_targets, write_text
+from torchcaps.files import check_targets, require_suffix, write_text
 from torchcaps.ranges import Count, Fill, Seed
 from torchcaps.tasks import TaskName, task_of
 from torchcaps.words import counted, each_of, first_of
@@ -93,11 +94,15 @@ def evaluate(
     if out is None:
         refuse_options(("overwrite",), "is for the file of --out, but there is none")
     else:
-        check_targets([out], (file for each in run for file in files_of(each)), overwrite=overwrite)
+        require_suffix(out, ".csv", "--out")
     results: dict[str, TaskEvaluation] = {}
     words: dict[str, str] = {}
     abouts: list[dict[str, Any]] = []
     for name, place, opened in open_runs(run, source.which, accelerator):
+        if out is not None:
+            check_targets(
+                [out], [*files_of(next(iter(run), None)), *data_files(opened, source.data)], overwrite=overwrite
+            )
         part = open_images(opened, source, group)
         options: Any = {"batch_size": batch_size, "class_names": part.class_names, "precision": precision}
         options["colours"] = part.colours

@@ -24,7 +24,7 @@ from torchcaps.cli.options import (
 from torchcaps.cli.runs import check_coverage_options, files_of, open_run, preparation_for, refuse_options
 from torchcaps.cli.show import draw, say, show
 from torchcaps.errors import InputError
-from torchcaps.files import atomic_path, check_targets, could_be_repository, printable
+from torchcaps.files import atomic_path, check_targets, could_be_repository, printable, require_suffix
 from torchcaps.tasks import task_of
 from torchcaps.words import counted
 
@@ -127,6 +127,7 @@ def predict(
         chosen = dict.fromkeys(targets[path] for path in paths)
         check_targets(chosen, [*inputs, *files_of(network)], overwrite=overwrite)
     if poses is not None:
+        require_suffix(poses, ".npz", "--poses")
         check_targets([poses], [*inputs, *files_of(network)], option="--poses", overwrite=overwrite)
         classifier, read_poses = collect_poses(classifier)
     options: Any = {

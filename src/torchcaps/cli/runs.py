@@ -50,6 +50,15 @@ def files_of(run: Path | None) -> list[Path]:
     return [run / name for name in (CONFIG, CLASSES, WEIGHTS, METRICS, SUMMARY, CHECKPOINT, *BEST_FILES)]
 
 
+def data_files(run: Run, data: str | None) -> list[Path]:
+    """Return the file, or the folder, of the data set ``data``, or of the run's own: a result does not replace it."""
+    from torchcaps.datasets import find_dataset
+
+    spec = run.shown_data if data is None else data
+    path = None if spec is None else find_dataset(spec)[1]
+    return [] if path is None else [path]
+
+
 def open_runs(runs: Sequence[Path], which: Which, accelerator: str = "cpu") -> Iterator[tuple[str, str, Run]]:
     """Yield name, folder and network of each run, or of the network of torchcaps if there is no run."""
     folders: Sequence[Path | None] = runs or [None]

@@ -17,6 +17,7 @@ from torchcaps.datasets.image_files import FORMATS, opened_pages
 from torchcaps.datasets.preparation import Preparation, Prepared, prepare_image, resized
 from torchcaps.datasets.scaling import Pixels, Scale, alike, as_bytes, as_pixels, inverted, note_dark
 from torchcaps.errors import InputError
+from torchcaps.files import composed
 from torchcaps.ranges import Pages, image_shape
 from torchcaps.words import counted
 
@@ -38,8 +39,9 @@ def subfolders(folder: Path) -> list[Path]:
 
 def stem_of(file: Path) -> str:
     """Return the name of a file without its suffix, ``scan.1`` of scan.1.png and scan.1.nii.gz; folders have none."""
-    name = file.name.removesuffix(".gz")
-    return file.name if file.is_dir() else name.rpartition(".")[0] or name
+    name = composed(file.name)
+    short = name.removesuffix(".gz")
+    return name if file.is_dir() else short.rpartition(".")[0] or short
 
 
 def folders_below(folder: Path) -> list[Path]:

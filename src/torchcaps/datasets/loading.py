@@ -200,6 +200,10 @@ def load_part(spec: str, part: PartName = "test", *, seed: Seed = 0, **options: 
             f"{spec} has no test images of its own, so these are {len(test)} of its {len(rest) + len(test)} images; if "
             "the network was trained on none of them, choose --split all"
         )
+    elif splits.train is None:
+        raise InputError(
+            f"{spec} has no {part} images, but {' and '.join(splits.parts)} images; choose another --split"
+        )
     else:
         chosen = _split(spec, splits, seed=seed)[0][part]
         images = chosen.preview(len(chosen))

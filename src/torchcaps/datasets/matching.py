@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from torchcaps.datasets.dataset import Dataset, Part
 from torchcaps.errors import InputError, names_shown
+from torchcaps.files import composed
 from torchcaps.tasks import Task
 from torchcaps.words import counted, plural
 
@@ -33,9 +34,10 @@ class Named(Protocol):
 def match_outputs(data: Loaded, network: Named, *, by_number: bool = False) -> Loaded:
     """Return a data set with the outputs of a network: its classes, labels or numbers, in its order.
 
-    If both have names, outputs of equal names belong together, unless ``by_number``. Otherwise their numbers decide,
-    and a warning names the pairs if the names differ. A data set may lack classes of the network. Colours of masks are
-    those of the network, or of the data set if the network has none.
+    If both have names, or those of the data set are numbers of the network's outputs, outputs of equal names belong
+    together, unless ``by_number``. Otherwise their order decides, and a warning names the pairs if the names differ. A
+    data set may lack classes of the network. Colours of masks are those of the network, or of the data set if the
+    network has none.
 
     Raises:
         InputError: The data set has an output that the network does not know, or lacks a number of a regression.
@@ -54,10 +56,11 @@ def match_outputs(data: Loaded, network: Named, *, by_number: bool = False) -> L
 
 def _numbers_of(data: Named, network: Named, task: Task, where: str, *, by_number: bool) -> list[int]:
     """Return the number in the network of each output of a data set."""
-    names, known = tuple(task.matched_names(data.class_names)), network.class_names
+    names = tuple(map(composed, task.matched_names(data.class_names)))
+    known = tuple(map(composed, network.class_names))
     unknown = [name for name in names if name not in known]
     is_larger = len(names) > len(known)
-    if data.has_names and network.has_names and not by_number:
+    if data.has_names and not by_number and (network.has_names or not unknown):
         if not unknown:
             return [known.index(name) for name in names]
         advice = f"leave {'them' if len(unknown) > 1 else 'it'} out"

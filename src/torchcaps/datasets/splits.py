@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import unicodedata
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
@@ -23,6 +22,7 @@ from torchcaps.checks import checked
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.table_file import MISSING
 from torchcaps.errors import InputError, shortened, shown
+from torchcaps.files import composed
 from torchcaps.ranges import Range, Seed
 from torchcaps.tasks.base import form_words
 from torchcaps.words import counted, each_of
@@ -82,7 +82,7 @@ def read_groups(
     for n, value in enumerate(array.reshape(-1).tolist()):
         is_whole = isinstance(value, float) and value.is_integer()
         text = value.decode(errors="replace") if isinstance(value, bytes) else str(int(value) if is_whole else value)
-        texts.append(unicodedata.normalize("NFC", text.strip()))  # é may be one character or two
+        texts.append(composed(text.strip()))
         if not isinstance(value, Real | str | bytes) or not text.strip() or text.strip().lower() in MISSING:
             raise InputError(
                 f"{where}: {entry(n)} has {shown(value)} in place of a group; name its group, or leave the image out"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcaps.errors import InputError, shown
-from torchcaps.files import one_sentence, read_bytes, require_file
+from torchcaps.files import composed, one_sentence, read_bytes, require_file
 from torchcaps.words import counted
 
 DELIMITERS = ("\t", ";", ",")
@@ -130,7 +130,7 @@ def _rows(path: Path, text: str, delimiter: str) -> list[tuple[int, list[str]]]:
             cells = next(reader, None)
         line = reader.line_num
         if cells is not None and any(map(str.strip, cells)):
-            rows.append((line, [cell.strip() for cell in cells]))
+            rows.append((line, [composed(cell.strip()) for cell in cells]))
     return rows
 
 

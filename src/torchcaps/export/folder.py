@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,7 +56,7 @@ def export_folder(
         OSError: The folder cannot be written.
     """
     path = Path(path)
-    if path.exists():
+    if os.path.lexists(path):
         raise InputError(f"{path} exists already; choose another path, or remove it first")
     if real(path) in SHIPPED.values():
         source = path.name

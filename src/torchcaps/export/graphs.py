@@ -27,7 +27,7 @@ from torchcaps.errors import InputError, install
 from torchcaps.export.description import Description
 from torchcaps.export.onnx_model import INPUT, LENGTHS, RECONSTRUCTION, OnnxModel
 from torchcaps.export.record import random_images
-from torchcaps.files import atomic_path
+from torchcaps.files import atomic_path, require_suffix
 from torchcaps.models import Network
 from torchcaps.models.segmentation import PixelNetwork
 from torchcaps.nn import SequenceBackbone
@@ -292,8 +292,7 @@ def difference(got: np.ndarray, expected: np.ndarray) -> float:
 def _checked(path: str | Path, suffix: str, description: Description, network: Network) -> Path:
     """Check the name of a file and its description of the network; return the path."""
     path = Path(path)
-    if path.suffix.lower() != suffix:
-        raise InputError(f"the file must end in {suffix}, got {path}")
+    require_suffix(path, suffix)
     task_of(network).require(suffix, f"a {suffix} file (--format folder has all tasks)")
     if network.per_pixel and len(network.in_shape) == 2:
         raise InputError(f"a {suffix} file holds networks for images and volumes, but this one takes lines")

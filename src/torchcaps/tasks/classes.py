@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import InputError
+from torchcaps.files import composed
 from torchcaps.tasks.base import Metric, Task, advice, as_array, form_words
 from torchcaps.words import counted
 
@@ -287,9 +288,11 @@ def _decoded(texts: np.ndarray, where: str) -> np.ndarray:
     import numpy as np
 
     try:
-        return np.char.decode(texts, "utf-8") if texts.dtype.kind == "S" else texts
+        texts = np.char.decode(texts, "utf-8") if texts.dtype.kind == "S" else texts
     except UnicodeDecodeError:
         raise InputError(f"{where} has texts that are not UTF-8") from None
+    distinct, positions = np.unique(texts, return_inverse=True)
+    return np.array(list(map(composed, distinct)), str)[positions.reshape(texts.shape)]
 
 
 def _numbered(

@@ -35,7 +35,7 @@ from torchcaps.datasets.sources.segmentation_folder import (
 from torchcaps.datasets.splits import FILE
 from torchcaps.datasets.volumes import advice_for
 from torchcaps.errors import InputError
-from torchcaps.files import paths_from, user_path
+from torchcaps.files import composed, paths_from, user_path
 from torchcaps.ranges import IGNORED, Pages
 from torchcaps.tasks import find_task
 from torchcaps.words import counted
@@ -254,16 +254,17 @@ def parts_of(root: Path) -> dict[str, Path]:
 
 def _class_files(folder: Path, part: str) -> dict[str, list[Path]]:
     """Return the image files of each class sub-folder, sorted; only training images must have all classes."""
-    files = {}
+    files = dict[str, list[Path]]()
     for child in subfolders(folder):
-        files[child.name] = image_files_in(child)
-        if not files[child.name] and part == "train":
+        inside = image_files_in(child)
+        files.setdefault(composed(child.name), []).extend(inside)
+        if not inside and part == "train":
             suffixes, below = ", ".join(sorted(suffix[1:] for suffix in SUFFIXES)), image_files_in(child, deep=True)
             why = f"no images{advice_for(child, folder) or f'; put some there ({suffixes}) or remove it'}"
             if below:
                 why = f"images in sub-folders only, such as {below[0]}; move them up, or list all in a table, csv:PATH"
             raise InputError(f"the class folder {child} has {why}")
-        _refuse_masks(child.name, files[child.name])
+        _refuse_masks(child.name, inside)
     if not files:
         raise InputError(f"{folder} has no class sub-folders; put the images of each class in a separate sub-folder")
     return files

@@ -24,6 +24,7 @@ from torchcaps.datasets.registry import FEATURES_STAY, OPTIONS_OF_PIXELS, DataRe
 from torchcaps.datasets.scaling import Scale, alike, as_bytes, note_dark
 from torchcaps.datasets.splits import GROUP, RECORD, is_group_name, note_groups, read_groups
 from torchcaps.errors import InputError, shown
+from torchcaps.files import composed
 from torchcaps.tasks import Task, find_task, guess_task
 from torchcaps.words import counted, each_of
 
@@ -295,7 +296,7 @@ def _class_names(
     task = find_task(request.task or guess_task(targets, where).name)
     is_texts = stored is not None and stored.dtype.kind == "U" and stored.ndim == 1
     if stored is not None and is_texts and np.asarray(targets).dtype.kind in "US":  # they also order grades
-        return tuple(map(str, stored.tolist())), True, task
+        return tuple(map(composed, stored.tolist())), True, task
     if complete:
         names = task.names(targets, where)
     else:
@@ -310,4 +311,4 @@ def _class_names(
             f"{path}: class_names must be {counted(len(names), 'text')}, one for each class or column of {y}, got "
             f"{stored.dtype} of the shape {shown(stored.shape)}"
         )
-    return tuple(map(str, stored.tolist())), True, task
+    return tuple(map(composed, stored.tolist())), True, task

@@ -20,7 +20,7 @@ from torchcaps.datasets.sources.segmentation_folder import IMAGES, MASKS
 from torchcaps.datasets.splits import FILE, GROUP, is_group_name, note_groups, read_groups
 from torchcaps.datasets.table_file import Table, numbers_of, read_table
 from torchcaps.errors import InputError, names_shown, shown
-from torchcaps.files import groups_in_paths
+from torchcaps.files import composed, groups_in_paths
 from torchcaps.tasks import Task, find_task, guess_task
 
 IMAGE_COLUMNS = ("image", "file", "filename", "file_name", "path", "filepath", "image_id", "img", "id", "name")
@@ -170,8 +170,8 @@ class _Files:
         self.folder = folder
         self.named: dict[str, list[Path]] = {}
         for file in image_files_in(folder, deep=True):
-            for name in {file.name, file.stem}:
-                self.named.setdefault(name, []).append(file)
+            for name in {file.name, file.stem, file.relative_to(folder).as_posix()}:
+                self.named.setdefault(composed(name), []).append(file)
 
     def find(self, name: str) -> list[Path]:
         """Return the files that a cell may refer to; folders may be separated by backslashes."""
@@ -181,7 +181,7 @@ class _Files:
                     return [self.folder / path]
             except (OSError, ValueError):  # the name is too long, or contains NUL
                 return []
-        return self.named.get(PureWindowsPath(name).name, [])
+        return self.named.get(PureWindowsPath(name).as_posix()) or self.named.get(PureWindowsPath(name).name, [])
 
     def named_by(self, cell: str) -> Path | None:
         """Return the file of a cell in the first line of a table; None for the name of a column."""
