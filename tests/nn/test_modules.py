@@ -1,7 +1,10 @@
 """What every module of torchcaps.nn has: initial values, a repr, a device and a type of numbers, typed results."""
 
 import copy
+import functools
 import inspect
+import itertools
+import math
 import pickle
 import typing
 from collections.abc import Callable, Iterator
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
 import torchcaps.nn
@@ -21,9 +25,13 @@ from torchcaps.models.capsnet import Readout
 from torchcaps.nn import (
     B2IRouting,
     CapsuleHead,
+    Capsules,
     ChannelNorm,
     ConvBackbone,
+    ConvCapsules,
     Convolution,
+    ConvTypeCapsules,
+    DeconvCapsules,
     DenseCapsules,
     DynamicRouting,
     GroupedRouting,
@@ -337,6 +345,73 @@ def test_every_saved_tensor_is_one(preset: str) -> None:
             pending += [before for before, _ in step.next_functions]
             assert all(isinstance(each, Tensor) for each in getattr(step, "saved_tensors", ()))
     assert len(seen) > 10
+
+
+# ---- every kind of layer with every routing
+
+ON_MAPS: dict[str, Callable[..., nn.Module]] = {
+    "conv": ConvCapsules,
+    "conv over positions": functools.partial(ConvCapsules, compete_over="types-and-positions"),
+    "conv-types": ConvTypeCapsules,
+    "deconv": DeconvCapsules,
+}
+
+
+def layer_and_inputs(kind: str, routing: str) -> tuple[Any, Capsules]:
+    """A layer, and three images for it."""
+    grid = None if kind == "dense" else (2, 5, 5)
+    options: Any = {"routing": routing} | ({"transform": "common"} if routing == "b2i" and grid is None else {})
+    layer = DenseCapsules(*LAYER, **options) if grid is None else ON_MAPS[kind](2, 16, 3, 16, **options)
+    return layer.eval(), Capsules(torch.randn(3, math.prod(grid or (8,)), 16), None, grid)
+
+
+each_layer = pytest.mark.parametrize(
+    ("kind", "routing"), list(itertools.product(["dense", *ON_MAPS], PARTS["routing"]))
+)
+
+
+class Undefined(torch.autograd.Function):
+    """An operation whose gradient is undefined, which stands for zero; gradcheck makes such gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        return None
+
+
+@each_layer
+def test_undefined_gradients_are_zero(kind: str, routing: str) -> None:
+    layer, inputs = layer_and_inputs(kind, routing)
+    poses = inputs.poses.requires_grad_()
+    for again in (False, True):
+        results = layer(inputs)
+        undefined: Any = Undefined.apply(results.poses)
+        leaves = [poses, *layer.parameters()]
+        gradients = torch.autograd.grad(
+            undefined.sum() + 0 * poses.sum(), leaves, create_graph=again, allow_unused=True, materialize_grads=True
+        )
+        assert not any(each.any() for each in gradients)
+
+
+class Same(nn.Module):
+    """A parametrization that changes nothing."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * 1.0
+
+
+@each_layer
+def test_weights_may_be_parametrized(kind: str, routing: str) -> None:
+    """As ``torch.nn.utils.parametrize`` does it for weight normalisation, low-rank updates and quantisation."""
+    layer, inputs = layer_and_inputs(kind, routing)
+    expected = layer(inputs)
+    for module in list(layer.modules()):
+        for name, _ in list(module.named_parameters(recurse=False)):
+            parametrize.register_parametrization(module, name, Same())
+    assert_close(layer(inputs).poses, expected.poses, 1e-5)
 
 
 # ---- a part belongs to one layer

@@ -217,6 +217,8 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         operation, options, needs_grad = ctx.operation, ctx.options, ctx.needs_input_grad[2:]
+        if all(grad is None for grad in grads):  # undefined gradients, which stand for zeros
+            return (None,) * (2 + len(needs_grad))
         present = iter(ctx.saved_tensors)  # read once, because each reading may compute them again
         saved = [next(present) if is_saved else None for is_saved in ctx.is_saved]
         tensors, results = saved[: len(needs_grad)], saved[len(needs_grad) :]

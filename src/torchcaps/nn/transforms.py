@@ -228,7 +228,7 @@ class Factored(WeightTransform):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        if "scale" in self._parameters:  # bind draws the weight first
+        if hasattr(self, "scale"):  # bind draws the weight first
             nn.init.ones_(self.scale)
 
     def _empty(self, size: LayerSize) -> Float[Tensor, "D K"]:

@@ -67,7 +67,7 @@ class HeinsenVectorRouting(ScoredRouting):
     def forward(self, votes: Votes, activations: Activations = None, *, return_coupling: bool = False) -> Routed:
         """Route; see :class:`Routing`. Activations of the input capsules are ignored, because f_i has their role."""
         poses = votes.poses
-        learned = {name: each.to(poses.dtype) for name, each in self.named_parameters()}
+        learned = {name: getattr(self, name).to(poses.dtype) for name in self._initial}
         present = votes.present(poses.new_ones(poses.shape[:2]))
         scale = present.sum(1).clamp_min(1)[:, None, None] ** -0.5  # 1/√I
         score = (scale * poses * learned["data_weight"]).sum(2) + learned["data_bias"]
