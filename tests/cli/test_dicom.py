@@ -92,6 +92,16 @@ def test_what_is_not_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert_raises(InputError, read_pixels, path, say='DICOM files are read by pydicom: pip install "torchcaps[dicom]"')
 
 
+def test_a_missing_range_is_one_sentence(tmp_path: Path) -> None:
+    """It is an option that lacks, not an image that is damaged, and it covers the numbers of all files."""
+    for n in range(6):
+        (tmp_path / "ab"[n % 2]).mkdir(exist_ok=True)
+        write_dicom(tmp_path / "ab"[n % 2] / f"{n}.dcm", np.full((9, 7), 10 * n - 300), 12, signed=True)
+    with pytest.raises(InputError, match=r"each of 6 files, such as .*got int16 from -300 to -250; say which") as error:
+        load_dataset(f"folder:{tmp_path}")
+    assert "skip-damaged" not in str(error.value)
+
+
 def test_nothing_about_a_person_leaves_a_file(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Train, evaluate and predict on files with a name: it stands in no output, on the screen or in a file."""
     monkeypatch.chdir(tmp_path)

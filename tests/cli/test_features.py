@@ -1,12 +1,18 @@
 """Every command on a network of features without images, from arrays and tables: it works, or one sentence."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from cli_support import Cli
+from support import assert_raises
+from torchcaps import create_model
+from torchcaps.analysis import perturb_capsule, reconstruct
+from torchcaps.errors import InputError
 
 N, F = 90, 6
 COMMANDS = {
@@ -82,6 +88,15 @@ def test_a_command_works_or_says_why_not(command: str, run: str, folder: Path, c
         assert "\n" not in words.strip()
     elif command.endswith("--json"):
         json.loads(result.out)
+
+
+@pytest.mark.parametrize("analyse", [reconstruct, perturb_capsule])
+def test_a_decoder_of_features_draws_nothing(analyse: Callable[..., object]) -> None:
+    network = create_model(
+        "sequences", in_shape=(F, 1, 1), num_classes=3, decoder=True, backbone={"sequence_kernel": 1}
+    )
+    images = torch.zeros(1, F, 1, 1)
+    assert_raises(InputError, analyse, network, images[0] if analyse is perturb_capsule else images, say="6 features")
 
 
 def test_answers_are_those_of_the_rows(folder: Path, cli: Cli) -> None:

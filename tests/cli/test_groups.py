@@ -59,6 +59,18 @@ def test_runs_of_folds_are_evaluated_together(cli: Cli, folds: list[Path]) -> No
     assert Path("all.png").exists()
 
 
+def test_answers_of_several_runs_are_one_table(cli: Cli, folds: list[Path]) -> None:
+    done = cli("evaluate", *folds, "--out", "all.csv")
+    assert done.code == 0, done.err
+    rows = list(csv.DictReader(Path("all.csv").read_text("utf-8").splitlines()))
+    expected = []
+    for run in folds:
+        assert cli("evaluate", run, "--out", f"{run.name}.csv").code == 0
+        alone = list(csv.DictReader(Path(f"{run.name}.csv").read_text("utf-8").splitlines()))
+        expected += [{"run": run.name, **row} for row in alone]
+    assert rows == expected
+
+
 def test_sets_of_the_runs_of_folds_are_counted_together(cli: Cli, folds: list[Path]) -> None:
     """Each run has sets by its own validation images."""
     options = ("--coverage", "0.6", "--coverage-over", "group")
@@ -131,6 +143,10 @@ def test_records_are_answered_by_their_windows(cli: Cli, records: Path) -> None:
     assert (own["num_images"], own["records"]["num_images"]) == (6 * 7, 6)
     assert "One answer for each of 6 records" in cli("evaluate", records / "run").out
     longer = ("--data", f"npz:{records / 'longer.npz'}", "--split", "all")
+    assert cli("evaluate", records / "run", *longer, "--out", "answers.csv").code == 0
+    rows = list(csv.DictReader(Path("answers.csv").read_text("utf-8").splitlines()))
+    places = [(f"x[{n}]", str(start)) for n in range(9) for start in [*range(0, 84, 8), 84]]
+    assert [(row["record"], row["start"]) for row in rows] == places
     other = cli.json("evaluate", records / "run", *longer)  # cut like the run's own records
     assert (other["num_images"], other["records"]["num_images"]) == (9 * 12, 9)
     cli.out("export", records / "run", "--format", "folder", "--out", "saved")
@@ -211,6 +227,17 @@ def test_the_components_of_a_run_travel_with_it(cli: Cli, field: str, tmp_path: 
     np.savez("fewer.npz", **arrays | {"cube": arrays["cube"][..., :3]})
     done = cli("evaluate", "saved", "--data", "scene:fewer.npz", "--split", "all")
     assert (done.code, "has 3 bands, but the components were fitted to 6" in done.err) == (2, True)
+
+
+def test_warnings_of_several_runs_name_them(cli: Cli, field: str) -> None:
+    options = ("--data", field, "--patch", "5", "--epochs", "1", "--batch-size", "64", "--no-figures", "--no-decoder")
+    for name, fold in (("one", "1/2"), ("two", "2/2"), ("again", "1/2")):
+        assert cli("train", "compact-shared", *options, "--fold", fold, "--out", name).code == 0
+    lines = cli("evaluate", "one", "two", "again").err.splitlines()
+    names = [line.removeprefix("Warning: ").partition(": ")[0].split(", ") for line in lines]
+    assert {n for each in names for n in each} == {"one", "two", "again"}
+    assert all(("one" in each) == ("again" in each) for each in names)  # one line for both
+    assert len({line.rpartition(": ")[2] for line in lines}) == len(lines)
 
 
 def test_scenes_are_counted(cli: Cli, field: str) -> None:

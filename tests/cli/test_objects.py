@@ -1,5 +1,6 @@
 """Commands for the task ``objects``: pictures without labels, and what is refused."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.slow
 SMALL = "--stack-channels 6,6,6 --broadcast-channels 8,8 --feature-width 8 --mlp-width 8 --capsule-dim 8"
 TRAIN = f"train slots-small --num-capsules 3 {SMALL} --epochs 1"
 WORKING = {
-    "evaluate": "evaluate RUN --figure objects.png --json",
+    "evaluate": "evaluate RUN --figure objects.png --json --out answers.csv",
     "predict": "predict RUN PICTURES --out masks --figure p.png",
     "curves": "curves RUN --figure c.png",
     "datasets": "datasets folder:PICTURES --task objects --sample 3 --figure s.png",
@@ -72,7 +73,11 @@ def test_a_command_works(run: Path, pictures: Path, cli: Cli, tmp_path: Path, na
     if name == "predict":
         assert set(np.unique(Image.open("masks/0.png"))) <= {0, 1, 2}
     if name == "evaluate":
-        assert json.loads(result.out)["accuracy"] is None, "there are no masks"
+        values = json.loads(result.out)
+        assert values["accuracy"] is None, "there are no masks"
+        rows = list(csv.DictReader(Path("answers.csv").read_text("utf-8").splitlines()))
+        assert (len(rows), {row["FG-ARI"] for row in rows}) == (values["num_images"], {""})
+        assert np.mean([float(row["squared error"]) for row in rows]) == pytest.approx(values["squared_error"], 1e-4)
 
 
 @pytest.mark.parametrize("name", REFUSED)

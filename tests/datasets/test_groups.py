@@ -24,6 +24,7 @@ from torchcaps.sklearn import CapsNetClassifier
 from torchcaps.tasks import TASKS
 from torchcaps.training import Progress, Recipe, fit
 from torchcaps.training.loop import Trainer
+from torchcaps.training.small_data import narrow_message
 
 PATIENTS, EACH, SIDE = 12, 4, 8
 N = PATIENTS * EACH
@@ -325,6 +326,16 @@ def test_groups_of_another_number_than_images(door: Any, tmp_path: Path) -> None
 def test_what_cannot_be_split(options: dict[str, Any], said: str, tmp_path: Path) -> None:
     spec, _ = by_table(tmp_path, "classes")
     assert_raises(InputError, load_dataset, spec, task="classes", **({"group": "who"} | options), say=said)
+
+
+@pytest.mark.parametrize(("patients", "words"), [(4, ["group"]), (6, ["group and one class"]), (12, [])])
+def test_narrow_validation_images_get_a_word(patients: int, words: list[str], tmp_path: Path) -> None:
+    """They choose the best epoch, so one patient, or one class, would choose it."""
+    patient = np.arange(60) % patients
+    labels = np.arange(60) // patients % 2 if patients == 4 else patient % 2
+    np.savez(tmp_path / "a.npz", x=np.zeros((60, 6, 6), np.uint8), y=labels, patient=patient)
+    dataset = load_dataset(f"npz:{tmp_path / 'a.npz'}", group="patient", validation_size=15 if patients == 12 else None)
+    assert [each.partition("of one ")[2].partition(".")[0] for each in narrow_message(dataset)] == words
 
 
 def test_patients_of_one_class_each_that_are_alone(tmp_path: Path) -> None:

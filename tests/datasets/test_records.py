@@ -13,8 +13,7 @@ from support import assert_raises
 from torchcaps.analysis import evaluate
 from torchcaps.datasets import load_dataset
 from torchcaps.datasets.loading import load_part
-from torchcaps.datasets.records import cut_records
-from torchcaps.datasets.registry import DataRequest
+from torchcaps.datasets.records import cut_records, labels_of_windows
 from torchcaps.errors import InputError
 from torchcaps.models import create_model
 
@@ -47,14 +46,15 @@ def test_windows_cover_each_record_and_nothing_else() -> None:
     padded = torch.full((N, 2, 1, L), torch.nan)
     for row, values, length in zip(padded, VALUES, LENGTHS, strict=True):
         row[:, 0, :length] = torch.from_numpy(values[:, :length])
-    windows = cut_records(padded, LABELS["classes"], DataRequest(window=WINDOW, stride=STRIDE), "x")
-    rows = iter(zip(windows.images[:, :, 0].numpy(), windows.record, windows.labels, strict=True))
+    windows = cut_records(padded.numpy(), WINDOW, STRIDE, "x")
+    labels = labels_of_windows(LABELS["classes"], windows, None, "x")
+    rows = iter(zip(windows.images[:, :, 0], windows.record, windows.start, labels, strict=True))
     for record, length in enumerate(LENGTHS):
         seen = set[float]()
         for begin in starts(length):
-            image, number, label = next(rows)
+            image, number, start, label = next(rows)
             steps = VALUES[record, :, begin : min(begin + WINDOW, length)]
-            assert (number, label) == (record, record % 3)
+            assert (number, start, label) == (record, begin, record % 3)
             np.testing.assert_array_equal(image[:, : steps.shape[1]], steps)
             assert np.isnan(image[:, steps.shape[1] :]).all()
             seen |= set(steps[0].tolist())
@@ -66,11 +66,11 @@ def test_windows_cover_each_record_and_nothing_else() -> None:
 @given(length=st.integers(1, 60), window=st.integers(1, 40), data=st.data())
 def test_any_window_and_stride(length: int, window: int, data: st.DataObject) -> None:
     stride = data.draw(st.integers(1, window))
-    steps = torch.arange(float(length)).view(1, 1, 1, length)
-    images = cut_records(steps, np.zeros(1, int), DataRequest(window=window, stride=stride), "x").images[:, 0, 0]
+    steps = np.arange(length, dtype=np.float32).reshape(1, 1, 1, length)
+    images = cut_records(steps, window, stride, "x").images[:, 0, 0]
     assert images.shape[1] == window
-    assert set(images[~images.isnan()].tolist()) == set(range(length))
-    begins = images[:, 0].diff()
+    assert set(images[~np.isnan(images)].tolist()) == set(range(length))
+    begins = np.diff(images[:, 0])
     assert ((begins > 0) & (begins <= stride)).all()
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torchcaps.analysis.certainty import Certainty, CoverageOver
 from torchcaps.analysis.results import Result, Table
 from torchcaps.datasets import ImageSet
-from torchcaps.datasets.splits import FILE, RECORD, group_names
+from torchcaps.datasets.splits import FILE, PLACE, RECORD, START, group_names
 from torchcaps.errors import InputError
 from torchcaps.files import printable
 from torchcaps.models import ModelOutput, Network
@@ -38,7 +38,7 @@ class Answer(NamedTuple):
     set: str
     """Classes that hold the true one with the chosen coverage; empty without a coverage."""
     numbers: Sequence[str]
-    """Score of each output; for masks its Dice score, empty if neither mask has the class."""
+    """Score of each output; for masks its Dice score, empty if neither mask has the class; or the other columns."""
 
 
 class TaskEvaluation(Result):
@@ -94,27 +94,52 @@ class TaskEvaluation(Result):
 
     def answers(self) -> Iterator[Answer]:
         """Yield the answer to each image."""
-        raise InputError("--out lists the truth and the answer for each image, and this task has none; leave it out")
+        raise NotImplementedError
 
-    def answers_csv(self, names: Mapping[str, Sequence[str]]) -> str:
-        """Return a table with a line for each image: file, truth, answer, set, group, and a number for each output.
+    @property
+    def answer_columns(self) -> Sequence[str]:
+        """Name of each number of an answer."""
+        names: Sequence[str] = self.class_names
+        return names
 
-        Args:
-            names: Names of the images by their kind, such as file and group. Without files, images are numbered from 0.
+    def answers_table(self, images: ImageSet) -> list[list[str]]:
+        """Return a head, and file, truth, answer, set, group and the numbers of each image.
+
+        Windows have their record and first step as well, and pixels of a scene their row and column. Images without
+        files are numbered from 0.
         """
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["file", "truth", "answer", "set", "group", *self.class_names])
-        numbered, nothing = map(str, range(self.num_images)), [""] * self.num_images
-        rows = zip(names.get(FILE) or numbered, self.answers(), group_names(names) or nothing, strict=True)
-        for file, answer, group in rows:
-            writer.writerow([printable(Path(file)), answer.truth, answer.answer, answer.set, group, *answer.numbers])
-        return text.getvalue()
+        names, nothing = images.names, [""] * self.num_images
+        places: dict[str, Sequence[Any]] = {RECORD: names[RECORD]} if RECORD in names else {}
+        places |= {name: images.factors[name].tolist() for name in (START, *PLACE) if name in images.factors}
+        files = names.get(FILE) or [str(n) for n in range(self.num_images)]
+        about = zip(files, self.answers(), group_names(names) or nothing, *places.values(), strict=True)
+        head = ["file", "truth", "answer", "set", "group", *places, *self.answer_columns]
+        return [head] + [
+            [printable(Path(file)), each.truth, each.answer, each.set, group, *map(str, place), *each.numbers]
+            for file, each, group, *place in about
+        ]
 
     def titled(self, title: str) -> Self:
         """Return the same results with another title."""
         fields: Any = self
         return cast(Self, dataclasses.replace(fields, title=title))
+
+
+def answers_csv(tables: Mapping[str, list[list[str]]]) -> str:
+    """Return the tables of the answers of runs as one, with a column for the run if there are several.
+
+    Raises:
+        InputError: The tables differ in their columns.
+    """
+    (head, *_), *others = tables.values()
+    if any(other[0] != head for other in others):
+        raise InputError("the networks differ in task or classes, so --out cannot list their answers together")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["run"] * bool(others) + head)
+    for name, (_, *rows) in tables.items():
+        writer.writerows([name] * bool(others) + row for row in rows)
+    return text.getvalue()
 
 
 @dataclasses.dataclass

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from torchcaps.analysis.collector import collector_of
+from torchcaps.datasets.features import are_features
 from torchcaps.datasets.scaling import ROUNDING
 from torchcaps.errors import InputError, WrongType
 from torchcaps.models import CapsNet, Network
@@ -156,6 +157,11 @@ def require_capsules(model: Network, purpose: str, analysis: str, *, decoder: bo
         InputError: It does not; ``purpose`` is the subject of the sentence.
     """
     task_of(model).require(analysis, purpose)
+    if decoder and are_features(model.in_shape):
+        raise InputError(
+            f"{purpose} needs images of several rows and columns, but this network takes {model.in_shape[0]} features; "
+            "torchcaps.analysis.predict has the numbers of its decoder"
+        )
     if isinstance(model, CapsNet) and not (decoder and model.decoder is None):
         return model
     what = "this network" if isinstance(model, CapsNet) else f"a {type(model).__name__}"

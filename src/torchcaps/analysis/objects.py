@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.analysis.collector import Collector, TaskEvaluation
+from torchcaps.analysis.collector import Answer, Collector, TaskEvaluation
 from torchcaps.analysis.figures import MUTED, Caption, Cell, tiles
 from torchcaps.analysis.results import Table
 from torchcaps.analysis.segmentation import MAX_DRAWN, SIDE, coloured
@@ -79,6 +79,14 @@ class ObjectEvaluation(TaskEvaluation):
     def __str__(self) -> str:
         ari = f"FG-ARI {100 * self.accuracy:.2f} %, " if self.is_known else ""
         return f"{ari}squared error {self.squared_errors.mean():.4g} of {counted(self.num_images, 'image')}"
+
+    @property
+    def answer_columns(self) -> Sequence[str]:
+        return "FG-ARI", "squared error"
+
+    def answers(self) -> Iterator[Answer]:
+        for ari, error in zip(self.ari, self.squared_errors, strict=True):
+            yield Answer("", "", "", ["" if np.isnan(ari) else f"{ari:.4f}", f"{error:.6g}"])
 
     def to_dict(self) -> dict[str, Any]:
         ari = {"accuracy": self.accuracy, "error": self.error} if self.is_known else {"accuracy": None, "error": None}

@@ -84,10 +84,9 @@ def evaluate(
     the confusion matrix of all their images.
     """
     from torchcaps.analysis import evaluate as measure
+    from torchcaps.analysis.collector import answers_csv
     from torchcaps.analysis.pooled import PooledEvaluation
 
-    if len(run) > 1:
-        refuse_options(("out",), "is for one run, but several are named")
     check_coverage_options(coverage)
     if source.data is None:
         refuse_options(("group",), "is for --data, because images of the run's own data set have its groups")
@@ -97,7 +96,7 @@ def evaluate(
         require_suffix(out, ".csv", "--out")
     results: dict[str, TaskEvaluation] = {}
     words: dict[str, str] = {}
-    abouts: list[dict[str, Any]] = []
+    abouts, answers = list[dict[str, Any]](), dict[str, list[list[str]]]()
     for name, place, opened in open_runs(run, source.which, accelerator):
         if out is not None:
             check_targets(
@@ -113,15 +112,16 @@ def evaluate(
         result = measure(opened.model, part.images, **options).titled(f"{place} ({weights}) on the {part.words}")
         results[name] = result.with_certainty(opened.images.certainty, coverage, coverage_over)
         abouts.append({"run": place, "which": source.which, "data": part.name, "split": source.split})
+        if out is not None:
+            answers[name] = results[name].answers_table(part.images)
+    if out is not None:
+        write_text(out, answers_csv(answers))
     if len(results) == 1:
-        result = results[name]
-        if out is not None:
-            write_text(out, result.answers_csv(part.images.names))
-        show(result, json=json, figure=figure, about=abouts[0])
-        if out is not None:
-            say(f"wrote {out}, a line for {each_of(result.num_images, 'image')}", err=json)
-        return None
-    return show(PooledEvaluation(results, words, task_of(opened.model), abouts), json=json, figure=figure)
+        show(results[name], json=json, figure=figure, about=abouts[0])
+    else:
+        show(PooledEvaluation(results, words, task_of(opened.model), abouts), json=json, figure=figure)
+    if out is not None:
+        say(f"wrote {out}, a line for {each_of(sum(len(each) - 1 for each in answers.values()), 'image')}", err=json)
 
 
 @command(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,10 +62,19 @@ def data_files(run: Run, data: str | None) -> list[Path]:
 
 
 def open_runs(runs: Sequence[Path], which: Which, accelerator: str = "cpu") -> Iterator[tuple[str, str, Run]]:
-    """Yield name, folder and network of each run, or of the network of torchcaps if there is no run."""
+    """Yield name, folder and network of each run, or of the network of torchcaps if there is no run.
+
+    Warnings about several runs are shown at the end, each once, with the names of its runs.
+    """
     folders: Sequence[Path | None] = runs or [None]
+    warned: dict[str, list[str]] = {}
     for folder, name in zip(folders, names_of(runs) or [name_of(None)], strict=True):
-        yield name, name_of(folder), open_run(folder, which, accelerator)
+        with warnings.catch_warnings(record=True) if len(runs) > 1 else nullcontext(()) as caught:
+            yield name, name_of(folder), open_run(folder, which, accelerator)
+        for text in dict.fromkeys(str(each.message) for each in caught or ()):
+            warned.setdefault(text, []).append(name)
+    for text, names in warned.items():
+        warnings.warn(f"{', '.join(names)}: {text}", stacklevel=2)
 
 
 def name_of(run: Path | None) -> str:

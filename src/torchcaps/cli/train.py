@@ -225,7 +225,7 @@ def show_summary(summary: Mapping[str, Any]) -> None:
         )
     )
     has_decoder = read_config(out / CONFIG).model.get("decoder") is not None
-    decoding = analyses_of_decoder(task) if has_decoder else []
+    decoding = analyses_of_decoder(task, summary["in_shape"]) if has_decoder else []
     options = plugin_options(loaded_plugins())
     say("Next:", *(f"  {command_line(name, out, *options)}" for name in ("evaluate", *decoding)))
     if summary["warning"]:

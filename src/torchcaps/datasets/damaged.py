@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from torchcaps.datasets.scaling import UnknownRange
 from torchcaps.errors import InputError
 
 Item = TypeVar("Item")
@@ -33,14 +34,19 @@ def read_each(
     Returns:
         What was read of each item, and a sentence for each that is left out.
     """
-    values, damaged = dict[Item, Value](), list(faults)
+    values, damaged, unknown = dict[Item, Value](), list(faults), list[UnknownRange]()
     for item in items:
         try:
             values[item] = read(item)
         except InputError as error:
             damaged.append(str(error))
+            unknown += [error] if isinstance(error, UnknownRange) else []
         else:
             check(next(iter(values.items())), (item, values[item]))
+    if len(unknown) == len(damaged) > 1 and not skip:  # one option is missing
+        where = f"each of {len(unknown)} files, such as {unknown[0].where},"
+        low, high = min(each.low for each in unknown), max(each.high for each in unknown)
+        raise UnknownRange(where, unknown[0].dtype, low, high)
     refuse_damaged(damaged, len(values) + len(damaged), skip=skip)
     return values, damaged
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, get_type_hints
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Float32, Int64, Shaped, UInt8
@@ -319,39 +318,6 @@ def select_names(names: Names, indices: Int64[Tensor, "n"]) -> Names:
 def join_names(first: Names, second: Names) -> Names:
     """Return the names of images of two sets; kinds that only one of them has are left out."""
     return {kind: (*texts, *second[kind]) for kind, texts in first.items() if kind in second}
-
-
-def pad_sequences(
-    sequences: Sequence[Float[np.ndarray, "C l"]],
-    length: int,
-    where: str,
-    lengths: Shaped[np.ndarray, "N"] | None = None,
-    name: str = "lengths",
-) -> Float32[Tensor, "N C 1 L"]:
-    """Pad sequences with NaN to one length; ``lengths``: the steps of each, after which it is padding.
-
-    Raises:
-        InputError: A number is NaN, infinite or beyond float32, or the lengths are no whole numbers from 1 to the last
-            step; the message begins with ``where`` and calls the lengths ``name``.
-    """
-    count = len(sequences)
-    if lengths is not None:
-        is_whole = lengths.dtype.kind in "iu" and lengths.shape == (count,)
-        if not is_whole or lengths.min() < 1 or lengths.max() > length:
-            raise InputError(
-                f"{where} must have {name}, whole numbers from 1 to {length}, one for each of {count} sequences"
-            )
-        sequences = [each[:, :steps] for each, steps in zip(sequences, lengths, strict=True)]
-    padded = torch.full((count, len(sequences[0]), 1, length), torch.nan)
-    for row, each in zip(padded, sequences, strict=True):
-        with np.errstate(over="ignore"):
-            numbers = np.asarray(each, np.float32)
-        if not np.isfinite(numbers).all():
-            raise InputError(
-                f"{where} has a number that is NaN, infinite or beyond float32 before the end of its sequence"
-            )
-        row[:, 0, : each.shape[1]] = torch.from_numpy(numbers)
-    return padded
 
 
 def _pad_sequences_to(sequences: Float32[Tensor, "N C 1 l"], size: tuple[int, int]) -> Float32[Tensor, "N C 1 L"]:

@@ -29,8 +29,8 @@ from torchcaps.words import counted, each_of
 
 FILE, GROUP, RECORD = "file", "group", "record"
 """Kinds of names of images, in ``ImageSet.names``."""
-PLACE = ("row", "column")
-"""Factors of the pixels of a scene: their place in it."""
+PLACE, START = ("row", "column"), "start"
+"""Factors of the pixels of a scene, their place in it; and of windows, their first step in their record."""
 GROUP_WORDS = {"patient", "subject", "case", "participant", "person", "donor", "animal", "individual", "proband"}
 GROUP_WORDS |= {"specimen", "lesion", "scene", "session", "recording", "record", "machine", "writer", "speaker", "id"}
 """Words, in small letters, in the usual names of columns of groups."""

@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from torchcaps.datasets.dataset import Dataset
-from torchcaps.datasets.image_set import ImageSet, for_task, images_of, pad_sequences, to_floats
+from torchcaps.datasets.image_set import ImageSet, for_task, images_of, to_floats
 from torchcaps.datasets.item_reader import ItemReader, Keys, SampledBatches, are_items, find_keys, sampled_batches
 from torchcaps.datasets.masks import as_mask, channel_axis, number_array, number_values
 from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.pixels import as_numbers, prepare_images, scale_pixels
+from torchcaps.datasets.records import pad_sequences
 from torchcaps.datasets.rng import seeded
 from torchcaps.datasets.scaling import Scale, alike, check_scale
 from torchcaps.datasets.splits import GROUP, groups_of, read_groups, stratified_split
@@ -275,7 +276,7 @@ def _in_memory(images: Any, labels: Any, form: Form, lengths: Any = None) -> tup
     if lengths is not None and form.in_shape is not None and form.in_shape[1:-1] == (1,):
         steps = as_numbers(lengths, f"{form.where}lengths").cpu().numpy()
         rows = list(to_floats(pixels)[:, :, 0].cpu().numpy())
-        pixels = pad_sequences(rows, pixels.shape[-1], f"{form.where}images", steps)
+        pixels = torch.from_numpy(pad_sequences(rows, pixels.shape[-1], f"{form.where}images", steps))
     if len(pixels) != len(targets):
         raise InputError(
             f"there must be a label for each image, got {counted(len(pixels), 'image')} and "

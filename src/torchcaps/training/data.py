@@ -105,7 +105,7 @@ def run_data(
     size = check.batch_size or min(EVALUATION_BATCH_SIZE, limit)
     plain = None
     if recipe.precise_norm and images is not None:
-        plain = BatchLoader(_center_cropped(train, recipe), recipe.batch_size, shuffle=True, seed=seed)
+        plain = BatchLoader(_center_cropped(train, recipe), recipe.batch_size, shuffle=True, seed=seed, drop_last=True)
     loader = batches(train, opened, opened.batch_size or recipe.batch_size, shuffle=True)
     labels = train.tensors[1] if isinstance(train, TensorDataset) else None if images is None else images.targets
     if labels is not None and opened.sampler is not None:

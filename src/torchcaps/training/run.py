@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from torchcaps.analysis.collector import TaskEvaluation
 from torchcaps.checks import checked
 from torchcaps.datasets import Dataset
 from torchcaps.datasets.damaged import listed
+from torchcaps.datasets.features import are_features
 from torchcaps.errors import InputError
 from torchcaps.files import check_path, real, remove_temporaries, write_json
 from torchcaps.machine import MIB, free_memory_mib
@@ -320,6 +321,7 @@ def _first_lines(
         config, requested.recipe, data.train.labels, data.train.epoch_size, task, network.in_shape
     )
     yield from small_data.imbalance_message(config, data.train.labels, data.class_names, task)
+    yield from small_data.narrow_message(data)
     if data.skipped:
         yield listed(f"Left out {counted(len(data.skipped), 'image')}:", data.skipped)
 
@@ -391,9 +393,9 @@ def _finish(trainer: Trainer, start: Start, out: Path, figures: bool) -> dict[st
     return summary
 
 
-def analyses_of_decoder(task: Task) -> list[str]:
+def analyses_of_decoder(task: Task, in_shape: Sequence[int]) -> list[str]:
     """Return the commands that draw what the decoder of a network for this task makes of its capsules."""
-    return [each for each in ("reconstruct", "perturb") if task.supports(each)]
+    return [each for each in ("reconstruct", "perturb") if task.supports(each) and not are_features(in_shape)]
 
 
 def _draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: TaskEvaluation) -> None:
@@ -405,10 +407,11 @@ def _draw_figures(run: Path, model: Network, dataset: Dataset, evaluation: TaskE
     evaluated = evaluation.titled(f"{run.name} on the {of_test}")
     figures = {
         "curves": curves.figures()[""],
-        "samples": analysis.figure_samples(dataset.train, names, title=title, colours=dataset.colours),
     }
+    if not are_features(dataset.in_shape):
+        figures["samples"] = analysis.figure_samples(dataset.train, names, title=title, colours=dataset.colours)
     figures |= {f"{evaluated.figure_name}{what}": figure for what, figure in evaluated.figures().items()}
-    decoding = analyses_of_decoder(task_of(model)) if model.decoder is not None else []
+    decoding = analyses_of_decoder(task_of(model), model.in_shape) if model.decoder is not None else []
     if "reconstruct" in decoding:
         first = test.preview(RECONSTRUCTED_IMAGES)
         decoded = analysis.reconstruct(model, first.images, first.labels)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from jaxtyping import Int64
 from torch import Tensor
 
+from torchcaps.datasets import Dataset
+from torchcaps.datasets.splits import groups_of
 from torchcaps.models.presets import fit_to_images, get_preset
 from torchcaps.tasks import Task, find_task
 from torchcaps.training.config import AUTO_FIELDS, TrainConfig, override
@@ -166,3 +168,17 @@ def chance_warning(
         f"more steps (--epochs {epochs}), a smaller --learning-rate ({config.recipe.learning_rate / 3:.1g}), or more "
         f"and clearer images{' of each class' * is_class}"
     )
+
+
+def narrow_message(data: Dataset) -> Iterator[str]:
+    """Yield a warning if all validation images have one class or one group, but the training images have more."""
+    parts, output = (data.train, data.validation), data.task.output
+    strata = [each.task.strata(each.labels) for each in parts if each.targets is not None]
+    groups = [each for part in parts if (each := groups_of(part.names)) is not None]
+    counts = {word: [len(each.unique()) for each in values] for word, values in (("group", groups), (output, strata))}
+    if ones := [word for word, numbers in counts.items() if len(numbers) == 2 and numbers[0] > 1 == numbers[1]]:
+        yield (
+            f"Warning: all {len(data.validation):,} validation images are of one {' and one '.join(ones)}. They choose "
+            "the best epoch, and measure how sure answers are; hold out more with --validation-size, or try another "
+            "--seed"
+        )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from torchcaps.datasets.dataset import Splits
-from torchcaps.datasets.image_set import ImageSet, pad_sequences
-from torchcaps.datasets.records import cut_records
+from torchcaps.datasets.image_set import ImageSet
+from torchcaps.datasets.records import cut_records, pad_sequences
 from torchcaps.datasets.registry import DataRequest, register_dataset
-from torchcaps.datasets.splits import RECORD
+from torchcaps.datasets.splits import RECORD, START
 from torchcaps.errors import InputError, install, reason_of
 from torchcaps.files import one_sentence
 
@@ -44,7 +45,7 @@ def load_aeon(request: DataRequest) -> Splits:
         classes = sorted({str(label) for _, labels in parts.values() for label in labels})
         train, test = (
             ImageSet(
-                pad_sequences(list(cases), longest, f"aeon:{name}"),
+                torch.from_numpy(pad_sequences(list(cases), longest, f"aeon:{name}")),
                 torch.tensor([classes.index(str(label)) for label in labels]),
             )
             for cases, labels in parts.values()
@@ -56,6 +57,8 @@ def load_aeon(request: DataRequest) -> Splits:
 
 def _cut(cases: ImageSet, request: DataRequest, part: str, where: str) -> ImageSet:
     """Return windows of the cases."""
-    windows = cut_records(cases.images, cases.labels.numpy(), request, where)
+    assert request.window is not None
+    windows = cut_records(cases.images.numpy(), request.window, request.stride, where)
     records = tuple(f"{part}[{n}]" for n in windows.record.tolist())
-    return ImageSet(windows.images, torch.from_numpy(windows.labels), names={RECORD: records})
+    about: Any = {"names": {RECORD: records}, "factors": {START: torch.from_numpy(windows.start)}}
+    return ImageSet(torch.from_numpy(windows.images), cases.labels[windows.record], **about)

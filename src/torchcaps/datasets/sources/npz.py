@@ -14,15 +14,15 @@ from torch import Tensor
 
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.features import FEATURES, as_features
-from torchcaps.datasets.image_set import ImageSet, pad_sequences
+from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.masks import MAX_COLOURS, as_mask, channel_axis, colours_of, number_array, number_values
 from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.pixels import MAX_CHANNELS, channels_first, scale_pixels
 from torchcaps.datasets.reading import Held, list_arrays, read_arrays
-from torchcaps.datasets.records import cut_records, no_sequences
+from torchcaps.datasets.records import as_sequences, cut_records, labels_of_windows, no_sequences
 from torchcaps.datasets.registry import FEATURES_STAY, OPTIONS_OF_PIXELS, DataRequest, register_dataset
 from torchcaps.datasets.scaling import Scale, alike, as_bytes, note_dark
-from torchcaps.datasets.splits import GROUP, RECORD, is_group_name, note_groups, read_groups
+from torchcaps.datasets.splits import GROUP, RECORD, START, is_group_name, note_groups, read_groups
 from torchcaps.errors import InputError, shown
 from torchcaps.files import composed
 from torchcaps.tasks import Task, find_task, guess_task
@@ -107,18 +107,20 @@ def load_npz(request: DataRequest) -> Splits:
     for part, (x, y) in labelled.items():
         if (num_labels := len(np.atleast_1d(arrays[y]))) != (count := len(pixels[part])):
             raise InputError(f"{path}: {y} must be given for {each_of(count, 'image')} of {x}, got {num_labels}")
-    records: dict[str, list[str]] = {}
+    records, starts = dict[str, list[str]](), dict[str, dict[str, Tensor]]()
     for part, (x, y) in labelled.items() if request.window is not None else ():
-        windows = cut_records(pixels[part], arrays[y], request, f"{path}: {x}")
-        pixels[part], arrays[y] = windows.images, windows.labels
+        assert request.window is not None
+        windows = cut_records(pixels[part].numpy(), request.window, request.stride, f"{path}: {x}")
+        pixels[part], starts[part] = torch.from_numpy(windows.images), {START: torch.from_numpy(windows.start)}
+        arrays[y] = labels_of_windows(arrays[y], windows, request.task, f"{path}: {x}")
         records[part] = [f"{x}[{n}]" for n in windows.record]
         if part in groups_of_parts:
             groups_of_parts[part] = tuple(groups_of_parts[part][n] for n in windows.record)
     class_names, has_names, task = _class_names(path, labelled, arrays, request)
-    sets = {
-        part: ImageSet(pixels[part], task.convert_targets(arrays[y], len(class_names), f"{path}: {y}", class_names))
-        for part, (_, y) in labelled.items()
-    }
+    sets = {}
+    for part, (_, y) in labelled.items():
+        labels = task.convert_targets(arrays[y], len(class_names), f"{path}: {y}", class_names)
+        sets[part] = ImageSet(pixels[part], labels, factors=starts.get(part, {}))
     splits = Splits.of(sets, class_names, task=task.name, has_names=has_names)
     return splits.with_names(GROUP, groups_of_parts).with_names(RECORD, records)
 
@@ -241,12 +243,13 @@ def _images(
 ) -> UInt8[Tensor, "N C H W"] | Float32[Tensor, "N C 1 L"]:
     """Return pixels; or sequences of numbers, if the file has lengths or ``x`` has only two axes."""
     if _has_lengths(arrays, x):
-        return _to_sequences(arrays, x, where)
+        lengths = arrays.get(_LENGTHS[x], np.zeros(0))
+        return torch.from_numpy(as_sequences(arrays[x], lengths, where, _LENGTHS[x]))
     values, order = arrays[x], arrays.get("channels")
     if x.startswith(FEATURES):
         return torch.from_numpy(as_features(values, where))
     if values.ndim == 2 and values.dtype.kind in "fiu" and 0 not in values.shape:
-        return pad_sequences(list(values[:, None]), values.shape[1], where)
+        return torch.from_numpy(as_sequences(values, None, where, ""))
     if order is not None and str(order) not in ("first", "last"):
         raise InputError(f'{path}: channels must be "first" or "last", got {shown(order)}')
     named: Any = None if order is None else str(order)
@@ -269,17 +272,6 @@ def _scaled(values: np.ndarray, scale: Scale, where: str, *, is_volume: bool = F
     pixels = scale_pixels(values, scale, where).numpy()
     note_dark([pixels], where, scale)
     return torch.from_numpy(as_bytes(pixels) if is_volume else alike([pixels])[0])
-
-
-def _to_sequences(arrays: Mapping[str, Any], x: str, where: str) -> Float32[Tensor, "N C 1 L"]:
-    """Return sequences of numbers, padded with NaN."""
-    values, lengths = arrays[x], arrays.get(_LENGTHS[x], np.zeros(0))
-    if values.ndim != 3 or values.dtype.kind not in "fiu" or 0 in values.shape:
-        raise InputError(
-            f"{where} must hold numbers in the shape (N, C, L), channels and steps, because the file has lengths, got "
-            f"{values.dtype} in the shape {shown(values.shape)}"
-        )
-    return pad_sequences(list(values), values.shape[2], where, lengths, _LENGTHS[x])
 
 
 def _class_names(

@@ -97,6 +97,12 @@ def load_scene(request: DataRequest) -> Splits:
 
 def _read(path: Path, group: str | None) -> dict[str, np.ndarray]:
     """Return the arrays of a scene; raise InputError unless they fit each other."""
+    if path.suffix.lower() == ".mat":
+        raise InputError(
+            f"{path} is a MATLAB file; write its arrays to an .npz file in Python: from scipy.io import loadmat; "
+            f'numpy.savez("scene.npz", cube=loadmat("{path.name}")["cube"], labels=loadmat("…_gt.mat")["…_gt"]), with '
+            "the names that scipy.io.whosmat lists"
+        )
     held = list_arrays(path)
     if missing := {"cube", "labels"} - held.keys():
         raise InputError(f'{path} has no array "{min(missing)}"; it holds {", ".join(map(shown, held))}')
