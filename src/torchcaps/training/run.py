@@ -330,25 +330,38 @@ def _finish(trainer: Trainer, start: Start, out: Path, figures: bool) -> dict[st
     """Test once, and write the summary, the calibration and the figures."""
     trainer.check_folder()
     config, spec, dataset = start.config, start.images, cropped(start.data, start.config.recipe)
-    state, device, validation = trainer.state, trainer.fabric.device, dataset.validation
-    network, last = load_pretrained(out / BEST).to(device), trainer.network
+    network, last = load_pretrained(out / BEST).to(trainer.fabric.device), trainer.network
     assert isinstance(last, Network)
     evaluate = partial(analysis.evaluate, class_names=spec.class_names, colours=spec.colours)
     best = evaluate(network, dataset.test)
     # if the last epoch is the best one, both networks are the same
     tested = {"best": best, "last": best if trainer.is_best else evaluate(last, dataset.test)}
-    rows, task = {"best": state.best(config.recipe.select), "last": state.history[-1]}, task_of(network)
-    calibration = certainty = None
-    if task.supports("calibrate"):
-        calibration = analysis.calibrate(network, validation.images)
-        certainty = analysis.fit_certainty(network, validation)
+    if task_of(network).supports("calibrate"):
+        calibration = analysis.calibrate(network, dataset.validation.images)
+        certainty = analysis.fit_certainty(network, dataset.validation)
+        spec = dataclasses.replace(spec, calibration=calibration, certainty=certainty)
+    summary = _summary(trainer, config, spec, dataset, tested) | {"out": str(out)}
+    trainer.check_folder()
+    write_json(out / BEST / CLASSES, spec.to_dict())
+    write_json(out / SUMMARY, summary)
+    if figures:
+        _draw_figures(out, network, dataset, best)
+    return summary
+
+
+def _summary(
+    trainer: Trainer, config: TrainConfig, spec: ImageSpec, dataset: Dataset, tested: Mapping[str, TaskEvaluation]
+) -> dict[str, Any]:
+    """Return the contents of summary.json; ``tested`` are the results of the networks ``"best"`` and ``"last"``."""
+    network, state, validation = trainer.network, trainer.state, dataset.validation
+    task, device = task_of(network), trainer.fabric.device
+    rows = {"best": state.best(config.recipe.select), "last": state.history[-1]}
     measure = "validation_accuracy" if config.recipe.select == "loss" else column_of(config.recipe.select)
     value = rows["best"][measure]
-    warning = small_data.chance_warning(value, validation.labels, config, trainer.steps, task, network.in_shape)
-    warning = warning or best.warning
+    warning = small_data.chance_warning(value, validation.labels, config, trainer.steps, task, dataset.in_shape)
     trainer.note_peak_memory()
     peak = state.peak_memory_mib
-    summary = {
+    return {
         "preset": config.preset,
         "data": config.data,
         "seed": config.seed,
@@ -357,11 +370,11 @@ def _finish(trainer: Trainer, start: Start, out: Path, figures: bool) -> dict[st
         "best_epoch": rows["best"]["epoch"],
         "select": config.recipe.select,
         "parameters": sum(p.numel() for p in network.parameters()),
-        "images": {part: len(getattr(dataset, part)) for part in ("train", "validation", "test")},
+        "images": {part: len(images) for part, images in dataset.parts.items()},
         "in_shape": list(dataset.in_shape),
         "classes": dataset.num_classes,
         "objects": dataset.num_objects,
-        "task": network.task,
+        "task": task.name,
         "validation": {
             which: {name.removeprefix("validation_"): row.get(name) for name in VALIDATION_COLUMNS}
             for which, row in rows.items()
@@ -381,16 +394,9 @@ def _finish(trainer: Trainer, start: Start, out: Path, figures: bool) -> dict[st
         "earlier_commits": state.commits[:-1],
         "command": state.commands[0],
         "resumed_with": state.commands[1:],
-        "out": str(out),
-        "calibration": None if calibration is None else dataclasses.asdict(calibration),
-        "warning": warning,
+        "calibration": None if spec.calibration is None else dataclasses.asdict(spec.calibration),
+        "warning": warning or tested["best"].warning,
     }
-    trainer.check_folder()
-    write_json(out / BEST / CLASSES, dataclasses.replace(spec, calibration=calibration, certainty=certainty).to_dict())
-    write_json(out / SUMMARY, summary)
-    if figures:
-        _draw_figures(out, network, dataset, best)
-    return summary
 
 
 def analyses_of_decoder(task: Task, in_shape: Sequence[int]) -> list[str]:
