@@ -138,3 +138,23 @@ def test_an_exported_network_answers_rows(folder: Path, cli: Cli) -> None:
     for one, two in zip(exported, own, strict=True):
         assert one["lengths"] == pytest.approx(two["lengths"], abs=1e-4)
     assert cli("export", folder / "run", "--format", "torch", "--out", "m.pt2").code == 0
+
+
+def test_without_names_the_order_of_columns_decides_and_it_is_said(folder: Path, cli: Cli, tmp_path: Path) -> None:
+    header, *rows = (line.split(",") for line in (folder / "f.csv").read_text().splitlines())
+    plain, short = tmp_path / "plain.csv", tmp_path / "short.csv"
+    plain.write_text("\n".join(",".join(cells[1:]) for cells in (header, *rows)))  # without patient
+    short.write_text("\n".join(",".join(cells[2:]) for cells in (header, *rows)).replace("e5", "target"))
+    words = "so their order decides: 1 is e0, 2 is e1, 3 is e2, 4 is e3, 5 is e4, 6 is e5"
+    for run, data, kind in (("run", folder / "f.npz", "npz"), ("arrays", plain, "csv")):
+        which = "the network" if run == "arrays" else str(data)
+        for line in (f"predict {folder / run} {data}", f"evaluate {folder / run} --data {kind}:{data} --split all"):
+            result = cli(*line.split())
+            assert result.code == 0, result.err
+            assert f"{which} has no names of features, {words}" in result.err
+    same = cli.json("predict", folder / "arrays", folder / "f.npz")
+    assert [each["class"] for each in cli.json("predict", folder / "arrays", plain)] == [each["class"] for each in same]
+    result = cli("predict", folder / "arrays", short)  # a label is no feature, even if it is a number
+    assert result.code == 2
+    assert "has 5 features in a row, but the network takes 6" in result.err
+    assert "has the column patient, which would be read" in cli("predict", folder / "arrays", folder / "f.csv").err

@@ -215,6 +215,12 @@ def test_numbers_as_names_are_the_numbers_of_a_network_without_names(cli: Cli, t
         assert result.err == ""
 
 
+def test_a_class_that_is_a_whole_float_in_a_table_is_the_same_number(tmp_path: Path) -> None:
+    rows = [(f"{n}.png", f"{n % 11}.0", "test") for n in range(22)]
+    part = load_part(f"csv:{table(tmp_path / 't.csv', rows)}", task="classes")
+    assert part.class_names == tuple(map(str, range(11)))
+
+
 @pytest.mark.parametrize("names", [NAMES, ("dog", "bird", "cat"), ("bird", "cat", "cow"), None])
 def test_names_of_objects_are_not_matched(names: Sequence[str] | None, cli: Cli, tmp_path: Path) -> None:
     network("objects").save_pretrained(tmp_path / "run", class_names=NAMES)

@@ -145,7 +145,7 @@ TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
     "a patient": (
         lines("label,patient,e1"),
         {},
-        "has the column patient, which would be read as a feature; split by it",
+        "has the column patient, which would be read as a feature; rename or remove it, or split by it",
     ),
     "pandas": (lines("label,,e1"), {}, "has a column without a name, such as pandas adds, which would be read"),
     "no group": (lines(), {"group": "who"}, "has no column 'who' (--group); its columns are label, e0, e1"),

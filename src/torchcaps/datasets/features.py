@@ -12,14 +12,19 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float32, Shaped
 
+from torchcaps.datasets.matching import note_order
 from torchcaps.datasets.reading import list_arrays, read_arrays
-from torchcaps.datasets.table_file import Table, numbers_of, read_table
+from torchcaps.datasets.table_file import Table, is_group_name, numbers_of, read_table
 from torchcaps.errors import InputError, names_shown, shown
 from torchcaps.words import counted
 
 FEATURES = "features"
 """Name of the array of an .npz file."""
 SUFFIXES = (".npz", ".csv", ".tsv")
+LABEL_COLUMNS = ("label", "labels", "class", "category", "target")
+"""Usual names of the column with the labels, if the table has further columns."""
+SPLIT_COLUMNS = ("split", "part", "subset", "set")
+"""Usual names of the column with train, val or test."""
 
 
 class Rows(NamedTuple):
@@ -61,6 +66,23 @@ def features_of(table: Table, names: Sequence[str]) -> Float32[np.ndarray, "N F 
     return as_features(np.stack([_numbers(table, name) for name in names], 1), str(table.path))
 
 
+def feature_columns(table: Table, others: Sequence[str | None]) -> list[str]:
+    """Return the columns of features of a table without image files: all but ``others``.
+
+    Raises:
+        InputError: There is no such column, one has no name, or its name is that of groups, such as patients.
+    """
+    names = [name for name in table.columns if name not in others]
+    if not names:
+        raise InputError(f"{table.path} has no columns of features, only {shown(list(table.columns))}")
+    for name in names:
+        if is_group_name(name) or not name:
+            what = f"the column {name}" if name else "a column without a name, such as pandas adds"
+            advice = f"rename or remove it, or split by it with --group {name}" if name else "name or remove it"
+            raise InputError(f"{table.path} has {what}, which would be read as a feature; {advice}")
+    return names
+
+
 def _numbers(table: Table, name: str) -> Shaped[np.ndarray, "N"]:
     """Return the numbers of a column; raise InputError for other cells."""
     numbers = numbers_of(table, name, must=True)
@@ -74,7 +96,7 @@ def read_rows(path: Path, in_shape: Sequence[int], names: Sequence[str] | None) 
     Args:
         path: A file with an array ``features``, or a table whose first line names its columns.
         in_shape: Shape of the network's input, (F, 1, 1).
-        names: Names of the features of the network; None: they have no names, and a table has F columns.
+        names: Names of the features of the network; None: they have no names, and a table has F columns beside labels.
 
     Raises:
         InputError: The file is damaged, or lacks features of the network.
@@ -85,13 +107,16 @@ def read_rows(path: Path, in_shape: Sequence[int], names: Sequence[str] | None) 
             raise InputError(f'{path} has no array "{FEATURES}"; it holds {shown(list(held))}')
         features = as_features(read_arrays(path, {FEATURES: held[FEATURES]})[FEATURES], f"{path}: {FEATURES}")
         rows = [f"{path}[{n}]" for n in range(len(features))]
+        columns = None
     else:
         table = read_table(path, lambda _: None)
-        columns = list(table.columns) if names is None else names
+        others = [name for name in table.columns if name.lower() in (*LABEL_COLUMNS, *SPLIT_COLUMNS)]
+        columns = feature_columns(table, others) if names is None else names
         if missing := [name for name in columns if name not in table.columns]:
             raise InputError(f"{path} has no column {names_shown(missing)}, which the network takes")
         features, rows = features_of(table, columns), [f"{path}, line {line}" for line in table.lines]
     if features.shape[1:] != tuple(in_shape):
         has = counted(features.shape[1], "feature")
         raise InputError(f"{path} has {has} in a row, but the network takes {in_shape[0]}")
+    note_order(columns, names, str(path), "feature")
     return Rows(rows, features)

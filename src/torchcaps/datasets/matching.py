@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from torchcaps.datasets.dataset import Dataset, Part
 from torchcaps.errors import InputError, names_shown
 from torchcaps.files import composed
 from torchcaps.tasks import Task
 from torchcaps.words import counted, plural
 
-Loaded = TypeVar("Loaded", Dataset, Part)
+if TYPE_CHECKING:
+    from torchcaps.datasets.dataset import Dataset, Part
+
+Loaded = TypeVar("Loaded", "Dataset", "Part")
 
 
 class Named(Protocol):
@@ -79,3 +82,19 @@ def _numbers_of(data: Named, network: Named, task: Task, where: str, *, by_numbe
         words = names_shown(pairs, "; ")
         warnings.warn(f"{which} has no names of {plural(task.output)}, so numbers match them: {words}", stacklevel=3)
     return list(range(len(names)))
+
+
+def note_order(names: Sequence[str] | None, known: Sequence[str] | None, where: str, noun: str = "channel") -> None:
+    """Warn that the order of channels decides, because the data or the network has no names of them.
+
+    Args:
+        names: Names of the channels of the data, called ``where``.
+        known: Those of the network.
+        where: Name of the data.
+        noun: Word for a channel.
+    """
+    named = names or known
+    if named is not None and len(named) > 1 and (names is None or known is None):
+        which = where if names is None else "the network"
+        words = names_shown(f"{n} is {name}" for n, name in enumerate(named, 1))
+        warnings.warn(f"{which} has no names of {plural(noun)}, so their order decides: {words}", stacklevel=3)

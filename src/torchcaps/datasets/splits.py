@@ -7,7 +7,6 @@ block of a scene. :func:`groups_of` finds them, and every split of a data set is
 from __future__ import annotations
 
 import itertools
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from torchcaps.checks import checked
 from torchcaps.datasets.rng import FIXED_SEED, generator
-from torchcaps.datasets.table_file import MISSING
+from torchcaps.datasets.table_file import MISSING, is_group_name
 from torchcaps.errors import InputError, shortened, shown
 from torchcaps.files import composed
 from torchcaps.ranges import Range, Seed
@@ -31,9 +30,6 @@ FILE, GROUP, RECORD = "file", "group", "record"
 """Kinds of names of images, in ``ImageSet.names``."""
 PLACE, START = ("row", "column"), "start"
 """Factors of the pixels of a scene, their place in it; and of windows, their first step in their record."""
-GROUP_WORDS = {"patient", "subject", "case", "participant", "person", "donor", "animal", "individual", "proband"}
-GROUP_WORDS |= {"specimen", "lesion", "scene", "session", "recording", "record", "machine", "writer", "speaker", "id"}
-"""Words, in small letters, in the usual names of columns of groups."""
 ORDERS = 3
 """Random orders in which groups are tried; the one whose held-out images are nearest to their share is taken."""
 MAX_NAMES_CHARACTERS = 100
@@ -88,12 +84,6 @@ def read_groups(
                 f"{where}: {entry(n)} has {shown(value)} in place of a group; name its group, or leave the image out"
             )
     return tuple(texts)
-
-
-def is_group_name(name: str) -> bool:
-    """Return True for a usual name of a column of groups, such as patient or subjectID."""
-    words = set(re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()))
-    return bool(words & GROUP_WORDS)
 
 
 def note_groups(where: str, columns: Mapping[str, Sequence[Any]]) -> None:

@@ -24,6 +24,9 @@ WORKBOOKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 """First bytes of workbooks: .xlsx and .ods, and .xls."""
 ROWS_TO_TRY = 20
 """Rows that decide on the delimiter."""
+GROUP_WORDS = {"patient", "subject", "case", "participant", "person", "donor", "animal", "individual", "proband"}
+GROUP_WORDS |= {"specimen", "lesion", "scene", "session", "recording", "record", "machine", "writer", "speaker", "id"}
+"""Words, in small letters, in the usual names of columns of groups."""
 _NUMBER = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d+)?")
 
 
@@ -165,3 +168,9 @@ def numbers_of(table: Table, name: str, *, must: bool = False) -> np.ndarray | N
 def _with_point(cell: str) -> str | None:
     """Return a number with a decimal point, also if it has a comma; None for other texts."""
     return cell.replace(",", ".") if _NUMBER.fullmatch(cell) else None
+
+
+def is_group_name(name: str) -> bool:
+    """Return True for a usual name of a column of groups, such as patient or subjectID."""
+    words = set(re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()))
+    return bool(words & GROUP_WORDS)

@@ -12,6 +12,7 @@ import numpy as np
 from torchcaps.datasets.dicom import slices_in
 from torchcaps.datasets.images import is_hidden, read_pixels, stem_of, subfolders, with_channels
 from torchcaps.datasets.masks import size_fault
+from torchcaps.datasets.matching import note_order
 from torchcaps.datasets.nifti import Volume, read_volume
 from torchcaps.datasets.scaling import Pixels, note_dark
 from torchcaps.errors import InputError
@@ -146,6 +147,7 @@ def read_input(
         The pixels, and the volume, with which its mask is written; None for an image file.
     """
     if is_volume(path):
+        note_order(names if path.is_dir() else None, names, str(path))
         volume = joined(read_aligned(files_of(path, names))).resampled(spacing, str(path))
         return volume.pixels(scale, str(path)), volume
     pixels = with_channels(read_pixels(path, scale=scale, pages=pages), channels, pages, str(path))

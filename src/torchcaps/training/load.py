@@ -15,7 +15,7 @@ from torchcaps.datasets import Dataset, ImageSet, Preparation, find_dataset, loa
 from torchcaps.datasets.dataset import Part
 from torchcaps.datasets.features import are_features
 from torchcaps.datasets.loading import PartName, joined, load_part
-from torchcaps.datasets.matching import Loaded, match_outputs
+from torchcaps.datasets.matching import Loaded, match_outputs, note_order
 from torchcaps.datasets.registry import READING
 from torchcaps.errors import InputError, names_shown
 from torchcaps.files import could_be_repository, read_json, reading
@@ -176,6 +176,8 @@ class Run:
     def _matched(self, loaded: Loaded, *, by_number: bool) -> Loaded:
         """Return a data set with the classes of the network; raise InputError if its images do not fit."""
         names, known = loaded.channels, self.images.channels
+        if not by_number:
+            note_order(names, known, loaded.name, "feature" if are_features(self.model.in_shape) else "channel")
         if names is not None and known is not None and names != known:
             if sorted(names) != sorted(known):
                 raise InputError(

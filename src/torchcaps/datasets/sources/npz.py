@@ -22,7 +22,8 @@ from torchcaps.datasets.reading import Held, list_arrays, read_arrays
 from torchcaps.datasets.records import as_sequences, cut_records, labels_of_windows, no_sequences
 from torchcaps.datasets.registry import FEATURES_STAY, OPTIONS_OF_PIXELS, DataRequest, register_dataset
 from torchcaps.datasets.scaling import Scale, alike, as_bytes, note_dark
-from torchcaps.datasets.splits import GROUP, RECORD, START, is_group_name, note_groups, read_groups
+from torchcaps.datasets.splits import GROUP, RECORD, START, note_groups, read_groups
+from torchcaps.datasets.table_file import is_group_name
 from torchcaps.errors import InputError, shown
 from torchcaps.files import composed
 from torchcaps.tasks import Task, find_task, guess_task

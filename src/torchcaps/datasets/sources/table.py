@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from torchcaps.datasets.dataset import Splits
-from torchcaps.datasets.features import features_of
+from torchcaps.datasets.features import LABEL_COLUMNS, SPLIT_COLUMNS, feature_columns, features_of
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.images import SUFFIXES, image_files_in, is_hidden
 from torchcaps.datasets.registry import FEATURES_STAY, OPTIONS_OF_PIXELS, DataRequest, register_dataset
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.sources.folder import PARTS, read_labelled
 from torchcaps.datasets.sources.segmentation_folder import IMAGES, MASKS
-from torchcaps.datasets.splits import FILE, GROUP, is_group_name, note_groups, read_groups
+from torchcaps.datasets.splits import FILE, GROUP, note_groups, read_groups
 from torchcaps.datasets.table_file import Table, numbers_of, read_table
 from torchcaps.errors import InputError, names_shown, shown
 from torchcaps.files import composed, groups_in_paths
@@ -25,10 +25,6 @@ from torchcaps.tasks import Task, find_task, guess_task
 
 IMAGE_COLUMNS = ("image", "file", "filename", "file_name", "path", "filepath", "image_id", "img", "id", "name")
 """Usual names of the column with the image files."""
-LABEL_COLUMNS = ("label", "labels", "class", "category", "target")
-"""Usual names of the column with the labels, if the table has further columns."""
-SPLIT_COLUMNS = ("split", "part", "subset", "set")
-"""Usual names of the column with train, val or test."""
 MAX_NAMED = 20
 """Number of columns or missing files in an error."""
 
@@ -120,7 +116,7 @@ def _load_features(table: Table, split: str | None, group: str | None, request: 
         raise InputError(
             f"{path} has no column {shown(request.group)} (--group); its columns are {names_shown(columns)}"
         )
-    names = _feature_columns(table, [*label, split, group])
+    names = feature_columns(table, [*label, split, group])
     features, (task, outputs, targets) = torch.from_numpy(features_of(table, names)), _targets(table, label, request)
     parts = np.array(["train"] * len(features) if split is None else _parts(path, table.columns[split], table.lines))
     sets = dict[str, ImageSet]()
@@ -131,23 +127,6 @@ def _load_features(table: Table, split: str | None, group: str | None, request: 
         of_rows |= {} if group is None else {GROUP: tuple(_groups(table, group, rows.tolist()))}
         sets[part] = ImageSet(features[rows], targets[rows], names=of_rows)
     return Splits.of(sets, outputs, task=task.name, channels=tuple(names))
-
-
-def _feature_columns(table: Table, others: Sequence[str | None]) -> list[str]:
-    """Return the columns of features of a table without image files: all but ``others``.
-
-    Raises:
-        InputError: There is no such column, one has no name, or its name is that of groups, such as patients.
-    """
-    names = [name for name in table.columns if name not in others]
-    if not names:
-        raise InputError(f"{table.path} has no columns of features, only {shown(list(table.columns))}")
-    for name in names:
-        if is_group_name(name) or not name:
-            what = f"the column {name}" if name else "a column without a name, such as pandas adds"
-            advice = f"split by it with --group {name}, or rename or remove it" if name else "name or remove it"
-            raise InputError(f"{table.path} has {what}, which would be read as a feature; {advice}")
-    return names
 
 
 def _image_column(table: Table, files: _Files, group: str | None) -> str | None:
@@ -247,6 +226,8 @@ def _targets(table: Table, names: Sequence[str], request: DataRequest) -> tuple[
             return task, (name,), task.convert_targets(texts if numbers is None else numbers, None, where)
         if numbers is not None and numbers.dtype.kind == "f":
             task.convert_targets(numbers, None, where)  # raises for fractions
+            cells = [str(int(number)) for number in numbers]  # 1.0 of a column with gaps is the class 1
+            texts = np.array(cells)
         classes = tuple(sorted(set(cells), key=lambda name: (int(name) if name.isdecimal() else 0, name)))
         classes = task.in_order(classes, where)
         if len(classes) == len(cells) > 2:
