@@ -80,7 +80,7 @@ def test_all_levels_reach_the_network_in_every_form(tmp_path: Path, form: str) -
 def test_without_a_range_12_bits_are_refused_or_said(tmp_path: Path, form: str) -> None:
     spec = write(tmp_path / "own", form, *bars(24))
     if form in ("folder png", "folder tif", "csv png"):
-        with pytest.warns(UserWarning, match="is above 4,095, but 65,535 is white, so all is dark.*--scale 0,4095"):
+        with pytest.warns(UserWarning, match="is above 4,095, but 65,535 is white, so they are dark.*--scale 0,4095"):
             load_dataset(spec)
     else:
         assert_raises(InputError, load_dataset, spec, say="say which numbers become 0 and 1, such as scale=(0, 4095)")
@@ -107,6 +107,8 @@ def test_files_of_8_bits_beside_12_are_refused(tmp_path: Path) -> None:
     spec = write(tmp_path / "own", "folder png", images, labels)
     Image.fromarray((images[0] // 16).astype(np.uint8)).save(tmp_path / "own/train/0/0.png")
     assert_raises(InputError, load_dataset, spec, scale=SCALE, say="0.png is read with 8 bits, so its")
+    with pytest.warns(UserWarning, match="No number of more than 8 bits in all images of .* is above 4,095"):
+        load_dataset(spec)
 
 
 def test_files_are_streamed_with_a_range(tmp_path: Path) -> None:
@@ -203,7 +205,7 @@ def test_the_range_of_a_run_reaches_the_explorer(runs: Path) -> None:
 def test_dark_files_are_said_once(runs: Path, cli: Cli) -> None:
     result = cli("predict", runs / "unit", *(runs / f"twelve-{number}.png" for number in range(4)))
     assert result.code == 0
-    assert result.err.count("No number in an image file is above 4,095, but 65,535 is white") == 1
+    assert result.err.count("No number of more than 8 bits in an image file is above 4,095, but 65,535 is white") == 1
 
 
 @pytest.mark.slow

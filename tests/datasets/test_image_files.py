@@ -90,9 +90,91 @@ BEYOND: dict[str, tuple[str, bytes, str]] = {
         png_of_16_bits(RANDOM.integers(0, 4096, (SIDE, SIDE, 3))),
         "has 16 bits a channel and numbers below 4,096",
     ),
+    "colours of 12 bits in a PPM file": (
+        "a.ppm",
+        b"P6 8 8 65535\n" + RANDOM.integers(0, 4096, (SIDE, SIDE, 3)).astype(">u2").tobytes(),
+        "has 16 bits a channel and numbers below 4,096",
+    ),
+    "two plain images in a row": ("a.pgm", b"P2 1 2 9\n1 2\n# next\nP2 1 2 9\n3 4\n", "goes on after its pixels"),
     "two images in a row": ("a.pgm", saved([NOISE], "PPM") * 2, "goes on after its pixels; save one image a file"),
     "a wrong checksum": ("a.png", with_a_flip(saved([NOISE], "PNG"), b"IDAT"), "cannot be read as a"),
 }
+
+
+def tiff(pixels: np.ndarray, order: str, white_is_0: bool, packed: bool, planar: bool, side: int) -> bytes:
+    """Return the contents of a TIFF file in a byte order, (H, W) or (H, W, 3), with an orientation ``side``."""
+    samples, size, coloured = pixels.ndim * 2 - 3, pixels.dtype.itemsize, pixels.ndim == 3
+    planes = list(np.moveaxis(pixels, -1, 0)) if planar and coloured else [pixels]
+    strips = [each.astype(each.dtype.newbyteorder(order)).tobytes() for each in planes]
+    strips = [zlib.compress(each) if packed else each for each in strips]
+    places = [8 + sum(map(len, strips[:n])) for n in range(len(strips))]
+    tags = {256: [pixels.shape[1]], 257: [pixels.shape[0]], 258: [8 * size] * samples, 259: [8 if packed else 1]}
+    tags |= {262: [2 if coloured else 1 - white_is_0], 273: places, 274: [side], 277: [samples]}
+    tags |= {278: [pixels.shape[0]], 279: list(map(len, strips)), 284: [1 + planar]}
+    tags |= {339: [{"u": 1, "i": 2, "f": 3}[pixels.dtype.kind]] * samples}
+    entries, extra = b"", b"".join(strips)
+    for tag, values in tags.items():
+        packed_values = struct.pack(f"{order}{len(values)}I", *values)
+        if len(values) > 1:
+            packed_values, extra = struct.pack(f"{order}I", 8 + len(extra)), extra + packed_values
+        entries += struct.pack(f"{order}HHI", tag, 4, len(values)) + packed_values
+    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", 8 + len(extra))
+    return head + extra + struct.pack(f"{order}H", len(tags)) + entries + bytes(4)
+
+
+TURNED: dict[int, Callable[[np.ndarray], np.ndarray]] = {
+    1: lambda image: image,
+    3: lambda image: image[::-1, ::-1],
+    5: lambda image: image.swapaxes(0, 1),
+    6: lambda image: np.rot90(image, -1),
+    8: np.rot90,
+}
+WHOLE_RANGE = {np.dtype(kind): (np.iinfo(kind).min, np.iinfo(kind).max) for kind in ("u1", "u2", "u4", "i2", "i4")}
+
+
+@pytest.mark.parametrize("side", TURNED)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("kind", ["u1", "u2", "u4", "i2", "i4", "f4"])
+def test_numbers_of_tiff_files_are_read_right_or_refused(
+    tmp_path: Path, kind: str, order: str, packed: bool, side: int
+) -> None:
+    """Pillow returns other numbers of some of these files."""
+    low, high = WHOLE_RANGE.get(np.dtype(kind), (0, 1))
+    read = 0
+    for shape in ((6, 9), (6, 9, 3)):
+        numbers = RANDOM.uniform(low, high, shape).astype(kind)
+        for white_is_0, planar in ((False, False), (True, False), (False, True)):
+            (tmp_path / "a.tif").write_bytes(tiff(numbers, order, white_is_0, packed, planar, side))
+            try:
+                pixels = read_pixels(tmp_path / "a.tif", scale=None if kind in ("u1", "u2", "f4") else (low, high))
+            except InputError:
+                continue
+            expected = TURNED[side]((numbers.astype(float) - low) / (high - low))
+            expected = 1 - expected if white_is_0 and numbers.ndim == 2 else expected
+            values = pixels / (255 if pixels.dtype == np.uint8 else 1)
+            tolerance = 1 / 200 if numbers.ndim == 3 else 1e-6  # Pillow reads the upper 8 bits of colours
+            np.testing.assert_allclose(values.transpose(1, 2, 0).squeeze(), expected, 0, tolerance)
+            read += 1
+    assert read >= {"u1": 6, "u2": 3}.get(kind, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        ("u2", ("<", True, False, False), "has more than 8 bits, of which 0 is white; save it with 0 as black"),
+        ("f4", (">", True, False, False), "has more than 8 bits, of which 0 is white"),
+        ("i4", (">", False, True, False), "has big-endian numbers, compressed; save it without compression"),
+        ("u4", ("<", False, False, False), "has numbers above 2,147,483,647, half of the range of its 32 bits; save"),
+        ("u2", ("<", False, False, True), "has more than 8 bits in separate planes, uncompressed; save each"),
+    ],
+)
+def test_tiff_files_that_pillow_misreads_are_refused(tmp_path: Path, kind: str, options: Any, words: str) -> None:
+    numbers = np.ones((6, 9, 3) if options[-1] else (6, 9)).astype(kind)
+    numbers[0, 0] = np.iinfo(kind).max if kind[0] == "u" else 1
+    (tmp_path / "a.tif").write_bytes(tiff(numbers, *options, side=1))
+    assert_raises(InputError, read_pixels, tmp_path / "a.tif", say=words)
+    assert_raises(InputError, read_mask, tmp_path / "a.tif", "a.tif", say=words)
 
 
 def in_a_folder(path: Path) -> Path:
@@ -177,8 +259,21 @@ def test_portable_maps_are_read(tmp_path: Path) -> None:
     assert read_pixels(tmp_path / "b.pgm").min() == 1  # the header says the range
     with pytest.raises(InputError, match="names its own range, and Pillow applies it"):
         read_pixels(tmp_path / "b.pgm", scale=(0, 4095))
-    (tmp_path / "c.pgm").write_bytes(b"P2 2 1 9\n9 0\n")
-    assert read_pixels(tmp_path / "c.pgm").tolist() == [[[255, 0]]]
+    for header in (b"P2 2 1 9\n9 0\n", b"P5 2 1 9\n\x09\0"):
+        (tmp_path / "c.pgm").write_bytes(header)
+        assert read_pixels(tmp_path / "c.pgm").tolist() == [[[255, 0]]]
+        with pytest.raises(InputError, match="names its own range, and Pillow applies it"):
+            read_pixels(tmp_path / "c.pgm", scale=(0, 9))
+
+
+@pytest.mark.parametrize("white", [1, 2, 63, 100, 254, 255, 300, 4095, 65535])
+@pytest.mark.parametrize("plain", [True, False])
+def test_masks_keep_the_numbers_of_portable_maps(tmp_path: Path, white: int, plain: bool) -> None:
+    numbers = np.arange(min(white, 20) + 1)
+    pixels = " ".join(map(str, numbers)).encode() if plain else numbers.astype("u1" if white < 256 else ">u2").tobytes()
+    (tmp_path / "m.pgm").write_bytes(b"P%d %d 1 %d\n" % (2 if plain else 5, len(numbers), white) + pixels)
+    mask = read_mask(tmp_path / "m.pgm", "m.pgm")
+    assert np.array_equal(np.array(mask.values)[mask.positions], numbers[None])
 
 
 def test_colours_of_16_bits_are_read(tmp_path: Path) -> None:

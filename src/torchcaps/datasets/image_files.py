@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
+from torchcaps.datasets.scaling import MAX_12_BIT, MAX_16_BIT
 from torchcaps.errors import InputError
 from torchcaps.files import one_sentence, require_file
 from torchcaps.ranges import is_number
@@ -34,14 +35,17 @@ PILLOW_MAX_MEGAPIXELS = 178.0
 """Limit of Pillow itself (twice ``PIL.Image.MAX_IMAGE_PIXELS``)."""
 MAX_PAGES = 2048
 """Largest number of pages of a file."""
-MAX_12_BIT = 4096
-"""Numbers of 12 bits lie below this one."""
+WHITE = "white"
+"""Key in ``info`` of a PNM image, whose numbers Pillow stretched: the number that is white in the file."""
 
 _SUBFILE, _OLD_SUBFILE, _SAMPLES, _DESCRIPTION, _SAMPLE_FORMAT = 254, 255, 277, 270, 339  # tags of TIFF
+_BITS, _PHOTOMETRIC, _PLANAR = 258, 262, 284
 _TILE_WIDTH, _TILE_LENGTH = 322, 323  # a tile may be larger than its image, and is decoded as a whole
 _REDUCED_OR_MASK = 1 | 4  # bits of _SUBFILE
 _OLD_REDUCED = 2  # value of _OLD_SUBFILE
 _SIGNED = 2  # value of _SAMPLE_FORMAT
+_WHITE_IS_0 = 0  # value of _PHOTOMETRIC
+_SEPARATE = 2  # value of _PLANAR
 _ENTRIES = 0xB002  # list of the pictures of an MPO file
 
 # Pillow's decoders log the errors that they raise; without a handler Python would print these records
@@ -182,24 +186,42 @@ def check_size(image: ImageFile.ImageFile, name: str, before: int = 0) -> int:
 def _decode(image: ImageFile.ImageFile, path: Path, name: str) -> None:
     """Decode a page; raise InputError if Pillow would leave out channels, pages or bits, or misread the numbers."""
     raw = str(image.tile)  # with Pillow's name of the pixels in the file
-    fault, advice = "", "save each channel as a page, or all as an array in an .npz file"
+    fault, advice, is_deep = "", "save each channel as a page, or all as an array in an .npz file", ";16" in raw
+    is_unsigned = False
     if image.format == "TIFF":
+        image.filename = ""  # with a name, Pillow maps the file into memory and scrambles pictures on their side
         tags = image.tag_v2  # type: ignore[attr-defined]  # of a TiffImageFile
         samples, bands, described = int(tags.get(_SAMPLES, 1)), len(image.getbands()), str(tags.get(_DESCRIPTION, ""))
         listed = re.match(r"ImageJ=.*?^images=(\d{1,9})$", described, re.DOTALL | re.MULTILINE)
+        is_unsigned = _SIGNED not in tags.get(_SAMPLE_FORMAT, ())
         if samples > bands and image.mode != "P":
             fault = f"has {samples} channels, of which {bands} would be read"
-        elif _SIGNED in tags.get(_SAMPLE_FORMAT, ()) and image.mode != "I":
+        elif not is_unsigned and image.mode != "I":
             fault, advice = "has signed numbers of 8 bits", "save it with unsigned numbers"
+        elif "'libtiff'" not in raw and tags.get(_PLANAR) == _SEPARATE and max(tags.get(_BITS, (1,))) > 8:
+            fault = "has more than 8 bits in separate planes, uncompressed"
+        elif image.mode[0] in "IF" and tags.get(_PHOTOMETRIC) == _WHITE_IS_0:
+            fault, advice = "has more than 8 bits, of which 0 is white", "save it with 0 as black"
+        elif "'libtiff'" in raw and re.search(r"'[IF];\d\dB", raw):
+            fault, advice = "has big-endian numbers, compressed", "save it without compression, or little-endian"
         elif '"truncated": true' in described or (listed and int(listed[1]) > getattr(image, "n_frames", 1)):
             fault, advice = "lists fewer pages than it holds", "save it again as a TIFF file that lists all its pages"
-    elif image.format == "PPM" and _goes_on(image, path):
-        fault, advice = "goes on after its pixels", "save one image a file"
+    elif image.format == "PPM":
+        decoder, _, _, args = image.tile[0]
+        largest = args[-1] if decoder.startswith("ppm") and isinstance(args, tuple) else 0
+        is_deep = largest > 255
+        if largest not in (0, 255, MAX_16_BIT):
+            image.info[WHITE] = largest
+        if _goes_on(image, path):
+            fault, advice = "goes on after its pixels", "save one image a file"
     image.load()
     colours = {"RGB": 3, "RGBA": 3, "LA": 1}.get(image.mode)
-    if ";16" in raw and colours and np.asarray(image)[..., :colours].max() < MAX_12_BIT >> 8:
+    highest = round(MAX_12_BIT / 257) if image.format == "PPM" else MAX_12_BIT >> 8  # Pillow rounds, or cuts off
+    if is_deep and colours and np.asarray(image)[..., :colours].max() <= highest:
         fault = "has 16 bits a channel and numbers below 4,096, but the upper 8 bits of colours are read"
         advice = "save its channels as grey pages, or as an array in an .npz file"
+    elif is_unsigned and image.mode == "I" and np.asarray(image).min() < 0:
+        fault, advice = "has numbers above 2,147,483,647, half of the range of its 32 bits", "save smaller numbers"
     if fault:
         raise InputError(f"{name} {fault}; {advice}")
 
@@ -209,7 +231,9 @@ def _goes_on(image: ImageFile.ImageFile, path: Path) -> bool:
     decoder, _, offset, args = image.tile[0]
     largest = args[-1] if decoder == "ppm" and isinstance(args, tuple) else 0
     if decoder == "ppm_plain":
-        return False
+        numbers = re.sub(rb"#[^\r\n]*", b"", path.read_bytes()[offset:]).split()
+        count = image.width * image.height * len(image.getbands())
+        return (len(b"".join(numbers)) if image.mode == "1" else len(numbers)) > count
     depth = {"1": 1, "F": 32}.get(image.mode, 8)
     if depth == 8 and (";16" in str(args) or largest > 255):
         depth = 16

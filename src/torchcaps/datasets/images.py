@@ -13,9 +13,9 @@ from PIL import Image
 
 from torchcaps.datasets.dicom import SUFFIXES as DICOM_SUFFIXES
 from torchcaps.datasets.dicom import is_dicom, read_dicom
-from torchcaps.datasets.image_files import FORMATS, opened_pages
+from torchcaps.datasets.image_files import FORMATS, WHITE, opened_pages
 from torchcaps.datasets.preparation import Preparation, Prepared, prepare_image, resized
-from torchcaps.datasets.scaling import Pixels, Scale, alike, as_bytes, as_pixels, inverted, note_dark
+from torchcaps.datasets.scaling import MAX_16_BIT, Pixels, Scale, alike, as_bytes, as_pixels, inverted, note_dark
 from torchcaps.errors import InputError
 from torchcaps.files import composed
 from torchcaps.ranges import Pages, image_shape
@@ -172,7 +172,7 @@ def read_pixels(path: Path, name: str | None = None, scale: Scale | None = None,
             planes = [pillow_numbers(page) for page in opened]
             if len({each.dtype for each in planes}) > 1:
                 raise ValueError("its pages hold numbers of different kinds")
-            if opened[0].format == "PPM" and opened[0].mode == "I" and scale is not None:
+            if WHITE in opened[0].info and scale is not None:
                 raise InputError(
                     f"{name} names its own range, and Pillow applies it; save the numbers as PNG, or set no --scale"
                 )
@@ -198,6 +198,8 @@ def pillow_numbers(image: Image.Image) -> Shaped[np.ndarray, "..."]:
     if image.mode[0] in "IF":
         numbers = np.asarray(image)
         is_16_bit = image.mode == "I" and image.format in ("PNG", "PPM")
+        if (clear := image.info.get("transparency")) is not None:
+            numbers = np.where(numbers == clear, MAX_16_BIT, numbers)
         return numbers.astype(np.uint16 if is_16_bit else numbers.dtype.newbyteorder("="))
     if image.has_transparency_data:
         page = Image.new("RGBA", image.size, "white")

@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Shaped, UInt, UInt8
 from PIL import ImageColor
 
-from torchcaps.datasets.image_files import MASK_FORMATS, opened_pages
+from torchcaps.datasets.image_files import MASK_FORMATS, WHITE, opened_pages
+from torchcaps.datasets.scaling import MAX_16_BIT
 from torchcaps.errors import InputError, shown
 from torchcaps.files import one_sentence, read_text
 from torchcaps.ranges import IGNORED
@@ -114,6 +115,8 @@ def read_mask(path: Path, name: str, *, is_volume: bool = False) -> Mask:
         for page in pages:  # without transparency
             plain = {"LA": "L", "PA": "P"}.get(page.mode, "RGB" if True in are_coloured else page.mode)
             slices.append(np.asarray(page if plain == page.mode else page.convert(plain)))
+            if WHITE in page.info and True not in are_coloured:  # the numbers in the file, not stretched
+                slices[-1] = np.rint(slices[-1] * (page.info[WHITE] / (MAX_16_BIT if page.mode == "I" else 255)))
         values = np.stack(slices) if is_volume else slices[0]
     mask = as_mask(values, values.shape[: 2 + is_volume], name)
     if len(mask.values) > MAX_COLOURS:

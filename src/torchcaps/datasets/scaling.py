@@ -180,15 +180,15 @@ def alike(images: Sequence[Pixels]) -> list[Pixels]:
 
 
 def note_dark(images: Sequence[Pixels], where: str, scale: Scale | None = None) -> None:
-    """Say that images with more than 8 bits are far darker than their range allows."""
+    """Say that images with more than 8 bits are far darker than their range allows; others may lie beside them."""
     ends = [float(image.max()) for image in images if image.dtype != np.uint8 and image.size]
-    if not ends or len(ends) < len(images) or not 0 < (highest := max(ends)) <= MIN_SHARE:
+    if not ends or not 0 < (highest := max(ends)) <= MIN_SHARE:
         return
     low, high = (0, MAX_16_BIT) if scale is None or isinstance(scale, str) else scale
     likely = _likely_scale(low, round(low + highest * (high - low), 2))
     warnings.warn(
-        f"No number in {where} is above {likely[1]:,.6g}, but {high:,.6g} is white, so all is dark. Say which numbers "
-        f"become black and white, such as {_scale_words(likely)}.",
+        f"No number of more than 8 bits in {where} is above {likely[1]:,.6g}, but {high:,.6g} is white, so they are "
+        f"dark. Say which numbers become black and white, such as {_scale_words(likely)}.",
         stacklevel=2,
     )
 
