@@ -333,6 +333,15 @@ def test_every_part_may_be_wrapped(preset: str) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
+def test_dense_layers_may_be_quantised(preset: str) -> None:
+    """They then have no parameters, and their ``weight`` is a function."""
+    model = create_model(preset, **small(preset)).eval()
+    images = torch.rand(2, *model.in_shape)
+    quantised = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
+    assert_close(quantised(images).scores, model(images).scores, 0.3)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
 def test_every_saved_tensor_is_one(preset: str) -> None:
     """Tools that draw the graph, such as torchviz, read the shape of each."""
     model = create_model(preset, **small(preset))

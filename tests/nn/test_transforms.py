@@ -168,6 +168,17 @@ def test_sizes_that_do_not_fit() -> None:
         assert_raises(InputError, BuiltVotes, torch.zeros(1, *sizes), say="at least one capsule and component")
 
 
+@pytest.mark.parametrize("kind", PARTS["transform"])
+def test_every_transform_is_in_one_graph(kind: str) -> None:
+    """Of ``torch.compile`` and of a strict export."""
+    layer, poses = DenseCapsules(6, 4, 3, 4, transform=kind), torch.randn(2, 6, 4)
+    expected = layer(poses).poses
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    exported = torch.export.export(layer, (poses,), strict=True).module()
+    for graph in (compiled, exported):
+        assert_close(graph(poses).poses, expected, 1e-5)
+
+
 # ---- the competition
 
 

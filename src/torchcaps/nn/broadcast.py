@@ -104,7 +104,7 @@ class BroadcastDecoder(nn.Module):
 
     def forward(self, slots: Float[Tensor, "B J D"]) -> tuple[Float[Tensor, "B C H W"], Float[Tensor, "B J H W"]]:
         """Return the image, and the mask m_j of each slot; the masks of a pixel sum to one."""
-        slots = slots.to(self.positions.linear.weight.dtype)
+        slots = slots.to(next(self.parameters()).dtype)
         maps = self._first_maps(slots.flatten(0, 1))
         drawn = self.layers[1:](maps).unflatten(0, slots.shape[:2])  # (B, J, C + 1, h, w)
         drawn = drawn[..., : self.out_shape[1], : self.out_shape[2]]

@@ -157,11 +157,12 @@ class SlotLayer(nn.Module, ABC):
         self._check_sizes(poses, mask, starts)
         if poses.shape[1] == 0:
             raise InputError(f"{type(self).__name__}: there must be at least one input capsule, got none")
-        dtype = torch.promote_types(poses.dtype, self.key.weight.dtype)
+        stored = next(self.parameters()).dtype  # not that of a dense layer, which may be quantised
+        dtype = torch.promote_types(poses.dtype, stored)
         poses = poses if mask is None else poses.where(mask.unsqueeze(2), 0)
         full = full_dtype(dtype)
         poses, starts = poses.to(full), None if starts is None else starts.to(full)
-        if self.key.weight.dtype == full:
+        if stored == full:
             routed = self._iterate(poses, mask, starts)
         else:  # converted once, so that gradients of all iterations are summed in full precision
             state = {f"layer.{name}": each.to(full) for name, each in self.named_parameters()}

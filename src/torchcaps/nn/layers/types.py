@@ -90,7 +90,7 @@ class TypesLayer(MapLayer):
         votes, routing = self._votes_of_types(maps, capsules), self.routing
         if not routing.by_row or has_hooks(routing):  # hooks see one call with all votes
             return self._routed(*votes.all_rows()), dtype
-        if type(routing) is DynamicRouting and routing.is_basic and votes.mask is None:
+        if isinstance(routing, DynamicRouting) and routing.has_map_kernel and votes.mask is None:
             bias = None if routing.bias is None else routing.bias.to(maps)
             poses = route_columns(votes, bias, routing.num_iterations, routing.squash_eps, routing.backend)
             return Routed(rows_of(poses.flatten(3))), dtype

@@ -49,6 +49,8 @@ class Routing(nn.Module, ABC):
     by_row: bool = True
     """True if each row of votes is routed by itself. A layer then routes the positions of a large map part by part.
     False for an algorithm that computes with several rows, such as batch normalisation."""
+    has_map_kernel: bool = False
+    """True for dynamic routing with the options that its kernel for the types of a map has."""
     size: LayerSize | None = None
     """Sizes I, K, J, D of the layer that contains the routing."""
     keeps_sizes: bool = False

@@ -344,10 +344,14 @@ class DynamicRouting(Routing):
         return dynamic_routing(votes, **options, return_coupling=return_coupling)
 
     @property
-    def is_basic(self) -> bool:
-        """True without any option but the number of iterations, the bias and the squash's epsilon."""
+    def has_map_kernel(self) -> bool:  # type: ignore[override]  # follows from the options
+        """True without any option but the number of iterations, the bias and the squash's epsilon.
+
+        False for a subclass, whose algorithm may be another one.
+        """
         others = self.stop_gradient, self.leaky, self.learn_prior, self.num_iterations == 0
-        return not any(others) and (self.softmax_over, self.agreement, self.squash) == ("outputs", "product", "each")
+        has_options = any(others) or (self.softmax_over, self.agreement, self.squash) != ("outputs", "product", "each")
+        return type(self) is DynamicRouting and not has_options
 
     def rounds(
         self, votes: Votes, activations: Activations = None, num_iterations: Iterations | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float
@@ -72,11 +71,14 @@ class DiagonalVotes(DenseVotes):
         I, J, K = diagonals.shape
         VotesOfPoses.__init__(self, poses, LayerSize(I, K, J, K), torch.promote_types(poses.dtype, diagonals.dtype))
         self.diagonals = diagonals.to(self.poses.dtype)
+        self._weight: Tensor | None = None
 
-    @cached_property
+    @property
     def weight(self) -> Float[Tensor, "I J K K"]:  # type: ignore[override]  # computed when it is first read
         """The matrices, in memory as (J, K, K, I), the order that fast routing reads."""
-        return torch.diag_embed(self.diagonals.transpose(0, 1), dim1=1, dim2=2).permute(3, 0, 1, 2)
+        if self._weight is None:
+            self._weight = torch.diag_embed(self.diagonals.transpose(0, 1), dim1=1, dim2=2).permute(3, 0, 1, 2)
+        return self._weight
 
     def _of(self, poses: Float[Tensor, "B I K"]) -> Votes:
         return DiagonalVotes(poses, self.diagonals)
