@@ -172,7 +172,7 @@ def test_rows_for_a_network_are_matched_by_name(tmp_path: Path) -> None:
     for path, shape, known, said in (
         ("f.csv", (2, 1, 1), ("e3", "e9"), "has no column e9, which the network takes"),
         ("f.npz", (4, 1, 1), None, "has 5 features in a row, but the network takes 4"),
-        ("f.csv", (7, 1, 1), None, "the column patient has 'P0' in place of a number"),
+        ("f.csv", (7, 1, 1), None, "has the column patient, which would be read as a feature"),
     ):
         assert_raises(InputError, read_rows, tmp_path / path, shape, known, say=said)
     np.savez(tmp_path / "x.npz", x=VALUES)

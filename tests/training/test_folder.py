@@ -7,13 +7,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from support import assert_raises
-from tiny_runs import go_on, run, same_weights, tiny_config
+from tiny_runs import go_on, run, same_weights, save_image, tiny_config
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path
-from torchcaps.training import Progress, TrainConfig, load_run, resume
+from torchcaps.training import Progress, Recipe, TrainConfig, fit, load_run, make_config, resume, train
 from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.folder import HOLDER, LOCK, lock_folder
 
@@ -44,6 +47,32 @@ def test_a_folder_with_a_run_is_not_overwritten(bars: Path, out: Path) -> None:
     assert contents(out) == before
     (out / "config.json").unlink()  # only last.ckpt says so
     assert_raises(InputError, run, tiny_config(bars), out, say="there is a run in")
+
+
+@pytest.mark.parametrize("door", ["train", "fit"])
+@pytest.mark.parametrize("name", ["metrics.csv", "summary.json", "best/config.json", "best/model.safetensors"])
+def test_files_of_others_stay(name: str, door: str, bars: Path, tmp_path: Path) -> None:
+    (tmp_path / "own/best").mkdir(parents=True)
+    (tmp_path / "own" / name).write_text("precious")
+    (tmp_path / "own/notes.txt").write_text("these do not matter")
+    before, said = contents(tmp_path), f"{tmp_path / 'own' / name} exists already, and a run would replace it"
+    if door == "train":
+        assert_raises(InputError, run, tiny_config(bars), tmp_path / "own", say=said)
+    else:
+        network, data = nn.Linear(4, 2), (torch.rand(8, 4), torch.arange(8) % 2)
+        small = {"recipe": Recipe(batch_size=4), "out": tmp_path / "own", "progress": Progress()}
+        assert_raises(InputError, fit, network, data, **small, say=said)
+    assert contents(tmp_path) == before
+
+
+def test_a_run_does_not_lie_among_the_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(8):
+        save_image(tmp_path / "ab"[n % 2] / f"{n}.png", np.full((18, 18), n, np.uint8))
+    monkeypatch.chdir(tmp_path)
+    config = make_config("compact", data="folder:.")
+    assert_raises(
+        InputError, train, config, progress=Progress(), say="runs has a run folder; choose a folder elsewhere"
+    )
 
 
 def test_the_lock_is_given_back_and_leaves_nothing(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from torchcaps.parts import Registry
 from torchcaps.ranges import Components, Pages
 from torchcaps.tasks import TaskName, find_task
 
-OPTIONS_OF_PIXELS, FEATURES_STAY = ("scale", "image_size", "pages"), "holds features, which keep their values"
+OPTIONS_OF_PIXELS = ("scale", "image_size", "pages")
+FEATURES_STAY = "holds features, which are no images and keep their values"
 """Options that features refuse, and why."""
 READING = ("scale", "pages", "spacing", "window", "stride", "pca")
 """Options that a run keeps, to read other files as its own."""

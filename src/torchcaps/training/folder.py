@@ -92,7 +92,7 @@ class Summary(TypedDict):
 
 
 @contextmanager
-def lock_folder(folder: Path) -> Iterator[Path]:
+def lock_folder(folder: Path, *, resumes: bool = False) -> Iterator[Path]:
     """Keep other processes from writing to a run folder. Readers need no lock.
 
     The lock of a killed process ends with the process, and the next process with the lock removes its temporary files.
@@ -100,12 +100,14 @@ def lock_folder(folder: Path) -> Iterator[Path]:
 
     Args:
         folder: The run folder. Created if missing.
+        resumes: The folder holds a run. Otherwise files without a checkpoint are those of others, and stay.
 
     Returns:
         A context manager with the folder as its value.
 
     Raises:
         InputError: Another process has locked the folder. The message names the process, its machine and start time.
+            Or a file of others has the name of a file that a run writes.
         OSError: The folder cannot be written.
     """
     created = [folder, *(each for each in folder.parents if not each.exists())]
@@ -125,6 +127,12 @@ def lock_folder(folder: Path) -> Iterator[Path]:
         since = datetime.now().astimezone().isoformat(" ", "seconds")
         write_json(folder / HOLDER, {"process": os.getpid(), "host": socket.gethostname(), "since": since})
         remove_leftovers(folder)
+        if not resumes and not (folder / CHECKPOINT).exists():  # which is written before these
+            for path in (folder / name for name in (METRICS, SUMMARY, *BEST_FILES)):
+                if os.path.lexists(path):
+                    raise InputError(
+                        f"{path} exists already, and a run would replace it; choose another folder (--out)"
+                    )
         yield folder
 
 

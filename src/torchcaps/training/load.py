@@ -176,8 +176,6 @@ class Run:
     def _matched(self, loaded: Loaded, *, by_number: bool) -> Loaded:
         """Return a data set with the classes of the network; raise InputError if its images do not fit."""
         names, known = loaded.channels, self.images.channels
-        if not by_number:
-            note_order(names, known, loaded.name, "feature" if are_features(self.model.in_shape) else "channel")
         if names is not None and known is not None and names != known:
             if sorted(names) != sorted(known):
                 raise InputError(
@@ -195,6 +193,8 @@ class Run:
         )
         if shape != required:
             raise InputError(f"{loaded.name} has {shape}; the network of {self.path} was made for {required}")
+        if not by_number:
+            note_order(names, known, loaded.name, "feature" if are_features(self.model.in_shape) else "channel")
         return match_outputs(loaded, self.images, by_number=by_number)
 
 

@@ -132,7 +132,7 @@ def resume(
         overrides["precision"] = config.precision
     changed = override(config, overrides)
     check_settings(flat(config.fields), flat(changed.fields), out, LOCATION_FIELDS)
-    return _run(changed, lock_folder(out), progress, figures, command)
+    return _run(changed, lock_folder(out, resumes=True), progress, figures, command)
 
 
 @checked

@@ -261,7 +261,9 @@ def _class_files(folder: Path, part: str) -> dict[str, list[Path]]:
         if not inside and part == "train":
             suffixes, below = ", ".join(sorted(suffix[1:] for suffix in SUFFIXES)), image_files_in(child, deep=True)
             why = f"no images{advice_for(child, folder) or f'; put some there ({suffixes}) or remove it'}"
-            if below:
+            if any(child.glob("*/.lock.json")):
+                why = "a run folder; choose a folder elsewhere for the run (--out)"
+            elif below:
                 why = f"images in sub-folders only, such as {below[0]}; move them up, or list all in a table, csv:PATH"
             raise InputError(f"the class folder {child} has {why}")
         _refuse_masks(child.name, inside)
