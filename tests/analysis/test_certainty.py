@@ -81,6 +81,24 @@ def test_coverage_over_groups_holds_for_new_groups() -> None:
     assert 0.79 < of_groups < 0.84
 
 
+def test_sets_of_mean_scores_hold_for_new_groups() -> None:
+    """A patient has one class and five images; the answer is the mean of their scores, and the sets are for it."""
+    rng, hits = np.random.default_rng(4), list[float]()
+    for _ in range(DRAWS // 4):
+        scores, labels = drawn(rng, 1000)
+        order = np.argsort(labels, kind="stable")[: 5 * (len(labels) // 5)]
+        scores, labels = scores[order].reshape(-1, 5, 4), labels[order].reshape(-1, 5)
+        alone = (labels == labels[:, :1]).all(1)
+        new = rng.random(len(scores)) < 0.5
+        old = scores[~new].reshape(-1, 4), labels[~new].reshape(-1)
+        certainty = fitted(*old, groups=[f"P{n // 5}" for n in range(len(old[1]))]).of_groups()
+        assert certainty.images == alone[~new].sum(), "a group of two classes has no true one"
+        hits.append(covered(certainty.sets(scores[new & alone].mean(1), 0.8), labels[new & alone, 0]).mean())
+    assert 0.79 < np.mean(hits) < 0.825
+    with pytest.raises(InputError, match="no groups; set --group in training"):
+        fitted(*drawn(rng, 40)).of_groups()
+
+
 def test_sets_equal_a_plain_loop_and_too_few_images_give_all_classes() -> None:
     rng = np.random.default_rng(3)
     scores, labels = drawn(rng, 130)

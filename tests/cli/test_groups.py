@@ -62,11 +62,11 @@ def test_runs_of_folds_are_evaluated_together(cli: Cli, folds: list[Path]) -> No
 def test_answers_of_several_runs_are_one_table(cli: Cli, folds: list[Path]) -> None:
     done = cli("evaluate", *folds, "--out", "all.csv")
     assert done.code == 0, done.err
-    rows = list(csv.DictReader(Path("all.csv").read_text("utf-8").splitlines()))
+    rows = rows_of("all.csv")
     expected = []
     for run in folds:
         assert cli("evaluate", run, "--out", f"{run.name}.csv").code == 0
-        alone = list(csv.DictReader(Path(f"{run.name}.csv").read_text("utf-8").splitlines()))
+        alone = rows_of(f"{run.name}.csv")
         expected += [{"run": run.name, **row} for row in alone]
     assert rows == expected
 
@@ -121,6 +121,23 @@ def test_groups_are_counted(cli: Cli, data: str) -> None:
     assert (done.code, "--fold is for one data set" in done.err) == (2, True)
 
 
+def test_a_group_has_a_set_of_its_mean_scores_and_poses_name_it(cli: Cli, folds: list[Path]) -> None:
+    for n in range(6):
+        Image.fromarray(np.full((SIDE, SIDE), 40 * n, np.uint8)).save(f"P{n // 2}-{n}.png")
+    files = sorted(Path().glob("P*.png"))[::-1]
+    options = ("--group", r"P\d", "--coverage", "0.6", "--coverage-over", "group")
+    answers = cli.json("predict", folds[0], *files, *options, "--poses", "p.npz")
+    certainty = load_run(folds[0]).images.certainty
+    assert certainty is not None
+    for answer in answers:
+        held = certainty.of_groups().sets(np.array([[*answer["lengths"].values()]]), 0.6)[0]
+        assert answer["set"] == [str(j) for j in np.flatnonzero(held)]
+        assert "probability" not in answer, "it was measured for single images"
+    poses = np.load("p.npz")
+    assert list(zip(poses["names"], poses["groups"], strict=True)) == [(str(each), each.name[:2]) for each in files]
+    assert len(poses["poses"]) == 6
+
+
 # ---- records and scenes
 
 
@@ -144,7 +161,7 @@ def test_records_are_answered_by_their_windows(cli: Cli, records: Path) -> None:
     assert "One answer for each of 6 records" in cli("evaluate", records / "run").out
     longer = ("--data", f"npz:{records / 'longer.npz'}", "--split", "all")
     assert cli("evaluate", records / "run", *longer, "--out", "answers.csv").code == 0
-    rows = list(csv.DictReader(Path("answers.csv").read_text("utf-8").splitlines()))
+    rows = rows_of("answers.csv")
     places = [(f"x[{n}]", str(start)) for n in range(9) for start in [*range(0, 84, 8), 84]]
     assert [(row["record"], row["start"]) for row in rows] == places
     other = cli.json("evaluate", records / "run", *longer)  # cut like the run's own records
@@ -238,6 +255,66 @@ def test_warnings_of_several_runs_name_them(cli: Cli, field: str) -> None:
     assert {n for each in names for n in each} == {"one", "two", "again"}
     assert all(("one" in each) == ("again" in each) for each in names)  # one line for both
     assert len({line.rpartition(": ")[2] for line in lines}) == len(lines)
+
+
+@pytest.fixture(scope="module")
+def scene_run(cli: Cli, field: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("scenes") / "run"
+    options = ("--pca", "3", "--patch", "5", "--epochs", "3", "--no-figures", "--no-decoder", "--accelerator", "cpu")
+    done = cli("train", "compact-shared", "--data", field, *options, "--out", run)
+    assert done.code == 0, done.err
+    return run
+
+
+def networks(cli: Cli, run: Path) -> list[Path]:
+    """Return a run, the folder that shares its network, and its ONNX file."""
+    for form, file in (("folder", "saved"), ("onnx", "m.onnx")):
+        done = cli("export", run, "--format", form, "--out", file)
+        assert done.code == 0, done.err
+    return [run, Path("saved"), Path("m.onnx")]
+
+
+def rows_of(path: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(Path(path).read_text("utf-8").splitlines()))
+
+
+def test_records_without_labels_get_the_answers_of_evaluate(cli: Cli, records: Path) -> None:
+    longer = dict(np.load(records / "longer.npz"))
+    np.savez("new.npz", x=longer["x"], lengths=longer["lengths"])
+    words = ("--data", f"npz:{records / 'longer.npz'}", "--split", "all", "--out", "windows.csv")
+    assert cli("evaluate", records / "run", *words).code == 0
+    scores = [(row["record"], [float(row[c]) for c in "012"]) for row in rows_of("windows.csv")]
+    means = np.array([np.mean([each for record, each in scores if record == f"x[{n}]"], 0) for n in range(9)])
+    for network in networks(cli, records / "run"):
+        for name in ("new.npz", "npz:new.npz"):
+            answers = cli.json("predict", network, name)
+            assert [each["image"] for each in answers] == [f"new.npz[{n}]" for n in range(9)]
+            assert np.array([[*each["lengths"].values()] for each in answers]) == pytest.approx(means, abs=2e-4)
+            assert "probability" not in answers[0], "it was measured on windows"
+    pairs = cli.json("predict", records / "run", "new.npz", "--group", r"\[(\d)\]")
+    assert [each["group"] for each in pairs] == [str(n) for n in range(9)]
+    for options in (("--poses", "p.npz"), ("--coverage", "0.9"), ("--invert",)):
+        assert cli("predict", records / "run", "new.npz", *options).code == 2
+
+
+def test_a_scene_without_labels_gets_the_map_of_evaluate(cli: Cli, field: str, scene_run: Path) -> None:
+    arrays = dict(np.load(field.removeprefix("scene:")))
+    np.savez("new.npz", cube=arrays["cube"])
+    data = ("--data", field.replace("/field", "/./field"), "--split", "all")
+    assert cli("evaluate", scene_run, *data, "--out", "e.csv").code == 0
+    expected, names = np.zeros((40, 40), np.uint8), arrays["class_names"].tolist()
+    for row in rows_of("e.csv"):
+        expected[int(row["row"]), int(row["column"])] = 1 + names.index(row["answer"])
+    for number, network in enumerate(networks(cli, scene_run)):
+        for name in (f"{number}.npy", f"{number}.png"):
+            done = cli("predict", network, "scene:new.npz", "--out", name)
+            assert done.code == 0, done.err
+        assert (np.load(f"{number}.npy") != expected).mean() < 0.002, "numbers of the labels, up to ties"
+        assert np.array_equal(np.asarray(Image.open(f"{number}.png")), np.load(f"{number}.npy"))
+    shares = cli.json("predict", scene_run, "new.npz")[0]["shares"]
+    assert list(shares.values()) == [(np.load("0.npy") == j).mean() for j in (1, 2, 3)]
+    for options in (("--coverage", "0.9"), ("--poses", "p.npz"), ("--out", "x.tif")):
+        assert cli("predict", scene_run, "new.npz", *options).code == 2
 
 
 def test_scenes_are_counted(cli: Cli, field: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 
 from torchcaps.analysis.calibration import Prediction
 from torchcaps.analysis.certainty import CoverageOver
-from torchcaps.analysis.groups import average_answers, group_files
+from torchcaps.analysis.groups import average_answers, group_files, mean_prediction
 from torchcaps.analysis.photos import MAX_PREVIEW, PhotoAnswers
 from torchcaps.datasets.features import read_rows
 from torchcaps.datasets.images import Fit, Photo, read_photo
@@ -20,6 +20,7 @@ from torchcaps.datasets.scaling import alike
 from torchcaps.errors import InputError
 from torchcaps.files import require_suffix, write_text
 from torchcaps.ranges import Pages
+from torchcaps.tasks import task_of
 
 if TYPE_CHECKING:
     from torchcaps.models import Network
@@ -85,10 +86,10 @@ def answer_files(
         unreadable file.
     """
     parts, damaged = list[PhotoAnswers](), list[str]()
-    if not classifier.description.are_pixels:
+    if classifier.description.takes_rows:
         for path in paths:
             try:
-                parts += _answer_rows(classifier, path)
+                parts.append(_answer_rows(classifier, path))
             except InputError as error:
                 damaged.append(str(error))
     else:
@@ -97,12 +98,13 @@ def answer_files(
             parts += [] if part is None else [part]
     if not parts:
         return None, damaged
-    how: Any = {"coverage": options.coverage, "over": options.coverage_over}
-    answers = replace(_joined(parts), certainty=classifier.description.certainty, **how)
+    answers, about, over = _joined(parts), classifier.description, options.coverage_over
+    certainty = about.certainty if about.window is None else None  # measured on windows, not on records
     if options.group is not None:
-        answers = average_answers(
-            answers, group_files(answers.files, options.group), classifier.description.calibration
-        )
+        answers = average_answers(answers, group_files(answers.files, options.group), about.calibration)
+        certainty = None if options.coverage is None or about.certainty is None else about.certainty.of_groups()
+        over = "all" if over == "group" else over  # each answer is that of a group
+    answers = replace(answers, certainty=certainty, coverage=options.coverage, over=over)
     if options.out is not None:
         write_text(options.out, answers.to_csv())
     return answers, damaged
@@ -137,28 +139,36 @@ def _answer_some(
     return PhotoAnswers(files, prepared, prediction, description.class_names, pictures, description.task)
 
 
-def _answer_rows(classifier: Classifier, path: Path) -> Iterator[PhotoAnswers]:
-    """Yield the answers to the features in a file, some rows at a time."""
-    about, nothing = classifier.description, Prepared(np.zeros((1, 0, 0), np.uint8))
-    names, features = read_rows(path, about.in_shape, about.channels)
-    for start in range(0, len(names), ROWS_AT_ONCE):
-        rows, prediction = names[start : start + ROWS_AT_ONCE], classifier.classify(features[start:][:ROWS_AT_ONCE])
-        prediction = replace(prediction, reconstruction=None)
-        files = [Path(row) for row in rows]
-        yield PhotoAnswers(files, [nothing] * len(rows), prediction, about.class_names, (), about.task)
+def _answer_rows(classifier: Classifier, path: Path) -> PhotoAnswers:
+    """Return the answers to the rows of a file, those of records by the mean scores of their windows."""
+    about, parts = classifier.description, list[Prediction]()
+    names, inputs, row = read_rows(path, about)
+    for start in range(0, len(inputs), ROWS_AT_ONCE):
+        prediction = classifier.classify(inputs[start:][:ROWS_AT_ONCE])
+        parts.append(replace(prediction, reconstruction=None))
+    prediction = _joined_predictions(parts)
+    if about.window is not None:
+        windows = np.split(np.arange(len(row)), np.flatnonzero(np.diff(row)) + 1)
+        prediction = mean_prediction(prediction, windows, about.calibration, task_of(about))
+    nothing = [Prepared(np.zeros((1, 0, 0), np.uint8))] * len(names)
+    return PhotoAnswers([Path(name) for name in names], nothing, prediction, about.class_names, (), about.task)
+
+
+def _joined_predictions(parts: Sequence[Prediction]) -> Prediction:
+    """Return several predictions as one."""
+    drawn = [each.reconstruction for each in parts if each.reconstruction is not None]
+    return replace(
+        parts[0],
+        classes=np.concatenate([each.classes for each in parts]),
+        scores=np.concatenate([each.scores for each in parts]),
+        reconstruction=np.concatenate(drawn) if drawn else None,
+        caveats=[caveats for each in parts for caveats in each.caveats],
+    )
 
 
 def _joined(parts: Sequence[PhotoAnswers]) -> PhotoAnswers:
     """Return several answers as one."""
-    first, predictions = parts[0], [part.prediction for part in parts]
-    drawn = [each.reconstruction for each in predictions if each.reconstruction is not None]
-    prediction = replace(
-        predictions[0],
-        classes=np.concatenate([each.classes for each in predictions]),
-        scores=np.concatenate([each.scores for each in predictions]),
-        reconstruction=np.concatenate(drawn) if drawn else None,
-        caveats=[caveats for each in predictions for caveats in each.caveats],
-    )
+    first, prediction = parts[0], _joined_predictions([part.prediction for part in parts])
     files, prepared, photos = (
         [each for part in parts for each in getattr(part, name)] for name in ("files", "prepared", "photos")
     )

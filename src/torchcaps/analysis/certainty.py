@@ -6,8 +6,9 @@ Both are measured on validation images, never on test images. Nothing here impor
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
@@ -36,6 +37,7 @@ NOT_MEASURED = (
     "them for their best epoch, so train again, or leave --which last out"
 )
 """Error of the last epoch, and of a network that was trained before scores were stored, or by fit."""
+NO_GROUPS = "the validation images of this network have no groups; set --group in training"
 _MAP_SIZES = {"temperature": 1, "logistic": 2}
 
 
@@ -120,6 +122,23 @@ class Certainty:
             images=len(labels),
         )
 
+    def of_groups(self) -> Self:
+        """Return the certainty of groups of images that get one answer, by the mean of their scores.
+
+        The score of a validation group is the mean of those of its true class; groups of several classes have none.
+
+        Raises:
+            InputError: The validation images have no groups.
+        """
+        if self.groups is None:
+            raise InputError(NO_GROUPS)
+        classes = Counter(group for each in self.groups for group in set(each))
+        means = list[tuple[float, ...]]()
+        for scores, groups in zip(self.scores, self.groups, strict=True):
+            alone = (np.array(groups) == name for name in sorted({*groups}) if classes[name] == 1)
+            means.append(tuple(float(np.array(scores)[each].mean()) for each in alone))
+        return replace(self, scores=tuple(means), groups=None, images=sum(map(len, means)))
+
     def probabilities(self, scores: Float[np.ndarray, "N J"], classes: Int[np.ndarray, "N"]) -> Float[np.ndarray, "N"]:
         """Return the probability that each answer, its class, is right."""
         rows = scores.astype(np.float64)
@@ -156,7 +175,7 @@ class Certainty:
         """
         COVERAGE.check("coverage", coverage)
         if over == "group" and self.groups is None:
-            raise InputError("the validation images of this network have no groups; set --group in training")
+            raise InputError(NO_GROUPS)
         if over == "class":
             limits = [_limit(np.array(each), np.ones(len(each)), coverage) for each in self.scores]
             return scores >= np.array(limits)

@@ -15,8 +15,8 @@ from torchcaps.analysis.calibration import Calibration, Prediction
 from torchcaps.analysis.photos import PhotoAnswers
 from torchcaps.analysis.results import Table
 from torchcaps.datasets.preparation import Prepared
-from torchcaps.files import groups_in_paths
-from torchcaps.tasks import task_of
+from torchcaps.files import groups_in_paths, printable
+from torchcaps.tasks import Task, task_of
 from torchcaps.words import counted, each_of
 
 
@@ -29,9 +29,20 @@ class GroupAnswers(PhotoAnswers):
 
     Args:
         members: Files of each group.
+        ordered: All files in the order in which they were read.
     """
 
     members: Sequence[Sequence[Path]] = ()
+    ordered: Sequence[Path] = ()
+
+    @property
+    def probabilities(self) -> None:
+        """None, because the probabilities of single images were measured."""
+
+    @property
+    def names(self) -> dict[str, list[str]]:
+        groups = {file: printable(name) for name, files in zip(self.files, self.members, strict=True) for file in files}
+        return {"names": list(map(printable, self.ordered)), "groups": [groups[file] for file in self.ordered]}
 
     @property
     def written(self) -> str:
@@ -89,13 +100,8 @@ def average_answers(
         groups: Positions of the files of each group, from `group_files`.
         calibration: Thresholds of the network, applied to the mean scores.
     """
-    single, members = answers.prediction, list(groups.values())
-    scores = np.stack([single.scores[each].mean(0) for each in members])
-    task = task_of(answers)
-    classes = task.predict_classes(scores)
-    images: Any = scores  # any array of this length, because there is no reconstruction to compare with images
-    prediction = Prediction.of(images, classes, scores, None, calibration, single.score_name, task)
-    prepared = []
+    members, prepared = list(groups.values()), []
+    prediction = mean_prediction(answers.prediction, members, calibration, task_of(answers))
     for each in members:
         changes = dict.fromkeys(change for n in each for change in answers.prepared[n].changes)
         prepared.append(Prepared(answers.prepared[each[0]].image, tuple(changes)))
@@ -106,4 +112,15 @@ def average_answers(
         answers.class_names,
         task=answers.task,
         members=[[answers.files[n] for n in each] for each in members],
+        ordered=answers.files,
     )
+
+
+def mean_prediction(
+    single: Prediction, members: Sequence[Any], calibration: Calibration | None, task: Task
+) -> Prediction:
+    """Return a prediction for each list of positions in another one, by the mean of their scores."""
+    scores = np.stack([single.scores[each].mean(0) for each in members])
+    images: Any = scores  # any array of this length, because there is no reconstruction to compare with images
+    classes = task.predict_classes(scores)
+    return Prediction.of(images, classes, scores, None, calibration, single.score_name, task)

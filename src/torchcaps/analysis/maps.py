@@ -1,14 +1,22 @@
-"""Draw the classes of the pixels of a scene as a map."""
+"""Maps of scenes: the class of each pixel, drawn beside the labels, or written to a file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 
+from torchcaps.analysis.answers import AnswerOptions, Classifier
 from torchcaps.analysis.figures import COLOURS, MUTED, Caption, Cell, tiles
+from torchcaps.analysis.mask_answers import MaskAnswers, write_mask
+from torchcaps.datasets.scaling import rescaled
+from torchcaps.datasets.sources.scene import patches_of
+from torchcaps.errors import InputError
+from torchcaps.files import atomic_path
+from torchcaps.ranges import Pages
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,6 +24,74 @@ if TYPE_CHECKING:
 SIDE = 3.0
 """Longer side of a map, inches."""
 _EMPTY, _RIGHT, _WRONG = (1.0, 1.0, 1.0), (0.85, 0.85, 0.85), (0.757, 0.153, 0.176)
+
+
+UNUSED_OPTIONS = (
+    ("group", "prepare", "invert", "fit", "max_megapixels", "coverage", "coverage_over", "poses"),
+    "is for networks that give one answer for each image, but these files are scenes",
+)
+"""Options of ``torchcaps predict`` that do nothing for scenes, and why."""
+MAP_SUFFIXES = (".npy", ".png")
+MAX_NUMBERS = 254
+"""Classes of a map in a .png file."""
+
+
+def output_files(out: Path, names: Mapping[Path, Path], pages: Pages | None = None) -> dict[Path, Path]:  # noqa: ARG001
+    """Return the file of the map of each scene: ``out`` of a single one, else an .npy file in the folder ``out``.
+
+    Raises:
+        InputError: Several scenes, or two of one name, would have one map.
+    """
+    if out.suffix.lower() in MAP_SUFFIXES and len(names) == 1:
+        return dict.fromkeys(names, out)
+    if out.suffix:
+        raise InputError(f"--out must be an .npy or .png file for one scene, or a folder for several, got {out}")
+    return {path: out / name.with_suffix(".npy") for path, name in names.items()}
+
+
+def answer_files(
+    classifier: Classifier, paths: Sequence[Path], options: AnswerOptions
+) -> tuple[MaskAnswers | None, list[str]]:
+    """Predict the class of each pixel of scenes, one by one, and write the map of each as soon as it is ready.
+
+    A map has the numbers of ``labels`` of a scene: 1 is the first class.
+
+    Returns:
+        Facts about the maps, None if no file can be read; and a sentence for each file that cannot.
+    """
+    about, names = classifier.description, classifier.description.class_names
+    read, sizes, shares, pictures, damaged = list[Path](), [], [], [], list[str]()
+    for path in paths:
+        try:
+            patches = patches_of(path, about)
+        except InputError as error:
+            damaged.append(str(error))
+            continue
+        rows = [classifier.classify(patches[:, n].transpose(0, 1).numpy()).classes for n in range(patches.shape[1])]
+        seen = 1 + np.stack(rows)
+        seen = seen.astype(np.uint8 if len(names) <= MAX_NUMBERS else np.uint16)
+        if path in options.targets:
+            _write_map(seen, options.targets[path])
+        read.append(path)
+        sizes.append(seen.shape)
+        shares.append((np.bincount(seen.reshape(-1), minlength=len(names) + 1)[1:] / seen.size).tolist())
+        if options.draws:
+            middle = about.in_shape[1] // 2
+            picture = patches[..., middle, middle].mean(0, keepdim=True).numpy()
+            low, high = picture.min(), picture.max()
+            pictures.append((rescaled(picture, float(low), float(high)), seen))
+    return MaskAnswers(read, sizes, shares, names, pictures, about.task) if read else None, damaged
+
+
+def _write_map(seen: Shaped[np.ndarray, "H W"], path: Path) -> None:
+    """Write a map as an array, or as a picture with a palette."""
+    if path.suffix.lower() == ".png":
+        if seen.dtype != np.uint8:
+            raise InputError(f"a .png file holds {MAX_NUMBERS} classes at most; name an .npy file with --out")
+        return write_mask(seen, path)
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        np.save(file, seen)
+    return None
 
 
 def figure_map(

@@ -97,6 +97,11 @@ class PhotoAnswers(Result):
         """Content of :meth:`to_csv`, in words."""
         return f"a line for {each_of(len(self.files), 'image')}"
 
+    @property
+    def names(self) -> dict[str, list[str]]:
+        """Names of the images, and of their groups if they have groups."""
+        return {"names": list(map(printable, self.files))}
+
     def given(self, n: int) -> list[str]:
         """Return the answer for image n: names of classes, the highest score first; labels; or numbers with names."""
         classes = self.prediction.classes[n].reshape(-1).tolist()

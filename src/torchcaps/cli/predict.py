@@ -24,7 +24,7 @@ from torchcaps.cli.options import (
 from torchcaps.cli.runs import check_coverage_options, files_of, open_run, preparation_for, refuse_options
 from torchcaps.cli.show import draw, say, show
 from torchcaps.errors import InputError
-from torchcaps.files import atomic_path, check_targets, could_be_repository, printable, require_suffix
+from torchcaps.files import atomic_path, check_targets, could_be_repository, require_suffix
 from torchcaps.tasks import task_of
 from torchcaps.words import counted
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from torchcaps.analysis.answers import Classifier
 
 CONFIG = "config.json"
+KINDS = ("csv", "folder", "nifti", "npz", "scene")
+"""Names of data sets with a path, which may stand before the path of images."""
 MAX_NAMED_FILES = 20
 """Unreadable files that an error names one by one."""
 
@@ -85,15 +87,18 @@ def predict(
     .png file of class numbers for each image, or a .nii.gz file for a volume. A volume is a NIfTI file, the folder of
     a DICOM series, or the folder of a subject with its channels. Their ONNX files need torch too.
 
-    Networks for features answer each row of .npz files with an array `features`, and of .csv and .tsv tables.
+    Networks for features answer each row of .npz files with an array `features`, and of .csv and .tsv tables. Networks
+    for sequences answer each record of .npz files with an array `x`, by the mean scores of its windows. Networks for
+    scenes answer each pixel of an .npz file with an array `cube`; --out writes the map as an .npy or .png file.
     """
     from torchcaps.analysis.answers import AnswerOptions
     from torchcaps.analysis.groups import group_files
-    from torchcaps.datasets.features import SUFFIXES, are_features
+    from torchcaps.datasets.features import SUFFIXES
+    from torchcaps.datasets.reading import list_arrays
 
-    network, words = split_words([*([] if run is None else [run]), *image])
+    network, words = split_words([*([] if run is None else [run]), *map(plain_path, image)])
     if group is not None:
-        refuse_options(("figure", "poses", "coverage"), "is for single images, but --group averages their scores")
+        refuse_options(("figure",), "is for single images, but --group averages their scores")
     check_coverage_options(coverage)
     if out is None:
         refuse_options(("missing",), "is for files, but there is no --out")
@@ -106,20 +111,28 @@ def predict(
 
     classifier = open_classifier(network, which)
     paths = image_files(words, classifier.description)
-    if are_features(classifier.description.in_shape) and all(path.suffix.lower() in SUFFIXES for path in paths):
-        of_pictures = ("prepare", "invert", "fit", "max_megapixels", "figure", "group")
-        refuse_options(of_pictures, "is for pictures, but these files hold features")
+    about, are_arrays = classifier.description, all(path.suffix.lower() == ".npz" for path in paths)
+    module: Any = importlib.import_module(task_of(about).answers)
+    if are_arrays and len(about.in_shape) == 3 and any("cube" in list_arrays(path) for path in paths):
+        module = importlib.import_module("torchcaps.analysis.maps")
+    elif about.takes_rows and (are_arrays or all(path.suffix.lower() in SUFFIXES for path in paths)):
+        of_pictures = ("prepare", "invert", "fit", "max_megapixels", "figure")
+        refuse_options(of_pictures, "is for pictures, but these files hold features or sequences")
+        if about.window is not None:
+            refuse_options(("poses",), "is for single inputs, but the answers of records are those of several windows")
+            if group is None:
+                why = "was measured for windows, but these answers are of records; evaluate --out has sets of windows"
+                refuse_options(("coverage",), why)
     else:
-        classifier.description.require_pixels("predict")
-    if group is not None:
-        group_files(paths, group)
+        about.require_pixels("predict")
+        if group is not None:
+            group_files(paths, group)
     inputs = [*paths, *(file for path in paths if path.is_dir() for file in path.iterdir())]
-    module: Any = importlib.import_module(task_of(classifier.description).answers)
     refuse_options(*module.UNUSED_OPTIONS)
     targets: dict[Path, Path] = {}
     if out is not None:
         names = {path: name_below(path, words) for path in paths}
-        targets = module.output_files(out, names, classifier.description.pages)
+        targets = module.output_files(out, names, about.pages)
         there = [path for path in paths if missing and os.path.lexists(targets[path])]
         if there:
             say(f"{out} has the masks of {len(there)} of {counted(len(paths), 'image')} already")
@@ -140,7 +153,7 @@ def predict(
         "out": out,
         "targets": targets,
     }
-    options["preparation"] = preparation_for(files, classifier.description.preparation)
+    options["preparation"] = preparation_for(files, about.preparation)
     answers, damaged = module.answer_files(classifier, paths, AnswerOptions(**options))
     if answers is not None and out is not None:
         say(f"wrote {out}, {answers.written}")
@@ -149,10 +162,10 @@ def predict(
     elif answers is not None:
         show(answers, json=json, figure=figure)
     if answers is not None and poses is not None:
-        texts = {"names": [printable(file) for file in answers.files], "class_names": list(answers.class_names)}
+        texts = answers.names | {"class_names": list(answers.class_names)}
         with atomic_path(poses) as temporary:
             temporary.write_bytes(npz_bytes(read_poses() | texts))
-        say(f"wrote {poses}, the capsules of {counted(len(answers.files), 'image')}", err=json)
+        say(f"wrote {poses}, the capsules of {counted(len(texts['names']), 'image')}", err=json)
     if damaged:
         lines = [f"{len(damaged)} of {len(paths)} images cannot be read:", *damaged[:MAX_NAMED_FILES]]
         raise InputError("\n  ".join(lines) if len(damaged) > 1 else damaged[0])
@@ -214,12 +227,18 @@ def split_words(words: Sequence[Path]) -> tuple[Path | None, Sequence[Path]]:
     return first, words[1:]
 
 
+def plain_path(word: Path) -> Path:
+    """Return the path of a word such as scene:new.npz, as data sets are named."""
+    kind, _, path = str(word).partition(":")
+    return Path(path) if kind in KINDS and path and not word.exists() else word
+
+
 def image_files(words: Sequence[Path], description: Any) -> list[Path]:
     """Return image files, with those in folders and sub-folders (except hidden ones), sorted by path.
 
     A network of volumes, which ``description`` describes, gets a folder of a DICOM series or of a subject as one input.
     """
-    from torchcaps.datasets.images import image_files_in
+    from torchcaps.datasets.images import image_files_in, is_hidden
     from torchcaps.datasets.volumes import inputs_in
 
     files: list[Path] = []
@@ -229,6 +248,8 @@ def image_files(words: Sequence[Path], description: Any) -> list[Path]:
             takes_volumes = len(description.in_shape) > 3 and description.pages is None
             inside = inputs_in(word, description.channels) if takes_volumes else []
             inside = inside or image_files_in(word, deep=True) or inputs_in(word, None)
+            if not inside and (description.takes_rows or not description.are_pixels):
+                inside = sorted(file for file in word.glob("**/*.npz") if not is_hidden(file))
         if not inside:
             raise InputError(f"{word} is no run folder: it holds no {CONFIG}, and no images")
         files += inside
@@ -257,10 +278,13 @@ def open_classifier(run: Path | None, which: Which) -> Classifier:
     from torchcaps.analysis import predict as classify
     from torchcaps.export import describe_run
 
+    def scale_of(images: Any) -> Any:  # floats were scaled when they were read, or keep their values
+        return "auto" if images.dtype == "uint8" else "none"
+
     opened = open_run(run, which)
     usual = opened.images.calibration
     return Classifier(
         describe_run(opened),
-        lambda images: classify(opened.model, torch.from_numpy(images), calibration=usual),
+        lambda images: classify(opened.model, torch.from_numpy(images), calibration=usual, scale=scale_of(images)),
         opened.model,
     )

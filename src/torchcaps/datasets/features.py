@@ -1,4 +1,4 @@
-"""Features without images, such as the embeddings of a pretrained network: rows of numbers, from arrays and tables.
+"""Features without images, such as the embeddings of a pretrained network, and sequences: rows of arrays and tables.
 
 An exported network reads them too, so nothing here imports torch.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Shaped
+from jaxtyping import Float32, Int, Shaped
 
 from torchcaps.datasets.matching import note_order
 from torchcaps.datasets.reading import list_arrays, read_arrays
+from torchcaps.datasets.records import LENGTHS, as_sequences, cut_records
 from torchcaps.datasets.table_file import Table, is_group_name, numbers_of, read_table
 from torchcaps.errors import InputError, names_shown, shown
 from torchcaps.words import counted
@@ -28,11 +29,14 @@ SPLIT_COLUMNS = ("split", "part", "subset", "set")
 
 
 class Rows(NamedTuple):
-    """Rows of features from a file."""
+    """Rows of features, or sequences, from a file."""
 
     names: Sequence[str]
     """Name of each row: the file, with its line or its number."""
-    features: Float32[np.ndarray, "N F 1 1"]
+    inputs: Float32[np.ndarray, "M C 1 L"]
+    """Inputs of a network: the rows, or the windows of each."""
+    row: Int[np.ndarray, "M"]
+    """Number of the row of each input."""
 
 
 def are_features(in_shape: Sequence[int]) -> bool:
@@ -90,33 +94,62 @@ def _numbers(table: Table, name: str) -> Shaped[np.ndarray, "N"]:
     return numbers
 
 
-def read_rows(path: Path, in_shape: Sequence[int], names: Sequence[str] | None) -> Rows:
-    """Read the features of an .npz file, or of a table, as the input of a network.
+def read_rows(path: Path, about: Any) -> Rows:
+    """Read the features or the sequences of an .npz file, or features of a table, as the input of a network.
 
     Args:
-        path: A file with an array ``features``, or a table whose first line names its columns.
-        in_shape: Shape of the network's input, (F, 1, 1).
-        names: Names of the features of the network; None: they have no names, and a table has F columns beside labels.
+        path: A file with arrays ``features`` or ``x`` (of sequences, with ``lengths``), also those of the test and
+            validation part; or a table whose first line names its columns.
+        about: ``ImageSpec`` of the network. Tables have its channels as columns, or without names its features beside
+            labels.
+            Sequences are cut into its windows.
 
     Raises:
-        InputError: The file is damaged, or lacks features of the network.
+        InputError: The file is damaged, or its rows do not fit the network.
     """
     if path.suffix.lower() == ".npz":
-        held = list_arrays(path)
-        if FEATURES not in held:
-            raise InputError(f'{path} has no array "{FEATURES}"; it holds {shown(list(held))}')
-        features = as_features(read_arrays(path, {FEATURES: held[FEATURES]})[FEATURES], f"{path}: {FEATURES}")
-        rows = [f"{path}[{n}]" for n in range(len(features))]
-        columns = None
+        columns, (names, inputs) = None, _read_arrays(path, about)
     else:
         table = read_table(path, lambda _: None)
         others = [name for name in table.columns if name.lower() in (*LABEL_COLUMNS, *SPLIT_COLUMNS)]
-        columns = feature_columns(table, others) if names is None else names
+        columns = feature_columns(table, others) if about.channels is None else about.channels
         if missing := [name for name in columns if name not in table.columns]:
             raise InputError(f"{path} has no column {names_shown(missing)}, which the network takes")
-        features, rows = features_of(table, columns), [f"{path}, line {line}" for line in table.lines]
-    if features.shape[1:] != tuple(in_shape):
-        has = counted(features.shape[1], "feature")
-        raise InputError(f"{path} has {has} in a row, but the network takes {in_shape[0]}")
-    note_order(columns, names, str(path), "feature")
-    return Rows(rows, features)
+        names, inputs = [f"{path}, line {line}" for line in table.lines], features_of(table, columns)
+    channels, _, steps = about.in_shape
+    if inputs.shape[1] != channels:
+        kind = "feature" if are_features(about.in_shape) else "channel"
+        raise InputError(f"{path} has {counted(inputs.shape[1], kind)} in a row, but the network takes {channels}")
+    note_order(columns, about.channels, str(path), "feature")
+    if about.window is not None:
+        windows = cut_records(inputs, about.window, about.stride, str(path))
+        return Rows(names, windows.images, windows.record)
+    if inputs.shape[-1] > steps and not np.isnan(inputs[..., steps:]).all():
+        raise InputError(f"{path} has sequences of more than {steps} steps, which the network takes; cut them")
+    inputs = inputs[..., :steps]
+    padding = ((0, 0), (0, 0), (0, 0), (0, steps - inputs.shape[-1]))
+    return Rows(names, np.pad(inputs, padding, constant_values=np.nan), np.arange(len(names)))
+
+
+def _read_arrays(path: Path, about: Any) -> tuple[list[str], Float32[np.ndarray, "N C 1 L"]]:
+    """Return the rows of all arrays of features, or of sequences, and their names."""
+    held, takes_features = list_arrays(path), are_features(about.in_shape)
+    usual = [FEATURES, f"{FEATURES}_test", f"{FEATURES}_val"] if takes_features else list(LENGTHS)
+    if not (keys := [key for key in usual if key in held]):
+        raise InputError(f'{path} has no array "{usual[0]}"; it holds {names_shown(map(shown, held))}')
+    lengths = () if takes_features else {LENGTHS[key] for key in keys} & held.keys()
+    arrays, names, rows = read_arrays(path, {key: held[key] for key in (*keys, *lengths)}), list[str](), []
+    for key in keys:
+        values, where = arrays[key], f"{path}: {key}"
+        if takes_features:
+            rows.append(as_features(values, where))
+        else:
+            steps = arrays.get(LENGTHS[key])
+            steps = np.full(len(values), values.shape[-1]) if steps is None and values.ndim == 3 else steps
+            rows.append(as_sequences(values, steps if values.ndim == 3 else None, where, LENGTHS[key]))
+        names += [f"{path if key in (FEATURES, 'x', 'x_train') else where}[{n}]" for n in range(len(rows[-1]))]
+    longest = max(each.shape[-1] for each in rows)
+    ends = [((0, 0), (0, 0), (0, 0), (0, longest - each.shape[-1])) for each in rows]
+    if len({each.shape[1] for each in rows}) > 1:
+        raise InputError(f"{path} has {' and '.join(keys)} of several numbers of channels")
+    return names, np.concatenate([np.pad(*each, constant_values=np.nan) for each in zip(rows, ends, strict=True)])

@@ -15,6 +15,9 @@ from torchcaps.tasks.base import form_words
 from torchcaps.tasks.classes import is_one_hot
 from torchcaps.words import counted
 
+LENGTHS = {"x": "lengths", "x_train": "lengths", "x_test": "lengths_test", "x_val": "lengths_val"}
+"""Name of the array of the lengths of sequences, by the name of their array."""
+
 
 class Windows(NamedTuple):
     """Windows of records."""

@@ -126,6 +126,11 @@ class ImageSpec:
         if len(names) < TASKS[self.task].min_outputs:
             raise InputError(f"class_names cannot be {shown(names)}")
 
+    @property
+    def takes_rows(self) -> bool:
+        """True for a network of features or sequences, which gives one answer for each."""
+        return len(self.in_shape) == 3 and self.in_shape[1] == 1 and not TASKS[self.task].has_masks
+
     def require_pixels(self, purpose: str) -> None:
         """Raise InputError if the network takes no pixels; ``purpose`` is the subject of the sentence."""
         if not self.are_pixels:

@@ -19,7 +19,7 @@ from torchcaps.datasets.masks import MAX_COLOURS, as_mask, channel_axis, colours
 from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.pixels import MAX_CHANNELS, channels_first, scale_pixels
 from torchcaps.datasets.reading import Held, list_arrays, read_arrays
-from torchcaps.datasets.records import as_sequences, cut_records, labels_of_windows, no_sequences
+from torchcaps.datasets.records import LENGTHS, as_sequences, cut_records, labels_of_windows, no_sequences
 from torchcaps.datasets.registry import FEATURES_STAY, OPTIONS_OF_PIXELS, DataRequest, register_dataset
 from torchcaps.datasets.scaling import Scale, alike, as_bytes, note_dark
 from torchcaps.datasets.splits import GROUP, RECORD, START, note_groups, read_groups
@@ -39,7 +39,6 @@ _MEDMNIST: Names = {
     for part, key in (("train", "train"), ("test", "test"), ("validation", "val"))
 }
 _FEATURES: Names = {part: (x.replace("x", FEATURES, 1), y) for part, (x, y) in _OURS.items()}
-_LENGTHS = {"x": "lengths", "x_train": "lengths", "x_test": "lengths_test", "x_val": "lengths_val"}
 _OPTIONS = ("class_names", "channels")
 _PARTS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval"})
 _WORDS = frozenset(
@@ -88,7 +87,7 @@ def load_npz(request: DataRequest) -> Splits:
     held = list_arrays(path)
     pairs = _array_names(held, request)
     groups = {} if request.group is None else _group_arrays(path, pairs, held, request.group)
-    keys = {*(key for pair in pairs.values() for key in pair), *_LENGTHS.values(), *_OPTIONS} & held.keys()
+    keys = {*(key for pair in pairs.values() for key in pair), *LENGTHS.values(), *_OPTIONS} & held.keys()
     keys |= set(groups.values())
     others = sorted({each.name for each in held.values()} - {held[key].name for key in keys})
     _check_names(path, pairs, held, others)
@@ -236,7 +235,7 @@ def _without(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
 
 def _has_lengths(arrays: Mapping[str, Any], x: str) -> bool:
     """Return True if the file has lengths, so that ``x`` holds sequences."""
-    return x in _LENGTHS and not arrays.keys().isdisjoint(_LENGTHS.values())
+    return x in LENGTHS and not arrays.keys().isdisjoint(LENGTHS.values())
 
 
 def _images(
@@ -244,8 +243,8 @@ def _images(
 ) -> UInt8[Tensor, "N C H W"] | Float32[Tensor, "N C 1 L"]:
     """Return pixels; or sequences of numbers, if the file has lengths or ``x`` has only two axes."""
     if _has_lengths(arrays, x):
-        lengths = arrays.get(_LENGTHS[x], np.zeros(0))
-        return torch.from_numpy(as_sequences(arrays[x], lengths, where, _LENGTHS[x]))
+        lengths = arrays.get(LENGTHS[x], np.zeros(0))
+        return torch.from_numpy(as_sequences(arrays[x], lengths, where, LENGTHS[x]))
     values, order = arrays[x], arrays.get("channels")
     if x.startswith(FEATURES):
         return torch.from_numpy(as_features(values, where))
@@ -257,9 +256,9 @@ def _images(
     try:
         pixels = _scaled(values, scale, where)
     except InputError as error:
-        if values.ndim != 3 or x not in _LENGTHS:
+        if values.ndim != 3 or x not in LENGTHS:
             raise
-        raise InputError(f"{error}; if these are sequences (N, C, L), add an array {_LENGTHS[x]} (N,)") from None
+        raise InputError(f"{error}; if these are sequences (N, C, L), add an array {LENGTHS[x]} (N,)") from None
     try:
         return channels_first(pixels, where, named, "an array channels").contiguous()
     except InputError as error:

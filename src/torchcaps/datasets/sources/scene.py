@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet
-from torchcaps.datasets.reading import list_arrays, read_arrays
+from torchcaps.datasets.reading import Held, list_arrays, read_arrays
 from torchcaps.datasets.registry import DataRequest, register_dataset
 from torchcaps.datasets.scaling import rescaled
 from torchcaps.datasets.splits import GROUP, read_groups
@@ -95,6 +96,19 @@ def load_scene(request: DataRequest) -> Splits:
     return Splits(pixels, None, tuple(names.tolist()), has_names=has_names, task="classes", finish=finish)
 
 
+def _read_cube(path: Path, held: Mapping[str, Held], *others: str) -> dict[str, np.ndarray]:
+    """Return the cube and these other arrays of a scene, if it has them; InputError if the cube is no cube."""
+    if "cube" not in held:
+        raise InputError(f'{path} has no array "cube"; it holds {", ".join(map(shown, held))}')
+    arrays = read_arrays(path, {key: held[key] for key in ("cube", *others) if key in held})
+    cube = arrays["cube"]
+    are_numbers = cube.ndim == 3 and cube.dtype.kind in "iuf" and 0 not in cube.shape
+    with np.errstate(over="ignore"):
+        if not are_numbers or not np.isfinite(cube.astype(np.float32)).all():
+            raise InputError(f"{path}: cube must be finite numbers (H, W, bands), got {cube.dtype} {shown(cube.shape)}")
+    return arrays
+
+
 def _read(path: Path, group: str | None) -> dict[str, np.ndarray]:
     """Return the arrays of a scene; raise InputError unless they fit each other."""
     if path.suffix.lower() == ".mat":
@@ -104,15 +118,10 @@ def _read(path: Path, group: str | None) -> dict[str, np.ndarray]:
             "the names that scipy.io.whosmat lists"
         )
     held = list_arrays(path)
-    if missing := {"cube", "labels"} - held.keys():
-        raise InputError(f'{path} has no array "{min(missing)}"; it holds {", ".join(map(shown, held))}')
-    keys = {"cube", "labels", "class_names", *([] if group is None else [group])} & held.keys()
-    arrays = read_arrays(path, {key: held[key] for key in keys})
+    if "labels" not in held:
+        raise InputError(f'{path} has no array "labels"; it holds {", ".join(map(shown, held))}')
+    arrays = _read_cube(path, held, "labels", "class_names", *([] if group is None else [group]))
     cube, labels = arrays["cube"], arrays["labels"]
-    are_numbers = cube.ndim == 3 and cube.dtype.kind in "iuf" and 0 not in cube.shape
-    with np.errstate(over="ignore"):
-        if not are_numbers or not np.isfinite(cube.astype(np.float32)).all():
-            raise InputError(f"{path}: cube must be finite numbers (H, W, bands), got {cube.dtype} {shown(cube.shape)}")
     are_whole = labels.shape == cube.shape[:2] and labels.dtype.kind in "iu"
     count = int(labels.max()) if are_whole else 0
     if not 1 <= count <= np.count_nonzero(labels) or labels.min() < 0:
@@ -123,6 +132,32 @@ def _read(path: Path, group: str | None) -> dict[str, np.ndarray]:
     if group is not None and (group not in arrays or arrays[group].shape != labels.shape):
         raise InputError(f"{path}: {group} (--group) must be an array {shown(labels.shape)}, like labels")
     return arrays
+
+
+def patches_of(path: Path, about: Any) -> Float32[Tensor, "bands H W S S"]:
+    """Return the patch around each pixel of a scene, as a view, in the form that a network takes.
+
+    Args:
+        path: The file, which needs no labels.
+        about: ``ImageSpec`` of the network.
+
+    Raises:
+        InputError: The file has no cube, or another number of bands than the network takes.
+    """
+    cube = _read_cube(path, list_arrays(path))["cube"]
+    spectra = torch.from_numpy(cube.astype(np.float32) if about.scale is None else rescaled(cube, *about.scale))
+    spectra = spectra.permute(2, 0, 1)
+    spectra = spectra if about.pca is None else _reduced(spectra, about.pca, str(path))
+    if len(spectra) != about.in_shape[0]:
+        raise InputError(f"{path} has {counted(len(spectra), 'band')}, but the network takes {about.in_shape[0]}")
+    return _patches(spectra, about.in_shape[1])
+
+
+def _patches(cube: Float32[Tensor, "bands H W"], side: int) -> Float32[Tensor, "bands H W S S"]:
+    """Return the patch around each pixel, as a view. Beyond its edge, the scene is mirrored."""
+    margin = side // 2
+    padded = np.pad(cube.numpy(), ((0, 0), (margin, margin), (margin, margin)), "reflect")
+    return torch.from_numpy(padded).unfold(1, side, 1).unfold(2, side, 1)
 
 
 def _blocks(size: tuple[int, ...], side: int) -> np.ndarray:
@@ -167,10 +202,8 @@ def _finish(
         pca = _fit_components(apart["train"].images[:, :, 0, 0], pca)
     if pca is not None:
         cube = _reduced(cube, pca, where)
-    margin = side // 2
-    padded = np.pad(cube.numpy(), ((0, 0), (margin, margin), (margin, margin)), "reflect")
     check_memory(4 * left * len(cube) * side**2, f"{left:,} patches of {where}")
-    windows = torch.from_numpy(padded).unfold(1, side, 1).unfold(2, side, 1)  # (bands, H, W, side, side)
+    windows = _patches(cube, side)
     return {
         part: replace(each, images=windows[:, each.factors["row"], each.factors["column"]].transpose(0, 1).contiguous())
         for part, each in apart.items()
