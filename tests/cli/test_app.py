@@ -18,6 +18,7 @@ from cli_support import Cli
 from torchcaps import __version__
 from torchcaps.cli.app import COMMANDS, app
 from torchcaps.cli.options import PLUGIN
+from torchcaps.cli.show import Table, print_table
 from torchcaps.datasets import list_datasets
 from torchcaps.files import write_json
 from torchcaps.models import list_presets
@@ -86,6 +87,21 @@ def test_names_stay_whole_in_a_narrow_terminal(cli: Cli, monkeypatch: pytest.Mon
         lines = cli(command).out.splitlines()
         assert max(map(len, lines[3:])) <= 60
         assert set(names) <= {line.split(" ")[0] for line in lines}
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 200])
+def test_numbers_and_names_stay_whole(columns: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """A number that continues in the next line is read as another one."""
+    rows = [("smallnorb-elevation-familiar", "73,257", "1×128×128", "0.25 % (smallnorb)"), ("told in a line",), ()]
+    table = Table(rows, ("data set", "train", "shape", "error\nmeasured"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(columns))
+        print_table(table)
+    printed = capsys.readouterr().out
+    assert {word for row in rows for cell in row for word in cell.split()} <= set(
+        printed.replace(",\n", "\n").replace(", ", " ").split()
+    )
+    assert max(map(len, printed.splitlines())) <= columns
 
 
 def test_all_commands_are_listed(cli: Cli) -> None:

@@ -108,9 +108,19 @@ def print_table(shown: Table) -> None:
     to = Console(highlight=False)
     for line in ([Styled(shown.title, "bold")] if shown.title else []) + list(shown.note):
         to.print(_text(line), soft_wrap=True)  # not wrapped, so that paths can be copied
-    if shown.columns:
+    whole = _unbroken(shown, to.width)
+    if whole is None:  # too narrow for numbers in one piece
+        wrap = textwrap.TextWrapper(to.width, initial_indent="  ", subsequent_indent="  ", break_long_words=False)
+        wrap.break_on_hyphens = False
+        for name, *cells in (row or ("",) for row in shown.rows):
+            to.print(_text(name), soft_wrap=bool(cells))
+            values = zip(shown.columns[1:], map(_text, cells), strict=False)
+            parts = [f"{visible(heading.replace(chr(10), ' '))}: {cell}" for heading, cell in values if cell]
+            joined = ", ".join(part.replace(" ", "\xa0") if len(part) < to.width - 2 else part for part in parts)
+            for line in wrap.wrap(joined):
+                to.print(Text(line.replace("\xa0", " ")), soft_wrap=True)
+    elif shown.columns:
         grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-        whole = _unbroken(shown, to.width)
         for index, heading in enumerate(shown.columns):
             lines = Text("\n".join(map(visible, heading.split("\n"))))
             justify: Any = "left" if index < shown.text_columns else "right"
@@ -133,11 +143,10 @@ def print_table(shown: Table) -> None:
         to.print()
 
 
-def _unbroken(table: Table, width: int) -> dict[int, int]:
-    """Return the widths of columns whose words stay whole in a terminal that is too narrow for the table.
-
-    These are the columns of single words if all words fit, else the first, with the names, if it takes half at most.
-    """
+def _unbroken(table: Table, width: int) -> dict[int, int] | None:
+    """Return widths for columns of single words if the table is wider than the terminal; None: words would break."""
+    if not table.columns:
+        return {}
     cells = itertools.zip_longest(table.columns, *table.rows, fillvalue="")
     columns = [[str(_text(cell)) for cell in column] for column in cells]
     natural = [max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
@@ -150,7 +159,7 @@ def _unbroken(table: Table, width: int) -> dict[int, int]:
         return {}
     if sum(longest) + gaps <= width:
         return {n: longest[n] for n, column in enumerate(columns) if not any(" " in cell for cell in column[1:])}
-    return {0: longest[0]} if longest[0] <= width // 2 else {}
+    return None
 
 
 def _text(cell: str | Styled) -> Text:
