@@ -33,7 +33,7 @@ from torchcaps.datasets.scaling import range_of, rescaled
 from torchcaps.datasets.splits import GROUP, groups_of, read_groups
 from torchcaps.errors import InputError
 from torchcaps.models import Network, create_model
-from torchcaps.tasks import task_of
+from torchcaps.tasks import as_array, task_of
 from torchcaps.training import Diverged, Progress, Recipe, fit
 from torchcaps.words import counted
 
@@ -328,7 +328,7 @@ class CapsNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Transf
 
     def _read(self, X: ArrayLike, *, reset: bool) -> Shaped[torch.Tensor, "N C H W"]:
         """Return images in any form that the class accepts with channels first; numbers do not change."""
-        X = as_numbers(X, "X").cpu().numpy() if isinstance(X, torch.Tensor) else X
+        X = as_array(as_numbers(X, "X"), "X") if isinstance(X, torch.Tensor) else X
         if self.image_shape is None:
             array = check_array(X, ensure_2d=False, allow_nd=True, dtype=DTYPES)
             if array.ndim not in (3, 4):
