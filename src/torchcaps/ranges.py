@@ -134,6 +134,7 @@ _MAX_FLOAT = 1e38
 
 COUNT = Range(1, 1_000_000_000, whole=True)
 INDEX = Range(0, COUNT.most, whole=True)
+SEVERAL = Range(2, COUNT.most, whole=True)
 SEED = Range(0, 2**32 - 1, whole=True)
 COVERAGE = Range(0, 1, above=True, below=True)
 MILLIMETRES = Range(1e-3, 1e3)

@@ -33,7 +33,8 @@ from torchcaps.datasets.scaling import range_of, rescaled
 from torchcaps.datasets.splits import GROUP, groups_of, read_groups
 from torchcaps.errors import InputError
 from torchcaps.models import Network, create_model
-from torchcaps.tasks import as_array, task_of
+from torchcaps.tasks import task_of
+from torchcaps.tasks.base import as_array
 from torchcaps.training import Diverged, Progress, Recipe, fit
 from torchcaps.words import counted
 

@@ -113,7 +113,7 @@ ARRAYS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "beyond float32": ({"features": np.full((N, F), 1e200)}, {}, "has a number that is NaN, infinite or beyond"),
     "other labels": ({"y": Y[1:]}, {}, "y must be given for each of 48 images of features, got 47"),
     "other names": ({"train_features": VALUES}, {}, "has an array 'train_features', which is not read"),
-    "scale": ({}, {"scale": (0, 1)}, "holds features, which are no images and keep their values; leave scale (--scale) out"),
+    "scale": ({}, {"scale": (0, 1)}, "which are no images and keep their values; leave scale (--scale) out"),
     "image size": ({}, {"image_size": 8}, "leave image_size (--image-size) out"),
     "window": ({}, {"window": 8}, "leave window (--window) out"),
     "patch": ({}, {"patch": 8}, "has no masks, and only images with masks are trained on in patches"),
@@ -150,7 +150,7 @@ TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
     "pandas": (lines("label,,e1"), {}, "has a column without a name, such as pandas adds, which would be read"),
     "no group": (lines(), {"group": "who"}, "has no column 'who' (--group); its columns are label, e0, e1"),
     "only labels": (lines("label,split,e1"), {"group": "e1"}, "has no columns of features, only"),
-    "scale": (lines(), {"scale": (0, 1)}, "holds features, which are no images and keep their values; leave scale (--scale) out"),
+    "scale": (lines(), {"scale": (0, 1)}, "which are no images and keep their values; leave scale (--scale) out"),
     "pages": (lines(), {"pages": "channels"}, "leave pages (--pages) out"),
 }
 

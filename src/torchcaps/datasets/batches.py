@@ -208,7 +208,7 @@ class BatchLoader:
         layers = torch.cat([images, *(each.flatten(1, 2) for each in parts)], 1)  # images and objects change alike
         changes = self.augmentation.draw(data.in_shape, n, key).share(place)
         pixels = self.augmentation.apply(layers, changes) if data.can_be_augmented else layers
-        labels = data.task.move(labels, partial(self.augmentation.apply_to_masks, changes=changes))
+        labels = labels if data.masks is None else self.augmentation.apply_to_masks(labels, changes=changes)
         alone = pixels[:, channels:].unflatten(1, (-1, channels)) if parts else None
         weights = data.factors.get(WEIGHT)
         return Batch(pixels[:, :channels], labels, alone, None if weights is None else weights[index])

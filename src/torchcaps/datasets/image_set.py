@@ -281,7 +281,7 @@ class ImageSet(Images):
         parts, masks = None, change_masks or change
         if self.parts is not None:
             parts = change(self.parts.flatten(0, 1)).unflatten(0, self.parts.shape[:2])
-        labels = self.task.move(self.labels, lambda each: masks(each.unsqueeze(1)).squeeze(1))
+        labels = self.labels if self.masks is None else masks(self.labels.unsqueeze(1)).squeeze(1)
         return replace(self, images=change(self.images), labels=labels, parts=parts)
 
     def with_labels(self, change: Callable[[Tensor], Tensor]) -> ImageSet:

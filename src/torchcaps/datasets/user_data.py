@@ -89,7 +89,7 @@ class Form:
         if numbers.ndim == 2 and numbers.shape[1] > 1:  # one-hot rows, or probabilities of classes
             return self.task.convert_targets(values, numbers.shape[1], where)
         highest = int(numbers.max()) if len(numbers) and numbers.isfinite().all() else 0
-        return self.task.convert_targets(values, max(highest + 1, self.task.min_outputs), where)
+        return self.task.convert_targets(values, max(highest + 1, int(self.task.output_range.least)), where)
 
     def masks(self, values: Sequence[Any], sizes: Sequence[Sequence[int]]) -> tuple[list[Any], Mapping[int, int]]:
         """Return the class of each pixel of masks of these sizes, and the class of each value, decided once for all."""

@@ -16,7 +16,7 @@ from torchcaps.errors import InputError
 from torchcaps.models import files
 from torchcaps.models.output import Losses, ModelOutput, Targets
 from torchcaps.nn import Decoder
-from torchcaps.ranges import Range, spatial_shape
+from torchcaps.ranges import spatial_shape
 from torchcaps.tasks import TaskName, find_task
 from torchcaps.words import counted
 
@@ -64,8 +64,7 @@ class Network(nn.Module):
         self._task = find_task(task, objects)
         self._task.check_network(self)
         shape = spatial_shape(in_shape, self._task.spatial_axes)
-        outputs = Range(self._task.min_outputs, self._task.max_outputs, whole=True)
-        outputs.check(f"{type(self).__name__}: num_classes", num_classes)
+        self._task.output_range.check(f"{type(self).__name__}: num_classes", num_classes)
         if objects >= num_classes > 1:
             raise InputError(
                 f"objects must be below num_classes, because all objects have different classes, got "

@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torchcaps.errors import InputError, WrongType, shown
-from torchcaps.ranges import COUNT
+from torchcaps.ranges import COUNT, Range
 from torchcaps.words import capitalised, each_of, plural
 
 if TYPE_CHECKING:
@@ -102,10 +102,8 @@ class Task(ABC):
     """Name in options and files: ``"classes"``."""
     output: ClassVar[str]
     """Noun for one of the J outputs of a network: ``"class"``."""
-    min_outputs: ClassVar[int] = 1
-    """Smallest number of outputs J."""
-    max_outputs: ClassVar[float] = COUNT.most
-    """Largest number of outputs."""
+    output_range: ClassVar[Range] = COUNT
+    """Numbers of outputs J that a network may have."""
     form: ClassVar[tuple[str, str]]
     """Dtype and axes of targets in the task's form, in jaxtyping's words: ``("Int64", "N")``."""
     needs: ClassVar[str]
@@ -234,10 +232,6 @@ class Task(ABC):
     @abstractmethod
     def describe(self, names: Sequence[str], target: Any) -> str:
         """Return the target of one image in words."""
-
-    def move(self, targets: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the targets of images that were moved, cropped or resized; ``change`` does the same to masks."""
-        return targets
 
     def matched_names(self, names: Sequence[str]) -> Sequence[str]:
         """Return those names of a data set's outputs that are matched with the names of a network: usually all."""

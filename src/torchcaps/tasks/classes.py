@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import InputError
 from torchcaps.files import composed
+from torchcaps.ranges import SEVERAL
 from torchcaps.tasks.base import Metric, Task, advice, as_array, form_words
 from torchcaps.words import counted
 
@@ -29,7 +30,7 @@ class Classes(Task):
     """
 
     name, form = "classes", ("Int64", "N")
-    output, min_outputs = "class", 2
+    output, output_range = "class", SEVERAL
     needs = "whole numbers from 0, the class of each image, (N,), or one-hot rows (N, J)"
     metric = Metric("accuracy", "error", "% of the images")
     analyses = frozenset(
@@ -126,12 +127,12 @@ class Classes(Task):
     def check_training(self, targets: Tensor, names: Sequence[str], where: str) -> None:
         present = set(targets.unique().tolist())
         missing = [name for number, name in enumerate(names) if number not in present]
-        if len(names) < self.min_outputs:
+        if len(names) < self.output_range.least:
             raise InputError(f"{where} has only the {self.output} {names[0]}; at least two are needed")
-        if len(names) > self.max_outputs:
+        if len(names) > self.output_range.most:
             raise InputError(
                 f"{where} has {counted(len(names), self.output)}, but the task {self.name} takes at most "
-                f'{self.max_outputs}; join some, or set task="regression" (--task regression)'
+                f'{self.output_range.most}; join some, or set task="regression" (--task regression)'
             )
         if missing:
             raise InputError(

@@ -61,9 +61,6 @@ class ObjectDiscovery(Segmentation):
     def matched_names(self, names: Sequence[str]) -> Sequence[str]:
         return ()  # an object of one image has nothing to do with that of another
 
-    def renumbering(self, numbers: Sequence[int], names: Sequence[str], where: str) -> Callable[[Tensor], Tensor]:
-        return lambda targets: targets  # numbers of objects have no meaning
-
     def check_network(self, network: Any) -> None:
         if not network.has_slots:
             raise InputError(

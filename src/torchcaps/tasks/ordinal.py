@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import InputError
+from torchcaps.ranges import Range
 from torchcaps.tasks.base import PRESENT, Metric, Task
 from torchcaps.tasks.classes import Classes
 
@@ -38,7 +39,7 @@ class Ordinal(Classes):
 
     name = "ordinal"
     output, score_name = "grade", "score"
-    max_outputs = 200
+    output_range = Range(2, 200, whole=True)
     """The projection of the thresholds takes a time in proportion to the cube of their number."""
     needs = "whole numbers from 0, the grade of each image, (N,), or one-hot rows (N, J)"
     metric = Metric("accuracy", "error", "% of the images")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchcaps.errors import InputError, reason_of
-from torchcaps.ranges import IGNORED
+from torchcaps.ranges import IGNORED, SEVERAL
 from torchcaps.tasks.base import (
     PRESENT,
     Metric,
@@ -34,7 +34,7 @@ class Segmentation(Task):
     """
 
     name, form = "pixels", ("UInt8", "N H W")
-    output, min_outputs = "class", 2
+    output, output_range = "class", SEVERAL
     needs = "masks, the class of each pixel as a whole number from 0 (255: ignored), (N, H, W) or (N, D, H, W)"
     metric = Metric("Dice", "1 − Dice", "%, mean over the images", hub="dice")
     evaluation = "torchcaps.analysis.segmentation"
@@ -74,7 +74,7 @@ class Segmentation(Task):
 
     def _num_classes(self, targets: Tensor | Sequence[Tensor]) -> int:
         highest = (int(mask.masked_fill(mask == IGNORED, 0).max()) for mask in targets)
-        return max(max(highest) + 1, self.min_outputs)
+        return max(max(highest) + 1, int(self.output_range.least))
 
     def check_targets(
         self,
@@ -124,9 +124,6 @@ class Segmentation(Task):
 
     def describe(self, names: Sequence[str], target: Any) -> str:
         return " + ".join(names[j] for j in target.unique().tolist() if j != IGNORED) or "none"
-
-    def move(self, targets: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-        return change(targets)
 
     def check_network(self, network: Any) -> None:
         if not network.per_pixel:
@@ -219,7 +216,7 @@ class Segmentation(Task):
 
         if scores.shape[1] == 1:
             scores = probabilities(scores, network)
-        counts = confusions(pixel_classes(scores), targets, max(scores.shape[1], self.min_outputs))
+        counts = confusions(pixel_classes(scores), targets, max(scores.shape[1], int(self.output_range.least)))
         return mean_dice(counts).to(scores.dtype)
 
     def predict_classes(self, scores: Any) -> Any:

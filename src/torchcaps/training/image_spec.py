@@ -123,7 +123,7 @@ class ImageSpec:
         for name, fitting in fits.items():
             if not fitting:
                 raise InputError(f"{name} cannot be {shown(getattr(self, name))}")
-        if len(names) < TASKS[self.task].min_outputs:
+        if len(names) < TASKS[self.task].output_range.least:
             raise InputError(f"class_names cannot be {shown(names)}")
 
     @property
