@@ -70,7 +70,7 @@ CASES: list[tuple[dict[str, Any], type[InputError], str]] = [
     ({"sizes": "12"}, WrongType, "sizes must be a sequence, got '12'"),
     ({"sizes": [1] * (MAX_ENTRIES + 1)}, InputError, f"sizes must have at most {MAX_ENTRIES} entries, got 101"),
     ({"pair": (1, 2, 3)}, InputError, "pair must have 2 entries, got (1, 2, 3)"),
-    ({"module": 3}, WrongType, "module must be a text, got 3"),
+    ({"module": 3}, WrongType, "module must be a Module or a text, got 3"),
 ]
 
 

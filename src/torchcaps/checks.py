@@ -125,6 +125,8 @@ def _check_of(hint: Any) -> Check:
         return partial(_check_tensor, *kind, axes)
     if origin is Annotated and isinstance(args[1], Range):
         return lambda name, value, _sizes, _owner: args[1].check(name, value)
+    if origin is Annotated and inspect.isfunction(args[-1]):
+        return lambda name, value, _sizes, _owner: args[-1](name, value)
     if origin in (Annotated, typing.NotRequired):
         return _check_of(args[0])
     if origin is Literal:
@@ -244,6 +246,11 @@ def _check_union(of: list[Check], may_be_none: bool, name: str, value: Any, size
     shapes = [str(error).partition(" must have shape ")[2].partition(", got")[0] for error in errors]
     if len(shapes) > 1 and all(shapes):
         raise InputError(f"{name} must have shape {' or '.join(dict.fromkeys(shapes))}, got {tuple(value.shape)}")
+    musts = [str(error).partition(f"{name} must be ")[2].partition(", got ") for error in errors]
+    if all(words and isinstance(error, WrongType) for (words, *_), error in zip(musts, errors, strict=True)):
+        *others, last = dict.fromkeys(words for words, *_ in musts)
+        words = f"{', '.join(others)} or {last}" if others else last
+        raise WrongType(f"{name} must be {words}, got {musts[-1][2]}")
     raise next((error for error in errors if not isinstance(error, WrongType)), errors[-1])
 
 

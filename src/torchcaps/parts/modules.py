@@ -13,17 +13,32 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 import torch
 from torch import nn
 
-from torchcaps.checks import checked
-from torchcaps.errors import InputError, shown, unknown_name
+from torchcaps.checks import FLOATS, checked
+from torchcaps.errors import InputError, WrongType, shown, unknown_name
 from torchcaps.parts.registry import PARTS, Choice, Option, Spec, Tree, all_parts, find, options, part_of
 from torchcaps.parts.trees import MOVED_OPTIONS, Settings, complete
 from torchcaps.ranges import FROM_DATA
 
 ClassT = TypeVar("ClassT", bound=type)
 InitT = TypeVar("InitT", bound=Callable[..., None])
-Device = Annotated[torch.device | str | int | None, FROM_DATA]
+
+
+def _check_device(name: str, device: Any) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError):  # torch has each of them for devices that it lacks
+        raise InputError(f'{name} must be a device of this machine, such as "cpu", got {shown(device)}') from None
+
+
+def _check_dtype(name: str, dtype: Any) -> None:
+    if dtype is not None and dtype not in FLOATS:
+        kind = InputError if isinstance(dtype, torch.dtype) else WrongType
+        raise kind(f"{name} must be a floating-point type of at least 16 bits such as torch.bfloat16, got {dtype!r}")
+
+
+Device = Annotated[torch.device | str | int | None, FROM_DATA, _check_device]
 """Device of the parameters and buffers of a module; None: torch's default device."""
-Dtype = Annotated[torch.dtype | None, FROM_DATA]
+Dtype = Annotated[torch.dtype | None, FROM_DATA, _check_dtype]
 """Floating-point type of the parameters and buffers of a module; None: torch's default type."""
 
 
@@ -98,13 +113,7 @@ def placed(init: InitT) -> InitT:
         name = type(self).__name__
         for option in MOVED_OPTIONS.keys() & options:
             raise InputError(f"{name}: there is no option {option} any more: {MOVED_OPTIONS[option]}")
-        if dtype is not None and not dtype.is_floating_point:
-            raise InputError(f"{name}: dtype must be a floating-point type such as torch.bfloat16, got {dtype}")
-        try:
-            place = contextlib.nullcontext() if device is None else torch.device(device)
-        except RuntimeError:
-            raise InputError(f'{name}: device must be a device such as "cpu" or "cuda", got {shown(device)}') from None
-        with place:
+        with contextlib.nullcontext() if device is None else torch.device(device):
             init(self, *args, **options)
         if device is not None or dtype is not None:
             self.to(device=device, dtype=dtype)

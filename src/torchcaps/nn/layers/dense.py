@@ -101,14 +101,16 @@ class DenseCapsules(CapsuleLayer):
     def votes(self, capsules: Capsules | Float[Tensor, "B I K"]) -> tuple[Votes, Activations]:
         """Return the inputs of the routing."""
         capsules = Capsules.of(capsules)
-        votes, places = self._votes(capsules.poses, capsules.mask), self._places(capsules.poses.device)
+        poses, activations, _, mask = capsules
+        votes, places = self._votes(poses, activations, mask), self._places(poses.device)
         votes = votes if places is None else PlacedVotes(votes, places)
-        return votes.masked(capsules.mask), capsules.activations
+        return votes.masked(mask), activations
 
     @checked
     def _votes(
         self,
         poses: Float[Tensor, "B {self.in_capsules} {self.in_dim}"],
+        activations: Float[Tensor, "B {self.in_capsules}"] | None,
         mask: Bool[Tensor, "B {self.in_capsules}"] | None,
     ) -> Votes:
         # masked before the transform, which may sum over input capsules

@@ -92,14 +92,18 @@ class MapLayer(CapsuleLayer):
         """Return the maps of the capsules in full precision, zero where they are masked, and the dtype of the votes."""
         self.out_grid(capsules.grid)
         assert capsules.grid is not None
-        poses = self._on_map(capsules.poses, math.prod(capsules.grid), capsules.mask)
+        poses = self._on_map(capsules.poses, math.prod(capsules.grid), capsules.activations, capsules.mask)
         # converted before windows overlap, so that the gradients of all windows are summed in full precision
         dtype = functools.reduce(torch.promote_types, (each.dtype for each in self._learned()), poses.dtype)
         return poses.to(full_dtype(dtype)).unflatten(1, capsules.grid).movedim(-1, 2), dtype
 
     @checked
     def _on_map(
-        self, poses: Float[Tensor, "B N {self.in_dim}"], number: int, mask: Bool[Tensor, "B N"] | None
+        self,
+        poses: Float[Tensor, "B N {self.in_dim}"],
+        number: int,
+        activations: Float[Tensor, "B N"] | None,
+        mask: Bool[Tensor, "B N"] | None,
     ) -> Float[Tensor, "B N K"]:
         if poses.shape[1] != number:
             name = type(self).__name__
