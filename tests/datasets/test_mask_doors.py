@@ -143,6 +143,31 @@ def from_lists(path: Path, masks: np.ndarray) -> dict[int, Tensor]:
     return by_image(opened.data.images[:-1], opened.data.labels[:-1])
 
 
+def from_pictures(path: Path, masks: np.ndarray) -> dict[int, Tensor]:
+    """Lists of Pillow images; numbers have a palette, as in files."""
+    pictures = [Image.fromarray(mask) for mask in masks]
+    for picture in pictures:
+        if picture.mode == "L":
+            picture.putpalette(np.random.default_rng(0).integers(0, 256, 768).tolist())
+    opened = open_data((list(map(Image.fromarray, IMAGES)), pictures), form_of(masks))
+    return by_image(opened.data.images, opened.data.labels)
+
+
+class Stream(torch.utils.data.Dataset[Any]):
+    def __init__(self, masks: np.ndarray) -> None:
+        self.masks = masks
+
+    def __len__(self) -> int:
+        return len(self.masks)
+
+    def __getitem__(self, n: int) -> Any:
+        return IMAGES[n % COUNT], self.masks[n]
+
+
+def from_items(path: Path, masks: np.ndarray) -> dict[int, Tensor]:
+    return by_image(*open_data(Stream(masks), form_of(masks)).data.read(range(COUNT)))
+
+
 DOORS: dict[str, Callable[[Path, np.ndarray], dict[int, Tensor]]] = {
     "folder": from_folder,
     "folder of parts": from_folder_of_parts,
@@ -154,14 +179,18 @@ DOORS: dict[str, Callable[[Path, np.ndarray], dict[int, Tensor]]] = {
     "fit of tensors": from_fit_of_tensors,
     "validation": from_validation,
     "lists": from_lists,
+    "pictures": from_pictures,
+    "items": from_items,
 }
 NOT_IN_FILES = ("first", "one-hot", "int64")
-CASES = [
-    (door, form)
-    for door in DOORS
-    for form in FORMS
-    if not door.startswith("folder") or not any(w in form for w in NOT_IN_FILES)
-]
+LACKING = {
+    "folder": NOT_IN_FILES,
+    "folder of parts": NOT_IN_FILES,
+    "pictures": (*NOT_IN_FILES, "channel", "255, last"),
+    "items": ("colour", "255"),
+}
+"""Words of forms that a door does not take."""
+CASES = [(door, form) for door in DOORS for form in FORMS if not any(w in form for w in LACKING.get(door, ()))]
 
 
 @pytest.mark.parametrize(("door", "form"), CASES)
@@ -172,6 +201,31 @@ def test_masks_of_any_form_are_the_same_at_every_door(tmp_path: Path, door: str,
     for n, mask in found.items():
         assert mask.dtype == torch.uint8
         assert np.array_equal(mask, classes[n]), (n, mask.unique(), np.unique(classes[n]))
+
+
+def test_the_training_masks_decide_what_values_of_others_are() -> None:
+    form = Form(find_task("pixels"), 3, (1, *SIZE))
+    colours = np.array([[0, 0, 0], [255, 0, 0], [255, 255, 255]], np.uint8)
+    table = open_data((IMAGES, colours[MASKS]), form).table
+    validation = Form(form.task, 3, form.in_shape, table=table)
+    grey = np.where(MASKS == 1, 0, MASKS)  # black and white, which are colours here
+    assert np.array_equal(open_data((IMAGES, colours[grey]), validation, where="validation").data.labels, grey)
+    for masks, words in ((COLOURS[MASKS], "the colour #0000ff, which the training"), (MASKS, "the colour #010101")):
+        assert_raises(InputError, open_data, (IMAGES, masks), validation, where="validation", say=words)
+    table = open_data((IMAGES, OBJECTS), form).table
+    validation = Form(form.task, 3, form.in_shape, table=table)
+    with pytest.warns(UserWarning, match=r"labels\[0\] holds no number but 0 and 255, but other"):
+        open_data((IMAGES, OBJECTS * 255), validation, where="validation")
+    assert_raises(InputError, open_data, (IMAGES, COLOURS[MASKS]), validation, where="validation", say="is no number")
+
+
+def test_0_and_255_beside_numbers_of_classes_are_said(tmp_path: Path) -> None:
+    masks = OBJECTS.copy()
+    masks[PARTS["test"]] *= 255
+    for door in (from_folder_of_parts, from_npz_of_parts):
+        (tmp_path / door.__name__).mkdir()
+        with pytest.warns(UserWarning, match="no number but 0 and 255, but other masks hold numbers of classes"):
+            door(tmp_path / door.__name__, masks)
 
 
 @pytest.mark.parametrize("listed", [(), (0, 1, 2), (2, 0, 1)], ids=["no list", "list", "another order"])
@@ -233,21 +287,14 @@ def test_masks_of_volumes_are_the_same_at_every_door(tmp_path: Path, door: str, 
         assert np.array_equal(mask, np.stack([classes[n]] * 6))
 
 
-class Stream(torch.utils.data.Dataset[Any]):
-    def __init__(self, masks: np.ndarray) -> None:
-        self.masks = masks
-
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, n: int) -> Any:
-        return IMAGES[n], self.masks[n]
-
-
 def test_streams_of_0_and_255_are_refused(tmp_path: Path) -> None:
     form = Form(find_task("pixels"), 3, (1, *SIZE))
     for data in (Stream(OBJECTS * 255), torch.utils.data.DataLoader(Stream(OBJECTS * 255), batch_size=4)):
         assert_raises(InputError, open_data, data, form, say="labels of items hold only 0 and 255, but 255 is ignored")
+    rare = np.zeros((300, *SIZE), np.uint8)
+    rare[[7, 200], 3] = 255
+    assert_raises(InputError, open_data, Stream(rare), form, say="labels of items hold only 0 and 255")
+    assert_raises(InputError, open_data, Stream(COLOURS[MASKS]), form, say="labels of items are in colour; give the")
     _, labels = open_data(Stream(FORMS["ignored"][0]), form).data.read([0, 1])
     assert np.array_equal(labels, FORMS["ignored"][1][:2])
 

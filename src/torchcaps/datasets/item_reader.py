@@ -41,7 +41,7 @@ class ItemReader(TorchDataset[Any]):
         keys: Names or positions of image and label in an item; None: pairs, or dicts with usual names.
         collate: Function that makes a batch of items; None: stack images and labels.
         read_images: Function that converts the images of a batch.
-        read_labels: Function that converts the labels of a batch.
+        read_labels: Function that converts the labels of a batch, given its converted images.
 
     Raises:
         InputError: The first item cannot be read, or its image and label are ambiguous.
@@ -51,7 +51,7 @@ class ItemReader(TorchDataset[Any]):
         self,
         data: Any,
         read_images: Callable[[Any], Tensor],
-        read_labels: Callable[[Any], Tensor],
+        read_labels: Callable[[Any, Tensor], Tensor],
         keys: Keys | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
@@ -93,14 +93,14 @@ class ItemReader(TorchDataset[Any]):
             batch = self.collate(items)
             image, label = find_keys(batch, self.keys, "batches of the collate_fn")
             images, labels = batch[image], batch[label]
-        made = self.read_images(images), self.read_labels(labels)
-        if any(len(each) != len(index) for each in made):
+        pixels = self.read_images(images)
+        targets = self.read_labels(labels, pixels)
+        if not len(pixels) == len(targets) == len(index):
             raise InputError(
-                f"a batch of {counted(len(index), 'item')} has {counted(len(made[0]), 'image')} and "
-                f"{counted(len(made[1]), 'label')}; "
-                "every item must give one image and one label"
+                f"a batch of {counted(len(index), 'item')} has {counted(len(pixels), 'image')} and "
+                f"{counted(len(targets), 'label')}; every item must give one image and one label"
             )
-        return made
+        return pixels, targets
 
 
 def find_keys(item: Any, keys: Keys | None, where: str) -> Keys:

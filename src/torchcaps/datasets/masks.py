@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Shaped, UInt, UInt8
-from PIL import ImageColor
+from PIL import Image, ImageColor
 
 from torchcaps.datasets.image_files import MASK_FORMATS, WHITE, opened_pages
 from torchcaps.datasets.scaling import MAX_16_BIT
@@ -108,15 +108,9 @@ def read_mask(path: Path, name: str, *, is_volume: bool = False) -> Mask:
         InputError: The file cannot be read, or it has more than ``MAX_COLOURS`` values; errors begin with ``name``.
     """
     with opened_pages(path, name, several=is_volume, what="a mask", formats=MASK_FORMATS) as pages:
-        are_coloured = {page.mode in ("RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV") for page in pages}
-        if len(are_coloured) > 1:
+        slices = [pillow_mask(page) for page in pages]
+        if len({each.ndim for each in slices}) > 1:
             raise ValueError("some of its pages are in colour, but not all")
-        slices = []
-        for page in pages:  # without transparency
-            plain = {"LA": "L", "PA": "P"}.get(page.mode, "RGB" if True in are_coloured else page.mode)
-            slices.append(np.asarray(page if plain == page.mode else page.convert(plain)))
-            if WHITE in page.info and True not in are_coloured:  # the numbers in the file, not stretched
-                slices[-1] = np.rint(slices[-1] * (page.info[WHITE] / (MAX_16_BIT if page.mode == "I" else 255)))
         values = np.stack(slices) if is_volume else slices[0]
     mask = as_mask(values, values.shape[: 2 + is_volume], name)
     if len(mask.values) > MAX_COLOURS:
@@ -124,6 +118,16 @@ def read_mask(path: Path, name: str, *, is_volume: bool = False) -> Mask:
         kind = "colours" if last >= COLOUR else f"values up to {last}"
         raise InputError(f"{name} holds {len(mask.values)} {kind}, as a photo does; {RIGHT}")
     return mask
+
+
+def pillow_mask(image: Image.Image) -> Shaped[np.ndarray, "..."]:
+    """Return the numbers of a mask (H, W), or its colours (H, W, 3), without transparency; of a palette the numbers."""
+    plain = {"LA": "L", "PA": "P"} | dict.fromkeys(("RGBA", "CMYK", "YCbCr", "LAB", "HSV"), "RGB")
+    mode = plain.get(image.mode, image.mode)
+    numbers = np.asarray(image if mode == image.mode else image.convert(mode))
+    if WHITE in image.info and mode != "RGB":  # the numbers in the file, not stretched
+        numbers = np.rint(numbers * (image.info[WHITE] / (MAX_16_BIT if mode == "I" else 255)))
+    return numbers
 
 
 RIGHT = f"a mask holds the number of a class in each pixel ({IGNORED}: ignored)"
@@ -232,7 +236,7 @@ def number_values(
     masks, listed = dict(masks), listed or {}
     values: set[int] = set().union(*(mask.values for mask in masks.values()))
     if max(values) >= COLOUR or (listed and {_colour_of(each) for each in values} <= listed.keys()):
-        masks = {name: mask._replace(values=tuple(map(_colour_of, mask.values))) for name, mask in masks.items()}
+        masks = _in_colour(masks)
         if not listed:
             _check_greys({name: mask.values for name, mask in masks.items()})
         coloured: set[int] = set().union(*(mask.values for mask in masks.values()))
@@ -241,7 +245,40 @@ def number_values(
         return masks, {IGNORED: IGNORED} | dict(listed)
     if values == {0, IGNORED}:
         return masks, {0: 0, IGNORED: 1}
+    _note_ignored(masks)
     return masks, {value: value for value in values}
+
+
+def with_table(masks: Mapping[str, Mask], table: Mapping[int, int]) -> dict[str, Mask]:
+    """Return masks for the ``table`` of :func:`number_values` that the training masks decided.
+
+    Raises:
+        InputError: They hold a colour that the training masks lack, or these hold numbers.
+    """
+    is_coloured, masks = max(table) >= COLOUR, dict(masks)
+    masks = _in_colour(masks) if is_coloured else masks
+    for name, mask in masks.items():
+        if unknown := [value for value in mask.values if value >= COLOUR and value not in table]:
+            lack = "the training masks lack" if is_coloured else "is no number, as the training masks hold"
+            raise InputError(f"{name}: a mask has the colour #{unknown[0] - COLOUR:06x}, which {lack}")
+    if table.get(IGNORED, IGNORED) == IGNORED and not is_coloured:
+        _note_ignored(masks)
+    return masks
+
+
+def _in_colour(masks: Mapping[str, Mask]) -> dict[str, Mask]:
+    return {name: mask._replace(values=tuple(map(_colour_of, mask.values))) for name, mask in masks.items()}
+
+
+def _note_ignored(masks: Mapping[str, Mask]) -> None:
+    """Say that 255 is ignored, if no mask holds it beside a class, as masks of 0 and 255 do not."""
+    marked = {name: mask.values for name, mask in masks.items() if IGNORED in mask.values}
+    if marked and all({*values} <= {0, IGNORED} for values in marked.values()):
+        warnings.warn(
+            f"{min(marked)} holds no number but 0 and {IGNORED}, but other masks hold numbers of classes, so {IGNORED} "
+            f"is ignored. If it is a class, save its number in place of {IGNORED}.",
+            stacklevel=2,
+        )
 
 
 def number_array(mask: Mask, table: Mapping[int, int]) -> Shaped[np.ndarray, "..."]:

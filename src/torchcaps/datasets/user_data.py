@@ -16,7 +16,16 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from torchcaps.datasets.dataset import Dataset
 from torchcaps.datasets.image_set import ImageSet, for_task, images_of, to_floats
 from torchcaps.datasets.item_reader import ItemReader, Keys, SampledBatches, are_items, find_keys, sampled_batches
-from torchcaps.datasets.masks import as_mask, channel_axis, number_array, number_values
+from torchcaps.datasets.masks import (
+    COLOUR,
+    Mask,
+    as_mask,
+    channel_axis,
+    number_array,
+    number_values,
+    pillow_mask,
+    with_table,
+)
 from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.pixels import as_numbers, prepare_images, scale_pixels
 from torchcaps.datasets.records import pad_sequences
@@ -30,7 +39,7 @@ from torchcaps.tasks.base import as_array
 from torchcaps.words import counted
 
 MAX_PROBED = 8
-"""Items whose masks are read before the first batch, to see whether their values are numbers of classes."""
+"""Masks of 0 and 255 that are read before the first batch, to see whether other values are numbers of classes."""
 FORMS = (
     "a torchcaps Dataset or ImageSet; images and labels, as two tensors, arrays or lists; a torch Dataset with a "
     "length, of pairs (image, label) or dicts; or a DataLoader of one"
@@ -93,14 +102,28 @@ class Form:
 
     def masks(self, values: Sequence[Any], sizes: Sequence[Sequence[int]]) -> tuple[list[Any], Mapping[int, int]]:
         """Return the class of each pixel of masks of these sizes, and the class of each value, decided once for all."""
-        where = f"{self.where}labels"
-        arrays = [as_numbers(each, where).cpu().numpy() for each in values]
-        masks = {str(n): as_mask(each, sizes[n], where) for n, each in enumerate(arrays)}
-        masks, table = (masks, self.table) if self.table is not None else number_values(masks)
+        masks = {f"{self.where}labels[{n}]": self._mask(each, sizes[n]) for n, each in enumerate(values)}
+        masks, table = number_values(masks) if self.table is None else (with_table(masks, self.table), self.table)
         return [number_array(mask, table) for mask in masks.values()], table
 
-    def labels_of_batch(self, values: Any) -> Tensor:
-        """Convert the labels of a batch. Texts need class names, because a batch may lack some classes."""
+    def _mask(self, values: Any, size: Sequence[int]) -> Mask:
+        """Return one mask, or masks of one size."""
+        if isinstance(values, list | tuple):
+            values = [pillow_mask(each) if isinstance(each, Image.Image) else each for each in values]
+        numbers = pillow_mask(values) if isinstance(values, Image.Image) else values
+        return as_mask(as_numbers(numbers, f"{self.where}labels").cpu().numpy(), size, f"{self.where}labels")
+
+    def labels_of_batch(self, values: Any, images: Tensor) -> Tensor:
+        """Convert the labels of a batch of ``images``.
+
+        Texts need class names, because a batch may lack some classes, and masks hold numbers, not colours.
+        """
+        size = (len(images), *images.shape[2:])
+        if self.wants_masks and channel_axis(_shape_of(values), size) is not None:
+            mask = self._mask(values, size)
+            if mask.values[-1] >= COLOUR:
+                raise InputError(f"{self.where}labels of items are in colour; give the number of a class in each pixel")
+            values = number_array(mask, {})
         first = values[0] if isinstance(values, list | tuple | np.ndarray) and len(values) else values
         if isinstance(first, str | bytes) and self.class_names is None:
             raise InputError(f"labels of items must be numbers, got the text {first!r}; number the classes from 0")
@@ -242,9 +265,13 @@ def _checked_items(items: ItemReader, form: Form) -> ItemReader:
     """Return the reader; raise InputError if masks of 0 and 255 would be read batch by batch, with 255 ignored."""
     if not form.wants_masks:
         return items
+    values, marked = set[int](), 0
     with seeded(0):
-        numbers = {int(len(items) * share / MAX_PROBED) for share in range(MAX_PROBED)}
-        values = {value for n in sorted(numbers) for value in items.read([n])[1].unique().tolist()}
+        for n in torch.randperm(len(items)).tolist():
+            held = set(items.read([n])[1].unique().tolist())
+            values, marked = values | held, marked + (IGNORED in held)
+            if not values <= {0, IGNORED} or marked == MAX_PROBED:
+                break
     if IGNORED in values and values <= {0, IGNORED}:
         raise InputError(
             f"{form.where}labels of items hold only 0 and {IGNORED}, but {IGNORED} is ignored; give 0 and 1, such as "
@@ -294,8 +321,13 @@ def _size_of(image: Any) -> tuple[int, ...]:
 
 def _are_masks_of(labels: Any, size: tuple[int, ...]) -> bool:
     """Return True if labels have the size of the images, or an axis of channels beside it."""
-    shape = tuple(np.shape(labels)) if not isinstance(labels, list) else (len(labels), *np.shape(labels[0]))
+    shape = _shape_of(labels)
     return shape == size or channel_axis(shape, size) is not None
+
+
+def _shape_of(labels: Any) -> tuple[int, ...]:
+    is_list = isinstance(labels, list | tuple) and len(labels)
+    return (len(labels), *np.shape(labels[0])) if is_list else tuple(np.shape(labels))
 
 
 def _in_patches(images: Sequence[Any], labels: Any, form: Form) -> tuple[PatchSet, Mapping[int, int]]:
