@@ -83,7 +83,8 @@ def test_without_a_range_12_bits_are_refused_or_said(tmp_path: Path, form: str) 
         with pytest.warns(UserWarning, match="is above 4,095, but 65,535 is white, so they are dark.*--scale 0,4095"):
             load_dataset(spec)
     else:
-        assert_raises(InputError, load_dataset, spec, say="say which numbers become 0 and 1, such as scale=(0, 4095)")
+        with pytest.raises(InputError, match=r"say which numbers become 0 and 1, such as scale=\(0, 4095\)"):
+            load_dataset(spec)
 
 
 @pytest.mark.parametrize("form", FORMS)

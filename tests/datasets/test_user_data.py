@@ -39,6 +39,7 @@ from torchcaps import create_model, fit
 from torchcaps.analysis import predict
 from torchcaps.datasets import BatchLoader, ImageSet, load_dataset
 from torchcaps.datasets.item_reader import find_keys
+from torchcaps.datasets.scaling import UnknownRange
 from torchcaps.datasets.user_data import Form, open_data
 from torchcaps.errors import InputError, WrongType
 from torchcaps.sklearn import CapsNetClassifier
@@ -338,7 +339,7 @@ def test_a_scale_says_the_range_of_pixels(plain: dict[str, list[float]], tmp_pat
     data = load_dataset(f"npz:{tmp_path / 'a.npz'}", scale=scale)
     assert train_tiny(data.train) == pytest.approx(plain["fit"], rel=2e-3)
     normalised = (PIXELS.float() / 255 - 0.3) / 0.4
-    assert_raises(InputError, train_tiny, (normalised, LABELS), say="images must be uint8")
+    assert_raises(UnknownRange, train_tiny, (normalised, LABELS), say="images must be uint8")
     assert train_tiny((normalised, LABELS), scale="none") != train_tiny((PIXELS, LABELS))
 
 

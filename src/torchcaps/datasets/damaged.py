@@ -46,7 +46,7 @@ def read_each(
     if len(unknown) == len(damaged) > 1 and not skip:  # one option is missing
         where = f"each of {len(unknown)} files, such as {unknown[0].where},"
         low, high = min(each.low for each in unknown), max(each.high for each in unknown)
-        raise UnknownRange(where, unknown[0].dtype, low, high)
+        raise UnknownRange.of(where, unknown[0].dtype, low, high)
     refuse_damaged(damaged, len(values) + len(damaged), skip=skip)
     return values, damaged
 

@@ -47,13 +47,18 @@ def check_scale(scale: Any) -> None:
 class UnknownRange(InputError):  # noqa: N818  the name is the fault
     """Numbers from ``low`` to ``high``, of files or an array, whose dtype does not tell the range of their pixels."""
 
-    def __init__(self, where: str, dtype: str, low: float, high: float) -> None:
-        super().__init__(
+    where, dtype, low, high = "", "", 0.0, 0.0
+
+    @classmethod
+    def of(cls, where: str, dtype: str, low: float, high: float) -> UnknownRange:
+        """Return the error; its class takes one text, so that worker processes can raise it."""
+        error = cls(
             f"{where} must be uint8, other integers of 0..255, uint16 of 16 bits, or floats of 0..1, got {dtype} from "
             f"{low:g} to {high:g}; say which numbers become 0 and 1, such as {_scale_words(_likely_scale(low, high))}, "
             "or save floats of 0..1"
         )
-        self.where, self.dtype, self.low, self.high = where, dtype, low, high
+        error.where, error.dtype, error.low, error.high = where, dtype, low, high
+        return error
 
 
 def range_of(
@@ -109,7 +114,7 @@ def range_of(
         return 0.0, 255.0
     if source == "estimator":
         return low, high
-    raise UnknownRange(where, str(numbers.dtype), low, high)
+    raise UnknownRange.of(where, str(numbers.dtype), low, high)
 
 
 def as_pixels(
