@@ -17,6 +17,7 @@ SMALL = "--stack-channels 6,6,6 --broadcast-channels 8,8 --feature-width 8 --mlp
 TRAIN = f"train slots-small --num-capsules 3 {SMALL} --epochs 1"
 WORKING = {
     "evaluate": "evaluate RUN --figure objects.png --json --out answers.csv",
+    "evaluate two": "evaluate RUN RUN/../run",
     "predict": "predict RUN PICTURES --out masks --figure p.png",
     "curves": "curves RUN --figure c.png",
     "datasets": "datasets folder:PICTURES --task objects --sample 3 --figure s.png",
@@ -56,6 +57,8 @@ def run(pictures: Path, cli: Cli) -> Path:
     trained = cli(*TRAIN.split(), "--data", f"folder:{pictures}", "--out", run)
     assert trained.code == 0, trained.err
     assert "FG-ARI is unknown" in trained.out + trained.err
+    assert "3×24×24, 3 slots" in trained.out
+    assert json.loads((run / "summary.json").read_text())["test"]["best"]["accuracy"] is None
     return run
 
 
@@ -74,10 +77,16 @@ def test_a_command_works(run: Path, pictures: Path, cli: Cli, tmp_path: Path, na
         assert set(np.unique(Image.open("masks/0.png"))) <= {0, 1, 2}
     if name == "evaluate":
         values = json.loads(result.out)
-        assert values["accuracy"] is None, "there are no masks"
+        assert (values["accuracy"], values["class_names"]) == (None, ["0", "1", "2"]), "no masks, and three slots"
         rows = list(csv.DictReader(Path("answers.csv").read_text("utf-8").splitlines()))
         assert (len(rows), {row["FG-ARI"] for row in rows}) == (values["num_images"], {""})
         assert np.mean([float(row["squared error"]) for row in rows]) == pytest.approx(values["squared_error"], 1e-4)
+    if name == "evaluate two":
+        assert "0.00 %" not in result.out, "an unknown number is not 0"
+    if name == "export folder":
+        card = Path("folder/README.md").read_text("utf-8")
+        assert "with 3 slots" in card
+        assert not [words for words in ("0.00 %", "value:") if words in card]
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -177,6 +177,7 @@ def test_what_does_not_fit_a_network_is_one_sentence() -> None:
         ({"decoder": False}, "it needs a decoder"),
         ({"decoder": "dense"}, 'decoder must be "broadcast", which draws a mask of each slot, got Decoder'),
         ({"layers": ()}, "layers must hold at least one layer"),
+        ({"num_capsules": 256}, "a network has at most 255 slots, got 256"),
     ):
         assert_raises(InputError, create_model, "slots-small", **options, say=said)
     assert_raises(InputError, create_model, "compact", decoder="broadcast", say="slot_dim without a default")
@@ -219,15 +220,35 @@ def test_without_masks_the_squared_error_is_the_result() -> None:
     images = ImageSet(bright().images, torch.full((12, 9, 9), IGNORED, dtype=torch.uint8))
     result = evaluate(create_model("slots-small", (1, 9, 9), 3, **SMALL), images)
     assert not result.is_known
+    assert math.isnan(result.accuracy)
+    assert set(TASK.metric.cells(result.accuracy).values()) == {"–"}
+    assert TASK.metric.spread([result.error, 0.5]) == "–"
     assert result.to_dict()["accuracy"] is None
     assert result.to_dict()["squared_error"] == pytest.approx(result.loss, rel=1e-5)
     assert [row[0] for row in result.tables()[0].rows] == ["Squared error"]
     assert "FG-ARI is unknown" in (result.warning or "")
 
 
-def test_a_mask_is_predicted_from_an_array() -> None:
-    network = create_model("slots-small", (1, 9, 9), 3, **SMALL)
+@pytest.mark.parametrize("slots", [1, 2, 5])
+def test_slots_have_the_numbers_of_the_network(slots: int) -> None:
+    network = create_model("slots-small", (1, 9, 9), 3, **SMALL, num_capsules=slots)
     mask = predict_mask(network, bright().images[0].numpy())
     assert mask.shape == (9, 9)
-    assert mask.max() < 3
+    scores = network(bright().images.float() / 255).scores
+    assert TASK.predict_classes(scores[:1])[0].numpy().tolist() == mask.tolist()
+    assert TASK.predict_classes(scores[:1].detach().numpy()).tolist() == [mask.tolist()]
+    assert mask.max() < slots
+    assert evaluate(network, bright()).class_names == tuple(map(str, range(slots)))
     assert TASKS["objects"].supports("predict")
+
+
+@pytest.mark.parametrize("names", [("x",), ("x", "x_test"), ("x", "x_val", "x_test"), ("train_images", "test_images")])
+def test_pictures_without_labels_are_read_from_arrays(tmp_path: Path, names: tuple[str, ...]) -> None:
+    np.savez(tmp_path / "a.npz", **{name: bright().images[:, 0].numpy() for name in names})
+    data = load_dataset(f"npz:{tmp_path / 'a.npz'}", task="objects")
+    assert (data.task.name, data.num_classes, data.in_shape) == ("objects", 7, (1, 9, 9))
+    for part in data.parts.values():
+        assert part.labels.unique().tolist() == [IGNORED]
+    assert sum(len(part) for part in data.parts.values()) == 12 * len(names)
+    for task in (None, "classes", "pixels"):
+        assert_raises(InputError, load_dataset, f"npz:{tmp_path / 'a.npz'}", task=task, say="has no array")

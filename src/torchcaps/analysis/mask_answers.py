@@ -28,7 +28,6 @@ from torchcaps.datasets.volumes import is_volume, read_input
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path
 from torchcaps.models import ModelOutput, Network
-from torchcaps.ops.segmentation import pixel_classes
 from torchcaps.ranges import Pages
 from torchcaps.tasks import TaskName, task_of
 from torchcaps.words import each_of
@@ -52,7 +51,8 @@ def predict_mask(model: Network, image: Pixels) -> UInt8[np.ndarray, "*S"]:
     """
     if not (model.per_pixel or model.has_slots):
         raise InputError(f"a {type(model).__name__} gives one answer for each image, and no masks")
-    return pixel_classes(_pixel_scores(model, image)[None])[0].numpy()
+    answer: np.ndarray = task_of(model).predict_classes(_pixel_scores(model, image)[None])[0].numpy()
+    return answer
 
 
 class ExportedNetwork(NamedTuple):
@@ -196,7 +196,7 @@ def answer_files(
             how = (spec.scale, spec.pages, spec.channels, spec.spacing)
             pixels, volume = read_input(path, spec.in_shape[0], *how)
             scores = _pixel_scores(network, inverted(pixels) if options.invert else pixels)
-            seen = pixel_classes(scores[None])[0].numpy()
+            seen = task_of(network).predict_classes(scores[None])[0].numpy()
             mask = seen if volume is None else volume.restored(seen)
         except InputError as error:
             damaged.append(str(error) if str(path) in str(error) else f"{path}: {error}")

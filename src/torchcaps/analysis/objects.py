@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -17,7 +18,6 @@ from torchcaps.analysis.results import Table
 from torchcaps.analysis.segmentation import MAX_DRAWN, SIDE, coloured
 from torchcaps.models import ModelOutput
 from torchcaps.ops.segmentation import foreground_ari as foreground_ari
-from torchcaps.ops.segmentation import pixel_classes
 from torchcaps.tasks import find_task
 from torchcaps.words import counted
 
@@ -66,15 +66,15 @@ class ObjectEvaluation(TaskEvaluation):
 
     @property
     def accuracy(self) -> float:
-        """Mean FG-ARI of the images with objects in their masks; 0, as by chance, if there are none."""
-        return float(np.nanmean(self.ari)) if self.is_known else 0.0
+        """Mean FG-ARI of the images with objects in their masks; NaN if there are none."""
+        return float(np.nanmean(self.ari)) if self.is_known else math.nan
 
     @property
     def warning(self) -> str | None:
         """Say that FG-ARI is not known, if no image has a mask with objects."""
         if self.is_known:
             return None
-        return "no image has a mask with objects, so FG-ARI is unknown, and 0 stands for it; look at the squared error"
+        return "no image has a mask with objects, so FG-ARI is unknown, and epochs show 0; look at the squared error"
 
     def __str__(self) -> str:
         ari = f"FG-ARI {100 * self.accuracy:.2f} %, " if self.is_known else ""
@@ -133,7 +133,7 @@ class TaskCollector(Collector):
     _examples: list[Example] = field(default_factory=list)
 
     def add(self, output: ModelOutput, targets: Tensor, images: Tensor) -> None:
-        self._ari.append(foreground_ari(pixel_classes(output.scores), targets).cpu())
+        self._ari.append(foreground_ari(find_task("objects").predict_classes(output.scores), targets).cpu())
         redrawn = images if output.reconstruction is None else output.reconstruction
         self._errors.append((redrawn.float() - images.float()).square().flatten(1).mean(1).cpu())
         for drawn in zip(images, redrawn, output.scores, strict=True):
@@ -142,4 +142,5 @@ class TaskCollector(Collector):
 
     def result(self, loss: float) -> ObjectEvaluation:
         ari, errors = (torch.cat(each).double().numpy() for each in (self._ari, self._errors))
-        return ObjectEvaluation(ari, errors, loss, self.class_names, self._examples)
+        names = tuple(map(str, range(self.model.num_outputs)))  # those of the data are of its objects
+        return ObjectEvaluation(ari, errors, loss, names, self._examples)

@@ -6,14 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import torch
+
 from torchcaps.checks import check
 from torchcaps.datasets.image_set import Images, ImageSet, for_task
 from torchcaps.datasets.splits import FILE, GROUP, check_apart, groups_of, read_groups
 from torchcaps.errors import InputError, shown
 from torchcaps.files import groups_in_paths
-from torchcaps.ranges import Components
+from torchcaps.ranges import IGNORED, Components
 from torchcaps.tasks import Task, TaskName, find_task, widest_task
 from torchcaps.words import counted
+
+SLOTS = 7
+"""Outputs of a network for pictures without labels, as for CLEVR6 in slot attention."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -69,6 +74,15 @@ class Splits(Naming):
     def of(cls, sets: Mapping[str, ImageSet], class_names: tuple[str, ...], **options: Any) -> Splits:
         """Return the sets by the names of their parts, ``"train"``, ``"test"`` and ``"validation"``."""
         return cls(sets.get("train"), sets.get("test"), class_names, sets.get("validation"), **options)
+
+    @classmethod
+    def of_pictures(cls, pictures: Mapping[str, ImageSet], task: TaskName | None, **options: Any) -> Splits:
+        """Return pictures by part with unknown masks in place of labels, for a network of :data:`SLOTS` slots."""
+        sets = {
+            part: replace(each, labels=each.images.new_full(each.images[:, 0].shape, IGNORED, dtype=torch.uint8))
+            for part, each in pictures.items()
+        }
+        return cls.of(sets, tuple(map(str, range(SLOTS))), task=task, has_names=False, **options)
 
     @property
     def parts(self) -> dict[str, ImageSet]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -157,5 +158,6 @@ def _metadata(network: nn.Module, training: TrainingRecord | None, name: str) ->
             metric_type=metric.hub,
             metric_value=round(metric.hub_value(measured), 6),
         )
-        data.model_name, data.datasets, data.eval_results = name, training.data, [result]
+        is_known = not math.isnan(measured)
+        data.model_name, data.datasets, data.eval_results = name, training.data, [result] if is_known else None
     return data.to_yaml()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -141,7 +142,10 @@ def _finished(folder: Path, summary: dict[str, Any] | None) -> dict[str, Any]:
         )
     with reading(folder / SUMMARY, "summary"):
         names = ("images", "epochs", "seconds", "versions")
-        tested = {f"{which}_error": float(summary["test"][which]["error"]) for which in ("best", "last")}
+        tested = {
+            f"{which}_error": float(math.nan if (error := summary["test"][which]["error"]) is None else error)
+            for which in ("best", "last")
+        }
         result = SeedResult(seed=summary["seed"], best_epoch=summary["best_epoch"], **tested)
         hardware, threads = summary["hardware"], summary["hardware"]["threads"]
         where = hardware.get("gpu") or hardware.get("processor") or "an unnamed processor"

@@ -95,6 +95,11 @@ class Network(nn.Module):
         return self._task.score(scores, targets, self)
 
     @property
+    def num_outputs(self) -> int:
+        """Number of classes, labels, numbers or slots that the network tells apart."""
+        return self.num_classes
+
+    @property
     def capsule_dim(self) -> int:
         """Components of a class capsule (D); 0 in a CNN."""
         return 0

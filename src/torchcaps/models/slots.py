@@ -19,7 +19,7 @@ from torchcaps.models.shapes import infer_map_shape, infer_shapes
 from torchcaps.nn import BroadcastDecoder, Capsules
 from torchcaps.nn.broadcast import Positions
 from torchcaps.parts import Choice, Spec, build, register
-from torchcaps.ranges import Frequencies, Width
+from torchcaps.ranges import IGNORED, Frequencies, Width
 from torchcaps.tasks import TaskName
 
 
@@ -87,6 +87,10 @@ class SlotNetwork(Network):
             poses = self.flow[-1].poses
         if not len(self.layers):
             raise InputError("layers must hold at least one layer, whose output capsules are the slots, got none")
+        if poses.shape[1] > IGNORED:  # the masks hold bytes
+            raise InputError(
+                f"a network has at most {IGNORED} slots, got {poses.shape[1]}; choose a smaller num_capsules"
+            )
         if decoder is None or decoder is False:
             raise InputError("a network with slots learns by redrawing images, so it needs a decoder")
         sizes = {"num_capsules": poses.shape[1], "capsule_dim": poses.shape[2], "slot_dim": poses.shape[2]}
@@ -101,6 +105,10 @@ class SlotNetwork(Network):
     def num_slots(self) -> int:
         """Number of slots; that of the data set's outputs, unless ``num_capsules`` of the last layer sets it."""
         return int(self.flow[-1].poses.shape[1])
+
+    @property
+    def num_outputs(self) -> int:
+        return self.num_slots
 
     @property
     def capsule_dim(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -50,8 +51,8 @@ class Metric:
     hub: str = "accuracy"
 
     def show(self, value: float | None) -> str:
-        """Format a value for a table: ``97.20 %``, or the error, ``0.0312``; a dash for None."""
-        if value is None:
+        """Format a value for a table: ``97.20 %``, or the error, ``0.0312``; a dash for an unknown one, None or NaN."""
+        if value is None or math.isnan(value):
             return "–"
         return f"{100 * value:.2f} %" if self.is_share else self.show_error(1 - value)
 
@@ -59,8 +60,9 @@ class Metric:
         """Format a value for a sentence: ``97.20%`` after ``name``, or the error after the name of the error."""
         return f"{name}{value:.2%}" if self.is_share else f"{self.error} {1 - value:.4g}"
 
-    def cells(self, value: float, balanced: float | None = None) -> dict[str, str]:
+    def cells(self, value: float | None, balanced: float | None = None) -> dict[str, str]:
         """Return cells of a table by heading: the share, the balanced share if given, and the error."""
+        value = math.nan if value is None else value
         shown = {self.name: self.show(value)} if self.is_share else {}
         if balanced is not None:
             shown["balanced"] = self.show(balanced)
@@ -72,11 +74,15 @@ class Metric:
         return capitalised(name), f"{self.show(value)}{unit}"
 
     def show_error(self, error: float) -> str:
-        """Format an error for a table: ``2.80 %``, or ``0.0312``."""
+        """Format an error for a table: ``2.80 %``, or ``0.0312``; a dash for NaN."""
+        if math.isnan(error):
+            return "–"
         return f"{100 * error:.2f} %" if self.is_share else f"{error:.4g}"
 
     def spread(self, errors: Sequence[float]) -> str:
-        """Format the mean and the sample standard deviation of the errors of several seeds."""
+        """Format the mean and the sample standard deviation of the errors of several seeds; a dash if one is NaN."""
+        if any(map(math.isnan, errors)):
+            return "–"
         factor, unit = (100, " %") if self.is_share else (1, "")
         return f"{factor * statistics.mean(errors):.3f} ± {factor * statistics.stdev(errors):.3f}{unit}"
 

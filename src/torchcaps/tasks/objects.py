@@ -83,9 +83,13 @@ class ObjectDiscovery(Segmentation):
 
     def score(self, scores: Float[Tensor, "B J H W"], targets: Tensor, network: Any = None) -> Float[Tensor, "B"]:
         """Return the FG-ARI of each image; 0, as by chance, for an image without a mask or without objects."""
-        from torchcaps.ops.segmentation import foreground_ari, pixel_classes
+        from torchcaps.ops.segmentation import foreground_ari
 
-        return foreground_ari(pixel_classes(scores), targets).nan_to_num(0).to(scores.dtype)
+        return foreground_ari(self.predict_classes(scores), targets).nan_to_num(0).to(scores.dtype)
+
+    def predict_classes(self, scores: Any) -> Any:
+        slots = scores.argmax(1)  # of a single slot 0, where a single class would be 1
+        return slots.byte() if hasattr(slots, "detach") else slots.astype("uint8")
 
     def decoded_capsules(self, scores: Float[Tensor, "B J H W"], targets: Tensor | None) -> Tensor | None:
         return None

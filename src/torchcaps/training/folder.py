@@ -49,8 +49,8 @@ RESUMABLE = ("epochs", "stop_at", "patience", "logger")
 class Part(TypedDict):
     """Results of a network on the test images."""
 
-    accuracy: Finite
-    error: Finite
+    accuracy: Finite | None
+    error: Finite | None
     loss: Finite
 
 

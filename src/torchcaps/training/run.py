@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -311,7 +312,7 @@ def _first_lines(
     yield f"Data: {config.data}"
     task = task_of(network)
     parts = ", ".join(f"{len(images):,} {PART_WORDS[part]}" for part, images in data.parts.items())
-    yield f"Images: {parts}; {'×'.join(map(str, network.in_shape))}, {counted(data.num_classes, task.output)}"
+    yield f"Images: {parts}; {'×'.join(map(str, network.in_shape))}, {counted(network.num_outputs, task.output)}"
     if data.num_groups is not None:
         yield f"Groups: {', '.join(f'{n:,} {PART_WORDS[part]}' for part, n in data.num_groups.items())}"
     yield f"Device: {device}, {devices.PRECISION_WORDS[config.precision]}"
@@ -349,6 +350,11 @@ def _finish(trainer: Trainer, start: Start, out: Path, figures: bool) -> dict[st
     return summary
 
 
+def _known(value: float | None) -> float | None:
+    """Return a value for a file; None for NaN, such as the metric of objects without masks."""
+    return None if value is None or math.isnan(value) else value
+
+
 def _summary(
     trainer: Trainer, config: TrainConfig, spec: ImageSpec, dataset: Dataset, tested: Mapping[str, TaskEvaluation]
 ) -> dict[str, Any]:
@@ -380,7 +386,7 @@ def _summary(
             for which, row in rows.items()
         },
         "test": {
-            which: {name: getattr(each, name) for name in ("accuracy", "balanced_accuracy", "error", "loss")}
+            which: {name: _known(getattr(each, name)) for name in ("accuracy", "balanced_accuracy", "error", "loss")}
             | {"images": each.num_images}
             for which, each in tested.items()
         },

@@ -36,14 +36,12 @@ from torchcaps.datasets.splits import FILE
 from torchcaps.datasets.volumes import advice_for
 from torchcaps.errors import InputError
 from torchcaps.files import composed, paths_from, user_path
-from torchcaps.ranges import IGNORED, Pages
+from torchcaps.ranges import Pages
 from torchcaps.tasks import find_task
 from torchcaps.words import counted
 
 PARTS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
 
-SLOTS = 7
-"""Outputs of a network for pictures without labels, as for CLEVR6 in slot attention."""
 Files = dict[str, dict[str, list[Path]]]
 """Image files by part and class name."""
 
@@ -144,13 +142,7 @@ def load_pictures(root: Path, parts: Mapping[str, Path], request: DataRequest) -
             )
     targets = {part: torch.zeros(len(listed), dtype=torch.int64) for part, listed in files.items()}
     sets, damaged = read_labelled(files, targets, request, str(root))
-    names = tuple(map(str, range(SLOTS)))
-    unknown = {part: each.with_labels(partial(_unknown_masks, each.in_shape)) for part, each in sets.items()}
-    return Splits.of(unknown, names, skipped=tuple(damaged), task=request.task, has_names=False)
-
-
-def _unknown_masks(in_shape: tuple[int, ...], labels: Tensor) -> UInt8[Tensor, "N H W"]:
-    return torch.full((len(labels), *in_shape[1:]), IGNORED, dtype=torch.uint8)
+    return Splits.of_pictures(sets, request.task, skipped=tuple(damaged))
 
 
 def ask_for_task(request: DataRequest) -> None:

@@ -66,6 +66,7 @@ def load_npz(request: DataRequest) -> Splits:
       several labels zeros and ones (N, L), or True and False. For a regression floats (N,) or (N, T). For pixels masks
       (N, H, W), or (N, D, H, W) of volumes ``x`` (N, D, H, W) or (N, D, H, W, C); 255: ignored. ``task`` decides if
       numbers could be read in several ways.
+      Files without labels are pictures for the task objects.
     - ``x_test``, ``y_test``: the test set. Without them, a fixed stratified fifth of the images becomes the test set.
     - ``x_val``, ``y_val``: validation images, optional.
     - ``group`` of the request: the name of an array (N,), with the group of each image; ``…_test`` and ``…_val`` are
@@ -86,6 +87,9 @@ def load_npz(request: DataRequest) -> Splits:
     path = request.path
     held = list_arrays(path)
     pairs = _array_names(held, request)
+    takes_pictures = request.task is not None and request.wants_masks is None and pairs is not _FEATURES
+    if takes_pictures and not any(y in held for _, y in pairs.values()):
+        pairs = {part: (x, x) for part, (x, _) in pairs.items()}  # pictures without masks
     groups = {} if request.group is None else _group_arrays(path, pairs, held, request.group)
     keys = {*(key for pair in pairs.values() for key in pair), *LENGTHS.values(), *_OPTIONS} & held.keys()
     keys |= set(groups.values())
@@ -97,12 +101,16 @@ def load_npz(request: DataRequest) -> Splits:
     groups_of_parts = {part: read_groups(arrays[key], counts[part], f"{path}: {key}") for part, key in groups.items()}
     if request.group is None and request.part is None and len(labelled) < len(pairs):
         _note_groups(path, {name: held[name] for name in others}, counts.get("train"))
+    scale: Scale = "auto" if request.scale is None else request.scale
+    if any(x == y for x, y in labelled.values()):
+        pixels = {part: _images(path, arrays, x, f"{path}: {x}", scale) for part, (x, _) in labelled.items()}
+        sets = {part: ImageSet(each, torch.zeros(len(each), dtype=torch.int64)) for part, each in pixels.items()}
+        return Splits.of_pictures(sets, request.task).with_names(GROUP, groups_of_parts)
     if any(np.ndim(arrays[y]) > 2 for _, y in labelled.values()) and request.window is None:
         return _with_masks(path, labelled, arrays, request).with_names(GROUP, groups_of_parts)
     for x, _ in labelled.values():
         if request.window is not None and arrays[x].ndim != 2 and not _has_lengths(arrays, x):
             raise no_sequences(f"{path}: {x}")
-    scale: Scale = "auto" if request.scale is None else request.scale
     pixels = {part: _images(path, arrays, x, f"{path}: {x}", scale) for part, (x, _) in labelled.items()}
     for part, (x, y) in labelled.items():
         if (num_labels := len(np.atleast_1d(arrays[y]))) != (count := len(pixels[part])):
