@@ -57,6 +57,13 @@ def one_file_a_subject(root: Path, n: int) -> None:
     save(root / f"P{n}/mask.nii.gz", SEG[n])
 
 
+def numbered(root: Path, n: int) -> None:
+    """As nnU-Net names them."""
+    for number, values in enumerate((FLAIR, T1)):
+        save(root / f"imagesTr/P{n}_000{number}.nii.gz", values[n])
+    save(root / f"labelsTr/P{n}.nii.gz", SEG[n])
+
+
 def series(root: Path, n: int) -> None:
     write_series(root / f"P{n}/t1", T1[n])
     write_series(root / f"P{n}/flair", FLAIR[n])
@@ -69,7 +76,8 @@ def turned_mask(root: Path, n: int) -> None:
     save(root / f"P{n}/seg.nii.gz", SEG[n, :, ::-1], AFFINE @ turn)
 
 
-LAYOUTS = [files, named_files, sessions, one_file, one_file_and_one_hot, one_file_a_subject, series, turned_mask]
+LAYOUTS = [files, named_files, sessions, one_file, one_file_and_one_hot, one_file_a_subject, numbered]
+LAYOUTS += [series, turned_mask]
 
 
 def write(root: Path, layout: Callable[[Path, int], None] = files) -> str:

@@ -12,7 +12,7 @@ from dicom_files import PATIENT
 from support import registered_for_now
 from torchcaps.files import read_json
 from torchcaps.models import register_preset
-from volume_files import AFFINE, COUNT, FLAIR, SIZE, T1, files, save, series, write
+from volume_files import AFFINE, COUNT, FLAIR, SIZE, T1, files, numbered, save, series, write
 
 nib = pytest.importorskip("nibabel")
 TRAIN = "train unet-tiny --spacing 1.5,1,1 --scale 0,4095 --patch 4 --epochs 1 --batch-size 8 --learning-rate 0.01"
@@ -31,26 +31,28 @@ def train(cli: Cli, data: str, run: Path | str) -> None:
     assert result.code == 0, result.err
 
 
-@pytest.mark.parametrize("layout", [files, series])
+@pytest.mark.parametrize("layout", [files, series, numbered])
 def test_subjects_become_masks_on_their_own_grid(layout: object, tmp_path: Path, cli: Cli) -> None:
+    channels = ["0000", "0001"] if layout is numbered else ["flair", "t1"]
+    scans, one = ("data/imagesTr", "P1_0000.nii.gz") if layout is numbered else ("data", "P1")
     train(cli, write(tmp_path / "data", layout), "run")  # type: ignore[arg-type]
     about = read_json(Path("run/best/classes.json"), "list of classes")
-    assert (about["spacing"], about["channels"], about["in_shape"]) == ([1.5, 1.0, 1.0], ["flair", "t1"], [2, 4, 4, 4])
+    assert (about["spacing"], about["channels"], about["in_shape"]) == ([1.5, 1.0, 1.0], channels, [2, 4, 4, 4])
     found = cli.json("evaluate", "run")
     assert found["hausdorff95_unit"] == "mm"
     assert cli("evaluate", "run", "--out", "answers.csv").code == 0
 
-    assert "of 10 images" in cli.out("predict", "run", tmp_path / "data", "--out", "masks")
+    assert "of 10 images" in cli.out("predict", "run", tmp_path / scans, "--out", "masks")
     for n in range(COUNT):
         mask = nib.load(f"masks/P{n}.nii.gz")
         assert mask.shape == SIZE[::-1]
         np.testing.assert_allclose(mask.affine, AFFINE, atol=1e-5)
         assert mask.header.get_xyzt_units()[0] == "mm"
-    shown = cli.json("predict", "run", tmp_path / "data/P1")
-    assert [(each["image"], each["size"]) for each in shown] == [(str(tmp_path / "data/P1"), [*SIZE])]
+    shown = cli.json("predict", "run", tmp_path / scans / one)
+    assert [(each["image"], each["size"]) for each in shown] == [(str(tmp_path / scans / one), [*SIZE])]
     pytest.importorskip("onnxruntime")
     assert cli("export", "run", "--format", "onnx", "--out", "m.onnx").code == 0
-    assert cli("predict", "m.onnx", tmp_path / "data", "--out", "exported").code == 0
+    assert cli("predict", "m.onnx", tmp_path / scans, "--out", "exported").code == 0
     for file in Path("masks").iterdir():
         assert (Path("exported") / file.name).read_bytes() == file.read_bytes()
     other = cli.json("evaluate", "run", "--data", f"nifti:{tmp_path / 'data'}", "--split", "all")

@@ -29,6 +29,7 @@ from volume_files import (
     SPACING,
     T1,
     files,
+    numbered,
     one_file,
     one_file_a_subject,
     one_file_and_one_hot,
@@ -53,6 +54,7 @@ def test_the_same_volumes_in_every_layout(layout: Callable[[Path, int], None], t
     assert data.channels == {
         **dict.fromkeys((one_file, one_file_and_one_hot), None),
         one_file_a_subject: ("both",),
+        numbered: ("0000", "0001"),
     }.get(layout, ("flair", "t1"))
     seen = list[str]()
     for images in data.parts.values():
@@ -91,6 +93,19 @@ def test_no_subject_is_in_two_parts(group: str, tmp_path: Path, recwarn: pytest.
     assert not [each for each in recwarn if "split by it" in str(each.message)]
     with pytest.warns(UserWarning, match=r"has subject, but images of one subject may be .* group='subject'"):
         load_dataset(spec)
+
+
+@pytest.mark.parametrize("fault", ["lacks", "more"])
+def test_an_image_has_all_numbered_channels(fault: str, tmp_path: Path) -> None:
+    spec, file = write(tmp_path, numbered), tmp_path / "imagesTr/P3_0001.nii.gz"
+    if fault == "lacks":
+        file.unlink()
+    else:
+        file.rename(file.with_name("P3_0002.nii.gz"))
+    with pytest.raises(InputError, match=r"P3_0000.nii.gz has the channels 0000.*, but most images have 0000, 0001;"):
+        load_dataset(spec)
+    with pytest.raises(InputError, match=r"P3_0001.nii.gz"):
+        read_input(tmp_path / "imagesTr/P3_0000.nii.gz", 2, None, None, ("0000", "0001"))
 
 
 def test_a_subject_of_one_image_needs_no_word(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:

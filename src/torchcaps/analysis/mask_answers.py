@@ -152,7 +152,7 @@ def output_files(out: Path, names: Mapping[Path, Path], pages: Pages | None = No
     suffix = ".tif" if pages == "depth" else ".png"
     files, images = dict[Path, Path](), dict[Path, Path]()
     for path, name in names.items():
-        file = out / name.parent / (stem_of(path) + (".nii.gz" if is_volume(path) else suffix))
+        file = out / name.parent / (stem_of(name) + (".nii.gz" if is_volume(path) else suffix))
         if (other := images.setdefault(file, path)) != path:
             raise InputError(f"the masks of {other} and {path} would both be {file}; predict them separately")
         files[path] = file

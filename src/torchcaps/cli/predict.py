@@ -95,6 +95,7 @@ def predict(
     from torchcaps.analysis.groups import group_files
     from torchcaps.datasets.features import SUFFIXES
     from torchcaps.datasets.reading import list_arrays
+    from torchcaps.datasets.volumes import channel_of
 
     network, words = split_words([*([] if run is None else [run]), *map(plain_path, image)])
     if group is not None:
@@ -132,6 +133,9 @@ def predict(
     targets: dict[Path, Path] = {}
     if out is not None:
         names = {path: name_below(path, words) for path in paths}
+        numbered = {path: channel_of(path) for path in paths if channel_of(path) in (about.channels or ())}
+        for path, channel in numbered.items():  # one of the files of an image, whose mask lacks the number
+            names[path] = names[path].with_name(names[path].name.replace(f"_{channel}.", "."))
         targets = module.output_files(out, names, about.pages)
         there = [path for path in paths if missing and os.path.lexists(targets[path])]
         if there:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,6 +40,12 @@ def advice_for(folder: Path, root: Path) -> str:
     return f"; for its volumes write nifti:{root}" if volumes_in(folder) else ""
 
 
+def channel_of(file: Path) -> str:
+    """Return the number of the channel at the end of a name, as in nnU-Net's case_0000.nii.gz, or an empty text."""
+    match = re.search(r"_(\d{4})$", stem_of(file))
+    return match[1] if match else ""
+
+
 def channels_in(folder: Path) -> dict[str, list[Path]]:
     """Return the volumes in the folder of a subject by their names, in small letters: ``t1`` for t1.nii.gz.
 
@@ -67,6 +74,8 @@ def inputs_in(path: Path, channels: Sequence[str] | None) -> list[Path]:
         return [path]
     if inside and (channels is None or len(channels) == 1):
         return inside
+    if inside and channels and any(channel_of(file) == channels[0] for file in inside):  # one file for all channels
+        return [file for file in inside if channel_of(file) == channels[0]]
     if inside:  # reading it raises the error
         return [path]
     folders = (each for each in subfolders(path) if not each.is_symlink())
@@ -79,6 +88,9 @@ def files_of(path: Path, channels: Sequence[str] | None) -> list[Path]:
     Raises:
         InputError: The folder of a subject lacks a channel, or has two files for it.
     """
+    if channels is not None and channel_of(path) in channels and not path.is_dir():
+        base, end = path.name.rsplit(f"_{channel_of(path)}", 1)
+        return [path.with_name(f"{base}_{channel}{end}") for channel in channels]
     if channels is None or not path.is_dir() or slices_in(path):
         return [path]
     named = channels_in(path)
@@ -147,8 +159,10 @@ def read_input(
         The pixels, and the volume, with which its mask is written; None for an image file.
     """
     if is_volume(path):
-        note_order(names if path.is_dir() else None, names, str(path))
-        volume = joined(read_aligned(files_of(path, names))).resampled(spacing, str(path))
+        files = files_of(path, names)
+        volume = joined(read_aligned(files)).resampled(spacing, str(path))
+        if len(files) == 1 and not path.is_dir() and len(volume.values) == channels:
+            note_order(None, names, str(path))
         return volume.pixels(scale, str(path)), volume
     pixels = with_channels(read_pixels(path, scale=scale, pages=pages), channels, pages, str(path))
     note_dark([pixels], "an image file", scale)

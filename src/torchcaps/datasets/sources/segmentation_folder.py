@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from torchcaps.datasets.registry import DataRequest
 from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.scaling import Pixels
 from torchcaps.datasets.splits import FILE, GROUP, note_groups
-from torchcaps.datasets.volumes import advice_for, channels_in
+from torchcaps.datasets.volumes import advice_for, channel_of, channels_in
 from torchcaps.errors import InputError
 from torchcaps.files import paths_from
 from torchcaps.ranges import IGNORED, Pages
@@ -43,8 +42,6 @@ MASK_ENDINGS = [mark + name for name in sorted(MASK_NAMES, key=len, reverse=True
 """Ends of the names of masks, in small letters, in data sets that have them beside their images."""
 MAX_CLASSES = 32
 """Classes of a mask in a folder whose name does not say that it holds masks."""
-CHANNEL = re.compile(r"_\d{4}$")
-"""End of the names of images in data sets of nnU-Net, such as _0000, the number of the channel; masks lack it."""
 
 
 class Labelled(NamedTuple):
@@ -202,7 +199,7 @@ def load_segmentation_folder(
     kind = kind or FileKind(image_files_in, partial(_read_image_files, request.pages), ".png", "an image file")
     names, table = read_classes(root / CLASSES)
     pairs, faults = dict[str, list[Pair]](), list[str]()
-    subjects = subject_pairs(parts, kind) if kind.has_subjects else None
+    subjects, channels = subject_pairs(parts, kind) if kind.has_subjects else None, tuple[str, ...]()
     if subjects is not None:
         pairs, faults = subjects.pairs, subjects.faults
     else:
@@ -210,8 +207,9 @@ def load_segmentation_folder(
         test = [each for name in TEST for each in subfolders(root) if each.name.lower() == name]
         if len(test) == len(TEST) and "test" not in sources:
             sources["test"] = _sources_in(test[0], test[1], kind)
+        channels = _channels_of(sources.values()) if kind.has_subjects else ()
         for part, files in sources.items():
-            pairs[part], of_part = _pairs_of(files)
+            pairs[part], of_part = _pairs_of(files, channels)
             faults += of_part
     read, skip = partial(_read_pair, kind=kind, scale=request.scale), request.skip_damaged
     check = _check_channels if kind.has_subjects else lambda *_: None
@@ -238,7 +236,8 @@ def load_segmentation_folder(
         )
     has_names = class_names != tuple(map(str, range(len(class_names))))
     fields: Any = {"skipped": tuple(faults), "task": "pixels", "has_names": has_names, "colours": colours}
-    splits = Splits.of(sets, class_names, channels=subjects and subjects.channels, **fields)
+    fields["channels"] = channels or None if subjects is None else subjects.channels
+    splits = Splits.of(sets, class_names, **fields)
     return splits if subjects is None else _by_subject(splits, root, parts, request)
 
 
@@ -386,9 +385,17 @@ def _sources_in(of_images: Path, of_masks: Path, kind: FileKind) -> Sources:
     return Sources(images, masks, lambda image: of_masks / f"{stem_of(image)}{kind.suffix}")
 
 
-def _pairs_of(sources: Sources) -> tuple[list[Pair], list[str]]:
+def _channels_of(sources: Iterable[Sources]) -> tuple[str, ...]:
+    """Return the usual numbers of channels, such as 0000 and 0001, if each is a file; () if an image is one file."""
+    several = (files for each in sources for files in each.images.values() if len(files) > 1)
+    usual = Counter(tuple(map(channel_of, files)) for files in several).most_common(1)
+    return usual[0][0] if usual and all(usual[0][0]) else ()
+
+
+def _pairs_of(sources: Sources, channels: Sequence[str] = ()) -> tuple[list[Pair], list[str]]:
     """Return the images with their masks, in a fixed random order, and a sentence for each other file."""
     images, masks = sources.images, sources.masks
+    whole = {stem: files for stem, files in images.items() if [*map(channel_of, files)] == [*channels]}
     folder = next((files[0].parent for files in images.values()), "its folder")
     faults = [
         f"{files[0]} and {files[1]} have one name; keep one of them"
@@ -399,7 +406,13 @@ def _pairs_of(sources: Sources) -> tuple[list[Pair], list[str]]:
             (masks, "masks of one image, but an image has one mask, with the number of a class in each pixel"),
         )
         for files in by_stem.values()
-        if len(files) > 1
+        if len(files) > 1 and not (by_stem is images and channels)
+    ]
+    faults += [
+        f"{files[0]} has the channels {', '.join(map(channel_of, files))}, but most images have {', '.join(channels)}; "
+        "put all channels there"
+        for stem, files in images.items()
+        if channels and stem not in whole
     ]
     alone = sorted(masks.keys() - images.keys())
     for stem in sorted(images.keys() - masks.keys()):
@@ -416,14 +429,15 @@ def _pairs_of(sources: Sources) -> tuple[list[Pair], list[str]]:
             f"the number of a class in each pixel; join them as {place.name}"
         )
     faults += [f"{masks[stem][0]} has no image in {folder}; put it there, or move the mask away" for stem in alone]
-    stems = sorted(stem for stem in images.keys() & masks.keys() if len(images[stem]) == len(masks[stem]) == 1)
+    usable = whole if channels else {stem: files for stem, files in images.items() if len(files) == 1}
+    stems = sorted(stem for stem in usable.keys() & masks.keys() if len(masks[stem]) == 1)
     order = generator(FIXED_SEED).permutation(len(stems))
-    return [Pair((images[stems[i]][0],), masks[stems[i]][0], images[stems[i]][0]) for i in order], faults
+    return [Pair(tuple(images[stems[i]]), masks[stems[i]][0], images[stems[i]][0]) for i in order], faults
 
 
 def _without_channel(stem: str, masks: Container[str]) -> str:
     """Return the stem of the mask of an image, which lacks the number of the channel."""
-    base = CHANNEL.sub("", stem)
+    base = stem.removesuffix(f"_{channel_of(Path(stem))}")
     return base if stem not in masks and base in masks else stem
 
 
