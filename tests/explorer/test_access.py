@@ -104,7 +104,7 @@ def test_every_control_is_large_enough_for_a_finger(open_page: Callable[..., Pag
         page = open_page(f"{site}#test=4", width, height)
         settle(page)
         small = page.evaluate(
-            """least => [...document.querySelectorAll("button, select, summary, input")].filter(each => {
+            """least => [...document.querySelectorAll("button, select, summary, input, a.docs")].filter(each => {
                  const area = (each.closest("label") ?? each).getBoundingClientRect();
                  return area.width && Math.min(area.width, area.height) < least;
                }).map(each => each.outerHTML.slice(0, 80))""",
