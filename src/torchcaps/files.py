@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
 import os
 import re
 import stat
+import tempfile
 import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator
@@ -76,6 +78,24 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder; move its files to ``path``, a new or an empty folder, if the block succeeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
+            folder = Path(temporary) / "contents"
+            folder.mkdir()
+            yield folder
+            path.mkdir(exist_ok=True)
+            for each in folder.iterdir():
+                each.rename(path / each.name)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            error.filename = str(path)  # the copied file, or a temporary one
+        raise
+
+
 def remove_temporaries(path: Path) -> None:
     """Remove temporary files of :func:`atomic_path` after a kill; no process may be writing ``path``."""
     for temporary in path.parent.glob(f".{glob.escape(path.name)}.????????{glob.escape(path.suffix)}"):
@@ -123,7 +143,7 @@ def locked(lock: BaseFileLock) -> Iterator[None]:
 def check_targets(
     targets: Iterable[Path], inputs: Iterable[Path] = (), *, option: str = "--out", overwrite: bool = False
 ) -> None:
-    """Raise InputError if writing files would replace something. Called before the work whose result is written.
+    """Raise InputError if files cannot be written, or would replace something. Called before the work.
 
     A link counts as a file, even if it leads nowhere. Folders, devices and inputs are never replaced, whatever link
     leads to them.
@@ -138,6 +158,7 @@ def check_targets(
     read.pop(None, None)
     existing = []
     for target in targets:
+        check_folder_of(target, option)
         if (source := read.get(file_id(target))) is not None:
             link = "" if source == target else f", a link to {source}"
             raise InputError(f"{target} is an input of this command{link}; choose another {option}")
@@ -149,6 +170,21 @@ def check_targets(
     if existing and not overwrite:
         more = f", and {len(existing) - 1} more of the files to write" if len(existing) > 1 else ""
         raise InputError(f"{existing[0]} exists already{more}; choose another {option}, or replace with --overwrite")
+
+
+def check_folder_of(path: Path, option: str) -> None:
+    """Raise InputError if the folder of a new file is a file or cannot be written; ``option`` names the file."""
+    folder = next(each for each in path.parents if os.path.lexists(each))
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        fault = "cannot be written" if folder.is_dir() else "is no folder"
+        raise InputError(f"{path} cannot be created, because {folder} {fault}; choose another {option}")
+
+
+def require_new_folder(path: Path) -> None:
+    """Raise InputError unless a path is a folder that can be created, or an empty one."""
+    check_folder_of(path, "folder")
+    if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path} exists already; choose a new or an empty folder")
 
 
 def require_suffix(path: Path, suffix: str, name: str = "the file") -> None:

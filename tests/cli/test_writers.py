@@ -1,5 +1,6 @@
 """No command replaces what stands there: every writer, with every kind of file at the place it would write to."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -169,6 +170,63 @@ def test_a_file_has_the_suffix_of_its_contents(words: str, option: str, suffix: 
         assert result.code == 2
         assert f"{option} must end in {suffix}, got {target.rstrip('/')}" in result.err
     assert snapshot(here) == before
+
+
+PLACES = {
+    "a file": "own.py/new",
+    "a dead link": "dead/new",
+    "a circle of links": "circle/new",
+    "a photo": "photos/a.jpg/x/new",
+}
+WRITTEN = {
+    "predict RUN photos --out": ".csv",
+    "predict RUN photos --poses": ".npz",
+    "predict RUN photos --figure": ".png",
+    "predict PIXELS photos --out": "",
+    "evaluate RUN --data csv:data/own.csv --split all --out": ".csv",
+    "evaluate RUN --data csv:data/own.csv --split all --figure": ".png",
+    "export RUN --out": ".onnx",
+    "export RUN --format folder --out": "",
+    "explore RUN --save": "",
+    "check own.py:Layer --shape 4,12,8 --badge": ".svg",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("words", WRITTEN)
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    words: str, place: str, here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the work has begun")
+
+    for writer in WRITERS.values():
+        monkeypatch.setattr(writer.work, work)
+    (here / "dead").symlink_to("nothing")
+    (here / "circle").symlink_to("circle")
+    before, target = snapshot(here), PLACES[place] + WRITTEN[words]
+    result = cli(*words.split(), target)
+    assert result.code == 2
+    folder = target.partition("/x")[0] if "/x/" in target else target.partition("/new")[0]
+    assert f" {target}" in result.err
+    assert f"cannot be created, because {folder} is no folder; choose another" in result.err
+    assert snapshot(here) == before
+
+
+def test_a_page_appears_in_full_or_not_at_all(here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = snapshot(here)
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device", "start.js")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copyfile", full)
+        result = cli("explore", "--save", "new")
+    assert result.code == 2
+    assert "new: no space left on the device" in result.err
+    assert snapshot(here) == before
+    (here / "new").mkdir()
+    cli.out("explore", "--save", "new")
 
 
 def test_a_figure_does_not_replace_a_link_that_leads_nowhere(here: Path, cli: Cli) -> None:

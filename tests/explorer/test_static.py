@@ -135,6 +135,6 @@ def test_a_network_that_the_page_cannot_compute_is_refused(tmp_path: Path, netwo
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("kept")
-    with pytest.raises(InputError, match="must be a new or an empty folder"):
+    with pytest.raises(InputError, match="exists already; choose a new or an empty folder"):
         write_page(Explorer(small_network()), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from torchcaps.errors import InputError, WrongType, visible
-from torchcaps.files import as_path, atomic_path, check_path
+from torchcaps.files import as_path, atomic_path, check_folder_of, check_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,6 +79,7 @@ def figure_file(path: str | Path) -> Path:
         raise InputError(f"{str(path)!r} is a folder; name a file in it for the figure")
     if not path.suffix:
         path = path.with_name(f"{path.name}.png")
+    check_folder_of(path, "file")
     if path.suffix[1:].lower() not in FORMATS:
         raise InputError(f"{str(path)!r} is no figure: it must end in .{', .'.join(FORMATS)}")
     return path

@@ -19,6 +19,7 @@ from torchcaps.errors import InputError
 from torchcaps.explorer.questions import describe, encode
 from torchcaps.explorer.server import ABOUT, PAGE
 from torchcaps.explorer.state import Explorer
+from torchcaps.files import atomic_folder, require_new_folder
 from torchcaps.models import CapsNet
 from torchcaps.nn import ChannelNorm, ConvBackbone, Convolution
 from torchcaps.parts import describe as describe_part
@@ -74,8 +75,7 @@ def write_page(explorer: Explorer, folder: Path) -> None:
     Raises:
         InputError: The folder is not empty, or the network has parts that the page cannot compute.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} must be a new or an empty folder")
+    require_new_folder(folder)
     network = describe_network(explorer)
     about = describe(explorer) | {"prepares": False, "images": len(network["pixels"])}
     if explorer.preparation is not None:
@@ -88,12 +88,12 @@ def write_page(explorer: Explorer, folder: Path) -> None:
     written = save(halves if fits else weights)
     network["bytes"] = len(written)
     facts = json.dumps({"networks": [about], "browser": network}, default=encode)
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in PAGE.iterdir():
-        if file.name != "ask.js":
-            shutil.copyfile(file, folder / STATIC_NAMES.get(file.name, file.name))
-    (folder / "about.js").write_text(f"{ABOUT}{facts};", encoding="utf-8")
-    (folder / "weights.safetensors").write_bytes(written)
+    with atomic_folder(folder) as page:
+        for file in PAGE.iterdir():
+            if file.name != "ask.js":
+                shutil.copyfile(file, page / STATIC_NAMES.get(file.name, file.name))
+        (page / "about.js").write_text(f"{ABOUT}{facts};", encoding="utf-8")
+        (page / "weights.safetensors").write_bytes(written)
 
 
 def describe_network(explorer: Explorer) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.export.card import TrainingRecord
 from torchcaps.export.record import training_record
-from torchcaps.files import real
+from torchcaps.files import atomic_folder, real, require_new_folder
 from torchcaps.models import load_pretrained
 from torchcaps.models.files import SHIPPED
 from torchcaps.training import Run
@@ -41,7 +40,7 @@ def export_folder(
 
     Args:
         run: A finished run.
-        path: New folder.
+        path: New or empty folder.
         which: Epoch of the weights of ``run.model``.
         half: Store the weights in half precision, and test the stored weights again.
         others: Folders of runs of the same configuration with other seeds, for a mean over seeds in the card.
@@ -51,21 +50,17 @@ def export_folder(
         The facts about the training in the card.
 
     Raises:
-        InputError: ``path`` exists; the configurations of the runs differ; or, with ``half``, the data of the run are
-            not on this machine.
+        InputError: ``path`` is not empty; the configurations of the runs differ; or, with ``half``, the data of the run
+            are not on this machine.
         OSError: The folder cannot be written.
     """
     path = Path(path)
-    if os.path.lexists(path):
-        raise InputError(f"{path} exists already; choose another path, or remove it first")
+    require_new_folder(path)
     if real(path) in SHIPPED.values():
         source = path.name
     record, saved = _saved(run, which, half, others)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
-        folder = Path(temporary) / path.name
+    with atomic_folder(path) as folder:
         run.model.save_pretrained(folder, source=source, **saved)
-        folder.rename(path)
     return record
 
 
