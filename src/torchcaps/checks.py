@@ -58,6 +58,9 @@ Check = Callable[[str, Any, Sizes, Any], None]
 def checked(function: FunctionT) -> FunctionT:
     """Check the arguments of each call against the function's annotations, except under torch.compile.
 
+    An object with an attribute ``letters``, such as votes, fixes the sizes of these letters: as an argument, and for
+    the arguments of its own methods.
+
     Raises:
         WrongType: An argument has the wrong type; also a TypeError.
         InputError: A number is out of range, a choice is unknown, shapes do not agree, or tensors are on different
@@ -77,6 +80,7 @@ def checked(function: FunctionT) -> FunctionT:
             owner = args[0] if of_object else None
             where = type(owner).__name__ + suffix if of_object else title
             checks = _checks_of(function)
+            _fix_letters("self", owner, sizes)
             for name, value in itertools.chain(zip(names, args, strict=False), kwargs.items()):
                 if name in checks:
                     checks[name](f"{where}: {name}", value, sizes, owner)
@@ -187,9 +191,27 @@ def _check_collection(kind: Any, of_item: Check | None, name: str, value: Any, s
             of_item(name, item, sizes, owner)
 
 
-def _check_type(kind: type, name: str, value: Any, _sizes: Sizes, _owner: Any) -> None:
+def _check_type(kind: type, name: str, value: Any, sizes: Sizes, _owner: Any) -> None:
     if not _is_instance(value, kind):
         raise WrongType(f"{name} must be {_NAMES.get(kind) or with_article(kind.__name__)}, got {_got(value)}")
+    _fix_letters(name, value, sizes)
+
+
+def _fix_letters(name: str, value: Any, sizes: Sizes) -> None:
+    """Add the sizes of an object's ``letters``, where ``"device"`` is its device."""
+    for letter, size in getattr(value, "letters", {}).items():
+        if letter == "device":
+            _check_device(name, size, sizes)
+        elif sizes.setdefault(letter, size) != size:
+            raise InputError(f"{name} must have {letter}={sizes[letter]}, got {letter}={size}")
+
+
+def _check_device(name: str, device: torch.device, sizes: Sizes) -> None:
+    first, known = sizes.setdefault("device", (name, device))
+    if device != known:
+        where, _, own = name.rpartition(": ")
+        both = f"{first.rpartition(': ')[2]} and {own}"
+        raise InputError(f"{where}: {both} must be on one device, got {known} and {device}")
 
 
 def _is_instance(value: Any, hint: type) -> bool:
@@ -291,11 +313,7 @@ def _check_tensor(
         raise WrongType(f"{name} must be {words}, got {_kind(value)}")
     if value.layout not in LAYOUTS or value.is_nested:
         raise WrongType(f"{name} must be a dense tensor, got {'a nested one' if value.is_nested else value.layout}")
-    first, device = sizes.setdefault("device", (name, value.device))
-    if value.device != device:
-        where, _, own = name.rpartition(": ")
-        both = f"{first.rpartition(': ')[2]} and {own}"
-        raise InputError(f"{where}: {both} must be on one device, got {device} and {value.device}")
+    _check_device(name, value.device, sizes)
     new_sizes = dict(sizes)
     if not _fits(axes, value.shape, new_sizes, owner):
         raise InputError(_wrong_shape(name, axes, value.shape, sizes, owner))

@@ -100,6 +100,41 @@ def test_votes_are_those_of_einsum() -> None:
         assert votes.zeros().equal(torch.zeros(c.shape, dtype=full_dtype(dtype)))
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "identity", "built", "map", "placed", "columns"])
+def test_what_does_not_fit_the_votes_is_refused(kind: str) -> None:
+    """Shapes that PyTorch would broadcast, on other votes as well as in functions of votes."""
+    if kind == "columns":
+        votes: Any = ColumnVotes(torch.randn(2, 8, 7, 5, 2), lambda: torch.ones(BATCH, 8, 3), 3, torch.float32)
+    else:
+        votes, _ = make_votes(kind, torch.float32, 8)
+    I, _, J, D = votes.size
+    links, ends = torch.rand(BATCH, I, J), torch.rand(BATCH, J, D)
+    mask, active, betas = torch.ones(BATCH, I, dtype=torch.bool), torch.rand(BATCH, I), (torch.zeros(J), torch.zeros(J))
+    calls: list[tuple[Callable[..., Any], Tensor]] = [
+        (votes.weighted_sum, links),
+        (votes.agreement, ends),
+        (votes.compete, links),
+        (votes.log_compete, links),
+        (votes.masked, mask),
+        (lambda prior: torchcaps.dynamic_routing(votes, prior=prior), links),
+        (lambda bias: torchcaps.dynamic_routing(votes, bias=bias), ends[0]),
+        (lambda mask: torchcaps.dynamic_routing(mask=mask, votes=votes), mask),
+        (lambda bias: torchcaps.self_attention_routing(votes, bias=bias), links[0]),
+        (lambda logits: torchcaps.self_routing(votes, active, logits), links),
+        (lambda weight: torchcaps.inverted_attention_routing(votes, norm_weight=weight), ends[0, 0]),
+    ]
+    for function in (torchcaps.em_routing, torchcaps.em_routing_code, torchcaps.vb_routing):
+        calls.append((lambda active, f=function: f(votes, active, *betas), active))
+        calls.append((lambda beta, f=function: f(votes, active, beta, beta), betas[0]))
+    for call, fitting in calls:
+        call(fitting)
+        for axis in range(fitting.ndim):
+            with pytest.raises(InputError, match="must have"):
+                call(fitting.narrow(axis, 0, 1))
+        with pytest.raises(InputError, match="must be on one device"):
+            call(fitting.to("meta"))
+
+
 @pytest.mark.parametrize("kind", ["dense", "matrix"])
 def test_built_votes_have_the_derivatives_of_finite_differences(kind: str) -> None:
     """Those of the sums are held equal to theirs in test_routing.py."""
@@ -199,7 +234,7 @@ def test_the_competition_on_a_map_by_loops() -> None:
             for (window, i), power in zip(places, powers, strict=True):
                 assert_close(got[b, window, i], power / (powers.sum() + leaky), 1e-10)
         for huge in (1e30, -1e30):
-            assert votes.compete(torch.full((2, 3, 4), huge), leaky=leaky).isfinite().all(), "no quotient of powers"
+            assert votes.compete(torch.full((2 * BATCH, 3, 4), huge), leaky=leaky).isfinite().all(), "no quotient of powers"
         few = torch.randn(4, 3, 2).double().requires_grad_()
         assert torch.autograd.gradcheck(lambda given, leaky=leaky: competition.softmax(given, leaky), (few,))
     assert torch.autograd.gradcheck(competition.log_softmax, (few,))

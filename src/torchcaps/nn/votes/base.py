@@ -7,11 +7,13 @@ votes only if it needs each of them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from torchcaps.checks import checked
 from torchcaps.errors import InputError
 from torchcaps.kernels.mixtures import VoteFactors
 from torchcaps.nn.capsules import LayerSize, Routed
@@ -36,6 +38,13 @@ class Votes(ABC):
     mask: Bool[Tensor, "B I"] | None = None
     """True for each input capsule that is present; the poses of masked capsules are zero. None if all are present."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Check the arguments of the sums of each subclass, because some shapes would be broadcast without a word."""
+        super().__init_subclass__(**options)
+        for name in ("weighted_sum", "agreement"):
+            if name in vars(cls):
+                setattr(cls, name, checked(vars(cls)[name]))
+
     def __init__(self, poses: Float[Tensor, "B I K"], size: LayerSize, dtype: torch.dtype | None = None) -> None:
         if poses.shape[1] == 0:
             raise InputError("votes must be of at least one input capsule, got I=0")
@@ -51,6 +60,12 @@ class Votes(ABC):
     def like(self) -> Float[Tensor, "B I more"]:
         """A tensor with the dtype and the device of the votes, and with as many rows and input capsules."""
         return self.poses
+
+    @property
+    def letters(self) -> dict[str, Any]:
+        """Sizes of the letters B, I, J and D in annotations, and the device; see :func:`torchcaps.checks.checked`."""
+        (B, I), (_, _, J, D) = self.like.shape[:2], self.size
+        return {"B": B, "I": I, "J": J, "D": D, "device": self.like.device}
 
     @property
     def data(self) -> Float[Tensor, "B I more"]:
@@ -84,6 +99,7 @@ class Votes(ABC):
     def _hidden(self, mask: Bool[Tensor, "B I"]) -> Votes:
         """Return the votes with all numbers of masked input capsules set to zero."""
 
+    @checked
     def masked(self, mask: Bool[Tensor, "B I"] | None) -> Votes:
         """Mask input capsules, in addition to capsules that are masked already."""
         if mask is None:
@@ -108,6 +124,7 @@ class Votes(ABC):
         like = self.like
         return like.new_zeros(self.size.out_capsules, like.shape[0], self.size.in_capsules).permute(1, 2, 0)
 
+    @checked
     def compete(
         self,
         logits: Float[Tensor, "B I J"],
@@ -147,6 +164,7 @@ class Votes(ABC):
             return share_out(logits.movedim(2, 0), 0, **options).movedim(0, 2)
         return share_out(logits, axis, **options)
 
+    @checked
     def log_compete(self, logits: Float[Tensor, "B I J"]) -> Float[Tensor, "B I J"]:
         """Return the logarithm of :meth:`compete` over outputs, exact even if the coupling itself underflows."""
         logits = self.present(logits)

@@ -67,13 +67,13 @@ class ColumnVotes(Votes):
         B, *_, L = self.columns.shape
         return x.unflatten(0, (B, L)).movedim(1, -1)
 
-    def weighted_sum(self, coupling: Float[Tensor, "BL T J"] | None) -> Float[Tensor, "BL J D"]:
+    def weighted_sum(self, coupling: Float[Tensor, "B I J"] | None) -> Float[Tensor, "B J D"]:
         if coupling is None:
             return rows_of(self.columns.sum(1))
         shares = self._by_image(coupling.to(self.columns)).unsqueeze(3)
         return rows_of((shares * self.columns).sum(1))
 
-    def agreement(self, parents: Float[Tensor, "BL J D"]) -> Float[Tensor, "BL T J"]:
+    def agreement(self, parents: Float[Tensor, "B J D"]) -> Float[Tensor, "B I J"]:
         return rows_of((self._by_image(parents.to(self.columns)).unsqueeze(1) * self.columns).sum(3))
 
     def build(self) -> Float[Tensor, "BL T J D"]:
