@@ -234,7 +234,8 @@ def test_the_competition_on_a_map_by_loops() -> None:
             for (window, i), power in zip(places, powers, strict=True):
                 assert_close(got[b, window, i], power / (powers.sum() + leaky), 1e-10)
         for huge in (1e30, -1e30):
-            assert votes.compete(torch.full((2 * BATCH, 3, 4), huge), leaky=leaky).isfinite().all(), "no quotient of powers"
+            shares = votes.compete(torch.full((2 * BATCH, 3, 4), huge), leaky=leaky)
+            assert shares.isfinite().all(), "no quotient of powers"
         few = torch.randn(4, 3, 2).double().requires_grad_()
         assert torch.autograd.gradcheck(lambda given, leaky=leaky: competition.softmax(given, leaky), (few,))
     assert torch.autograd.gradcheck(competition.log_softmax, (few,))
