@@ -65,6 +65,10 @@ class TrainingRecord:
     hardware: str
     versions: Mapping[str, str]
     """Versions of torchcaps, torch and Python."""
+    example: str = "image.png"
+    """A file to predict, in the example."""
+    has_pixels: bool = True
+    """False for other numbers, such as sequences."""
     preparation: str | None = None
     """Preprocessing of the drawings, in words; None if the images are not drawings."""
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchcaps.checks import checked
 from torchcaps.datasets import DatasetInfo, find_dataset
+from torchcaps.datasets.features import are_features
 from torchcaps.errors import InputError
 from torchcaps.export.card import SeedResult, TrainingRecord
 from torchcaps.export.description import Description
@@ -119,8 +120,19 @@ def training_record(
         seconds=summary["seconds"],
         hardware=summary["hardware"],
         versions=summary["versions"],
+        example=_example(run, info),
+        has_pixels=run.images.are_pixels,
         preparation=None if run.images.preparation is None else str(run.images.preparation),
     )
+
+
+def _example(run: Run, info: DatasetInfo) -> str:
+    """Return the name of a file that a network answers, in the words of the command line."""
+    if info.name == "scene":
+        return "scene:cube.npz"
+    if run.images.takes_rows:
+        return "features.npz" if are_features(run.images.in_shape) else "records.npz"
+    return "volume.nii.gz" if info.name == "nifti" else "image.png"
 
 
 def _shown_recipe(recipe: Recipe) -> dict[str, Any]:
