@@ -1,6 +1,7 @@
 """Groups and folds on the command line: trained, evaluated together, resumed, counted."""
 
 import csv
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,9 @@ def networks(cli: Cli, run: Path) -> list[Path]:
     for form, file in (("folder", "saved"), ("onnx", "m.onnx")):
         done = cli("export", run, "--format", form, "--out", file)
         assert done.code == 0, done.err
+    assert re.search(
+        r"torchcaps predict \S+ (records.npz|scene:cube.npz)\n", Path("saved/README.md").read_text("utf-8")
+    )
     return [run, Path("saved"), Path("m.onnx")]
 
 

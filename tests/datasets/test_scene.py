@@ -133,6 +133,8 @@ def test_kappa_is_that_of_scikit_learn(seed: int) -> None:
         ({}, {"group": "field"}, "field (--group) must be an array (40, 48), like labels"),
         ({"cube": np.zeros((H, W))}, {}, "cube must be finite numbers (H, W, bands), got float64 (40, 48)"),
         ({"cube": np.full((H, W, 2), np.nan)}, {}, "cube must be finite numbers"),
+        ({"labels": 2 * scene()["labels"]}, {}, "labels has no pixel of class 1 of"),
+        ({"labels": scene()["labels"] + 0.5}, {}, "labels must be whole numbers (40, 48)"),
         ({"labels": np.zeros((H, W), int)}, {}, "labels must be whole numbers (40, 48), from 1 for classes"),
         ({"labels": np.ones((H, H), int)}, {}, "labels must be whole numbers (40, 48)"),
         ({"labels": np.ones((H, W))}, {}, "got float64 (40, 48)"),
@@ -146,6 +148,13 @@ def test_kappa_is_that_of_scikit_learn(seed: int) -> None:
 )
 def test_what_is_no_scene(arrays: dict[str, Any], options: dict[str, Any], said: str, tmp_path: Path) -> None:
     assert_raises(InputError, load_dataset, save(tmp_path, **arrays), **({"patch": 3} | options), say=said)
+
+
+def test_labels_may_be_whole_floats_as_matlab_stores_them(tmp_path: Path) -> None:
+    whole = load_dataset(save(tmp_path), patch=3)
+    floats = load_dataset(save(tmp_path, labels=scene()["labels"].astype(float)), patch=3)
+    for part, images in whole.parts.items():
+        assert torch.equal(images.labels, floats.parts[part].labels)
 
 
 def test_without_an_array_and_other_data(tmp_path: Path) -> None:

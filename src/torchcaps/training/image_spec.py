@@ -136,7 +136,7 @@ class ImageSpec:
         if not self.are_pixels:
             raise InputError(
                 f"{purpose} is for pixels of pictures, but this network takes other numbers, such as sequences or "
-                'spectra; give these to torchcaps.analysis.predict with scale="none"'
+                "spectra; torchcaps predict reads those from .npz files with an array x, features or cube"
             )
 
     def to_dict(self) -> dict[str, Any]:

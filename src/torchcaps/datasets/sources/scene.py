@@ -69,6 +69,10 @@ def load_scene(request: DataRequest) -> Splits:
     is_complete = names.ndim == 1 and (len(names) >= count if may_lack else len(names) == count)
     if not is_complete or names.dtype.kind != "U":
         raise InputError(f"{path}: class_names must be {counted(count, 'text')}, got {shown(names.shape)}")
+    if not may_lack and (lacking := sorted({*range(1, count + 1)} - {*np.unique(labels).tolist()})):
+        raise InputError(
+            f"{path}: labels has no pixel of class {lacking[0]} of {count}; number the classes without gaps"
+        )
     spectra = cube.astype(np.float32) if request.scale is None else rescaled(cube, *request.scale)
     highest = float(abs(spectra).max())
     if request.pca is None and highest > LARGE:
@@ -122,6 +126,8 @@ def _read(path: Path, group: str | None) -> dict[str, np.ndarray]:
         raise InputError(f'{path} has no array "labels"; it holds {", ".join(map(shown, held))}')
     arrays = _read_cube(path, held, "labels", "class_names", *([] if group is None else [group]))
     cube, labels = arrays["cube"], arrays["labels"]
+    if labels.dtype.kind == "f" and (labels == labels.round()).all():  # as MATLAB stores numbers
+        arrays["labels"] = labels = labels.astype(np.int64)
     are_whole = labels.shape == cube.shape[:2] and labels.dtype.kind in "iu"
     count = int(labels.max()) if are_whole else 0
     if not 1 <= count <= np.count_nonzero(labels) or labels.min() < 0:
@@ -148,8 +154,13 @@ def patches_of(path: Path, about: Any) -> Float32[Tensor, "bands H W S S"]:
     spectra = torch.from_numpy(cube.astype(np.float32) if about.scale is None else rescaled(cube, *about.scale))
     spectra = spectra.permute(2, 0, 1)
     spectra = spectra if about.pca is None else _reduced(spectra, about.pca, str(path))
-    if len(spectra) != about.in_shape[0]:
-        raise InputError(f"{path} has {counted(len(spectra), 'band')}, but the network takes {about.in_shape[0]}")
+    bands, height, width = about.in_shape
+    if len(spectra) != bands or height != width or height % 2 == 0:
+        shape = "×".join(map(str, about.in_shape))
+        raise InputError(
+            f"{path} is a scene of {counted(len(spectra), 'band')}, but the network takes {shape}; a network of this "
+            f"scene takes {len(spectra)} bands of a square with an odd side"
+        )
     return _patches(spectra, about.in_shape[1])
 
 
