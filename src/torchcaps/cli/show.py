@@ -115,7 +115,7 @@ def print_table(shown: Table) -> None:
         for name, *cells in (row or ("",) for row in shown.rows):
             to.print(_text(name), soft_wrap=bool(cells))
             values = zip(shown.columns[1:], map(_text, cells), strict=False)
-            parts = [f"{visible(heading.replace(chr(10), ' '))}: {cell}" for heading, cell in values if cell]
+            parts = [f"{visible(' '.join(heading.split()))}: {cell}" for heading, cell in values if cell]
             joined = ", ".join(part.replace(" ", "\xa0") if len(part) < to.width - 2 else part for part in parts)
             for line in wrap.wrap(joined):
                 to.print(Text(line.replace("\xa0", " ")), soft_wrap=True)
@@ -149,17 +149,20 @@ def _unbroken(table: Table, width: int) -> dict[int, int] | None:
         return {}
     cells = itertools.zip_longest(table.columns, *table.rows, fillvalue="")
     columns = [[str(_text(cell)) for cell in column] for column in cells]
+    gaps = 2 * len(columns) - 1
     natural = [max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
-    longest = [  # headings stay whole, too
-        max(len(word) for word in (*column[0].split("\n"), *itertools.chain.from_iterable(map(str.split, column[1:]))))
-        for column in columns
-    ]
-    gaps = 2 * len(columns)
+    words = [max((len(word) for cell in column[1:] for word in cell.split()), default=0) for column in columns]
     if sum(natural) + gaps <= width:
         return {}
-    if sum(longest) + gaps <= width:
-        return {n: longest[n] for n, column in enumerate(columns) if not any(" " in cell for cell in column[1:])}
-    return None
+    if (spare := width - gaps - sum(words)) < 0:
+        return None
+    more = [
+        max(0, *(len(line) - word for line in column[0].split("\n")))
+        for column, word in zip(columns, words, strict=True)
+    ]
+    for n in sorted(range(len(columns)), key=more.__getitem__):  # headings break before numbers do, the longest first
+        words[n], spare = words[n] + min(more[n], spare), spare - min(more[n], spare)
+    return {n: words[n] for n, column in enumerate(columns) if not any(" " in cell for cell in column[1:])}
 
 
 def _text(cell: str | Styled) -> Text:
