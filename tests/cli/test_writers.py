@@ -282,6 +282,21 @@ def test_masks_of_equal_names_are_refused_before_the_work(here: Path, cli: Cli) 
     assert snapshot(here) == before
 
 
+@pytest.mark.parametrize("layout", ["images/{}.png masks/{}.png", "{}.png {}_mask.png", "raw/{}.png seg/{}.png"])
+def test_masks_of_a_data_set_are_no_images_to_predict(layout: str, here: Path, cli: Cli) -> None:
+    image, mask = layout.split()
+    for n in range(3):
+        for name in (image, mask):
+            save_image(here / "data set" / name.format(n), np.zeros((20, 24), np.uint8))
+    before, said = snapshot(here), "is a mask by its name: 3 masks left out, 3 images predicted"
+    result = cli("predict", "PIXELS", "data set", "--out", "new")
+    assert (result.code, said in result.err) == (0, True), result.err
+    assert len([*(here / "new").rglob("*.png")]) == 3
+    result = cli("predict", "PIXELS", f"data set/{mask.format(1)}", "--json")  # named by the user
+    assert (result.code, result.err) == (0, "")
+    assert snapshot(here).items() >= before.items()
+
+
 def test_only_missing_masks_are_predicted(here: Path, cli: Cli) -> None:
     cli.out("predict", "PIXELS", "photos/a.jpg", "photos/b.png", "--out", "masks")
     (here / "masks/a.png").write_bytes(b"mine")

@@ -24,6 +24,7 @@ from torchcaps.checks import checked
 from torchcaps.datasets.images import stem_of
 from torchcaps.datasets.nifti import Volume
 from torchcaps.datasets.scaling import Pixels, as_floats, inverted
+from torchcaps.datasets.sources.segmentation_folder import masks_among
 from torchcaps.datasets.volumes import is_volume, read_input
 from torchcaps.errors import InputError
 from torchcaps.files import atomic_path
@@ -132,6 +133,12 @@ class MaskAnswers(Result):
             words = [Caption(file.name, bold=True), *(legend_of(self.class_names, self.colours) if n == 0 else [])]
             rows.append([as_floats(image), coloured(mask, self.colours), words])
         return {"": tiles(rows, side=SIDE)}
+
+
+def masks_in(paths: Sequence[Path]) -> list[Path]:
+    """Return the files that are masks of others by their names, unless all are: they are no images to predict."""
+    masks = masks_among([path for path in paths if not is_volume(path)])
+    return masks if len(masks) < len(paths) else []
 
 
 def output_files(out: Path, names: Mapping[Path, Path], pages: Pages | None = None) -> dict[Path, Path]:

@@ -130,6 +130,11 @@ def predict(
             group_files(paths, group)
     inputs = [*paths, *(file for path in paths if path.is_dir() for file in path.iterdir())]
     refuse_options(*module.UNUSED_OPTIONS)
+    masks = [path for path in getattr(module, "masks_in", lambda _: ())(paths) if path not in words]
+    if masks:
+        paths = [path for path in paths if path not in masks]
+        kept = counted(len(paths), "image")
+        say(f"{masks[0]} is a mask by its name: {counted(len(masks), 'mask')} left out, {kept} predicted", err=True)
     targets: dict[Path, Path] = {}
     if out is not None:
         names = {path: name_below(path, words) for path in paths}

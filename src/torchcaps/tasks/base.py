@@ -360,7 +360,8 @@ class Task(ABC):
         return {plural(self.output): answer}
 
     answers: ClassVar[str] = "torchcaps.analysis.answers"
-    """Module that answers image files by its ``answer_files``, ``output_files`` and ``UNUSED_OPTIONS``."""
+    """Module that answers image files by its ``answer_files``, ``output_files`` and ``UNUSED_OPTIONS``; its
+    ``masks_in`` returns files that are no images."""
 
 
 def scores_of(output: Any) -> Tensor:
