@@ -195,7 +195,7 @@ def test_a_scene_is_trained_evaluated_and_drawn(cli: Cli, field: str, options: t
     assert done.code == 0, done.err
 
 
-@pytest.mark.parametrize("kind", ["records", "bands", "components"])
+@pytest.mark.parametrize("kind", ["records", "components"])
 def test_numbers_that_are_no_pixels_get_no_answer_as_a_picture(
     cli: Cli, kind: str, records: Path, field: str, tmp_path: Path
 ) -> None:
@@ -204,11 +204,10 @@ def test_numbers_that_are_no_pixels_get_no_answer_as_a_picture(
     if kind == "records":
         shutil.copytree(records / "run", run)
     else:
-        options = ("--pca", "3") if kind == "components" else ()
         first = dict(np.load(field.removeprefix("scene:")))
         first["cube"] = first["cube"][..., :3]
         np.savez(tmp_path / "three.npz", **first)
-        data = ("--data", f"scene:{tmp_path / 'three.npz'}", "--patch", "5", *options)
+        data = ("--data", f"scene:{tmp_path / 'three.npz'}", "--patch", "5", "--pca", "3")
         done = cli("train", "compact-shared", *data, "--epochs", "1", "--no-figures", "--out", run)
         assert done.code == 0, done.err
     Image.new("RGB", (5, 5)).save(tmp_path / "a.png")
@@ -282,6 +281,7 @@ def rows_of(path: str) -> list[dict[str, str]]:
     return list(csv.DictReader(Path(path).read_text("utf-8").splitlines()))
 
 
+@pytest.mark.slow
 def test_records_without_labels_get_the_answers_of_evaluate(cli: Cli, records: Path) -> None:
     longer = dict(np.load(records / "longer.npz"))
     np.savez("new.npz", x=longer["x"], lengths=longer["lengths"])
@@ -301,6 +301,7 @@ def test_records_without_labels_get_the_answers_of_evaluate(cli: Cli, records: P
         assert cli("predict", records / "run", "new.npz", *options).code == 2
 
 
+@pytest.mark.slow
 def test_a_scene_without_labels_gets_the_map_of_evaluate(cli: Cli, field: str, scene_run: Path) -> None:
     arrays = dict(np.load(field.removeprefix("scene:")))
     np.savez("new.npz", cube=arrays["cube"])

@@ -32,6 +32,7 @@ def train(cli: Cli, data: str, run: Path | str) -> None:
 
 
 @pytest.mark.parametrize("layout", [files, series, numbered])
+@pytest.mark.slow
 def test_subjects_become_masks_on_their_own_grid(layout: object, tmp_path: Path, cli: Cli) -> None:
     channels = ["0000", "0001"] if layout is numbered else ["flair", "t1"]
     scans, one = ("data/imagesTr", "P1_0000.nii.gz") if layout is numbered else ("data", "P1")

@@ -26,7 +26,7 @@ from torchcaps.training import Progress, Recipe, fit
 from torchcaps.training.loop import Trainer
 from torchcaps.training.small_data import narrow_message
 
-PATIENTS, EACH, SIDE = 12, 4, 8
+PATIENTS, EACH, SIDE = 12, 2, 8
 N = PATIENTS * EACH
 PATIENT = np.arange(N) % PATIENTS  # neighbours are of different patients
 GREY = (10 * PATIENT[:, None, None] + np.zeros((1, SIDE, SIDE))).astype(np.uint8)
@@ -259,8 +259,8 @@ def door_table(values: Any, folder: Path) -> None:
 
 
 def door_scene(values: Any, folder: Path) -> None:
-    labels = np.arange(N).reshape(6, 8) % 2 + 1
-    np.savez(folder / "s.npz", cube=np.ones((6, 8, 3)), labels=labels, who=np.reshape(values, (6, 8)))
+    labels = np.arange(N).reshape(3, 8) % 2 + 1
+    np.savez(folder / "s.npz", cube=np.ones((3, 8, 3)), labels=labels, who=np.reshape(values, (3, 8)))
     load_dataset(f"scene:{folder / 's.npz'}", group="who", patch=1)
 
 
@@ -303,7 +303,7 @@ def test_images_without_a_group_are_not_one_group(door: Any, missing: Any, tmp_p
 
 @pytest.mark.parametrize("door", [door_npz, door_records, door_fit, door_estimator])
 def test_groups_of_another_number_than_images(door: Any, tmp_path: Path) -> None:
-    assert_raises(InputError, door, list(range(N - 1)), tmp_path, say="one for each of 48 images, got int64 in the")
+    assert_raises(InputError, door, list(range(N - 1)), tmp_path, say="one for each of 24 images, got int64 in the")
 
 
 @pytest.mark.parametrize(
@@ -453,7 +453,7 @@ def test_fit_refuses_groups_that_it_cannot_use() -> None:
         ({"groups": PATIENT, "validation": data}, "validation has images of its own; leave groups out"),
         (
             {"groups": PATIENT[:4]},
-            "groups must be numbers or texts, one for each of 48 images, got int64 in the",
+            "groups must be numbers or texts, one for each of 24 images, got int64 in the",
         ),
         ({"validation": 1.0}, "validation must be above 0 and below 1"),
     ):
