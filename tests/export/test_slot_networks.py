@@ -1,5 +1,6 @@
 """Networks with slots as ONNX files and torch.export programs: masks and the redrawn image, as of the network."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torchcaps.analysis import predict, predict_mask
 from torchcaps.analysis.answers import AnswerOptions, Classifier
 from torchcaps.analysis.mask_answers import answer_files, output_files
 from torchcaps.errors import InputError
-from torchcaps.export import Description, OnnxModel, export_onnx, export_program
+from torchcaps.export import Description, OnnxModel, export_onnx, export_program, graphs
 
 for package in ("onnx", "onnxruntime", "onnxscript"):
     pytest.importorskip(package, reason="the extra torchcaps[export] is not installed")
@@ -22,19 +23,21 @@ for package in ("onnx", "onnxruntime", "onnxscript"):
 SHAPE = (3, 12, 15)
 DENSE = {"name": "dense", "transform": "shared", "capsule_dim": 8, "routing": "em"}
 NETWORKS: dict[str, dict[str, Any]] = {
-    "queries": {},
     "noise": {"start_from": "noise"},
-    "other number of slots": {"num_capsules": 6},
+    "queries, and another number of slots": {"num_capsules": 6},
     "mixture": {"layers": ("slot-mixture",)},
     "capsule layer": {"layers": (DENSE,)},
 }
-SMALL = {"stack_channels": (6, 6, 6), "broadcast_channels": (8, 8), "feature_width": 8}
+SMALL = {"stack_channels": (6, 6, 6), "broadcast_channels": (8, 8), "feature_width": 8, "num_iterations": 2}
 ABOUT = Description(in_shape=SHAPE, class_names=("cat", "dog", "cow"), task="objects")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-def test_files_have_the_masks_and_the_image_of_the_network(tmp_path: Path, name: str) -> None:
+def test_files_have_the_masks_and_the_image_of_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(graphs, "trace", functools.cache(graphs.trace))  # one trace for both files
     torch.manual_seed(0)
     network = create_model("slots-small", SHAPE, 3, **SMALL | NETWORKS[name])
     agreements = export_program(network, tmp_path / "m.pt2", ABOUT), export_onnx(network, tmp_path / "m.onnx", ABOUT)

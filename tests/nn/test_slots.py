@@ -168,7 +168,7 @@ def test_the_doctor_finds_nothing(kind: str) -> None:
 
 @each_kind
 def test_graphs_functions_of_torch_func_and_second_derivatives(kind: str) -> None:
-    layer, poses = make(kind), random(B, I, K)
+    layer, poses = make(kind, num_iterations=2), random(B, I, K)
     called = lambda each: layer(Capsules(each)).poses  # noqa: E731
     wanted = called(poses)
     assert_close(torch.compile(called, fullgraph=True, backend="aot_eager")(poses), wanted, 1e-10)
