@@ -204,11 +204,7 @@ class Task(ABC):
         return tuple(names)
 
     def check_targets(
-        self,
-        targets: Tensor,
-        num_outputs: int | None = None,
-        where: str = "labels",
-        num_images: int | None = None,
+        self, targets: Tensor, num_outputs: int | None = None, where: str = "labels", num_images: int | None = None
     ) -> None:
         """Raise an error unless the values of targets are allowed, and fit the outputs and the images.
 

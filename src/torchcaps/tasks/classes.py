@@ -105,11 +105,7 @@ class Classes(Task):
         return tuple(map(str, range(highest + 1)))
 
     def check_targets(
-        self,
-        targets: Tensor,
-        num_outputs: int | None = None,
-        where: str = "labels",
-        num_images: int | None = None,
+        self, targets: Tensor, num_outputs: int | None = None, where: str = "labels", num_images: int | None = None
     ) -> None:
         from jaxtyping import Int
         from torch import Tensor
@@ -218,11 +214,7 @@ class Objects(Classes):
         self.objects = objects
 
     def check_targets(
-        self,
-        targets: Tensor,
-        num_outputs: int | None = None,
-        where: str = "labels",
-        num_images: int | None = None,
+        self, targets: Tensor, num_outputs: int | None = None, where: str = "labels", num_images: int | None = None
     ) -> None:
         super().check_targets(targets, num_outputs, where, num_images)
         if targets.ndim == 1:  # objects of images that are composed in training

@@ -73,11 +73,7 @@ class ColumnTask(Task):
         """Raise InputError, or warn, because a data set has no targets for these outputs of a network."""
 
     def check_targets(
-        self,
-        targets: Tensor,
-        num_outputs: int | None = None,
-        where: str = "labels",
-        num_images: int | None = None,
+        self, targets: Tensor, num_outputs: int | None = None, where: str = "labels", num_images: int | None = None
     ) -> None:
         super().check_targets(targets, num_outputs, where, num_images)
         if num_outputs is None:

@@ -43,11 +43,7 @@ class ObjectDiscovery(Segmentation):
         return super().convert_targets(targets, None, where, class_names)
 
     def check_targets(
-        self,
-        targets: Tensor,
-        num_outputs: int | None = None,
-        where: str = "labels",
-        num_images: int | None = None,
+        self, targets: Tensor, num_outputs: int | None = None, where: str = "labels", num_images: int | None = None
     ) -> None:
         super().check_targets(targets, None, where, num_images)
 

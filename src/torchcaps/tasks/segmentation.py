@@ -77,11 +77,7 @@ class Segmentation(Task):
         return max(max(highest) + 1, int(self.output_range.least))
 
     def check_targets(
-        self,
-        targets: Tensor,
-        num_outputs: int | None = None,
-        where: str = "labels",
-        num_images: int | None = None,
+        self, targets: Tensor, num_outputs: int | None = None, where: str = "labels", num_images: int | None = None
     ) -> None:
         super().check_targets(targets, num_outputs, where, num_images)
         if num_outputs is not None:

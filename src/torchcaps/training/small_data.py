@@ -133,12 +133,7 @@ def imbalance_message(config: TrainConfig, labels: Tensor, names: Sequence[str],
 
 
 def chance_warning(
-    value: float,
-    labels: Tensor,
-    config: TrainConfig,
-    steps: int,
-    task: Task = CLASSES,
-    in_shape: Sequence[int] = (),
+    value: float, labels: Tensor, config: TrainConfig, steps: int, task: Task = CLASSES, in_shape: Sequence[int] = ()
 ) -> str | None:
     """Return a warning that a network is no better than chance, with advice; None if it is better.
 
