@@ -40,6 +40,17 @@ SEARCHED = {
     "new patient": "medical-images.html",
     "EEG": "signals.html",
     "hyperspectral": "scenes.html",
+    "uncertainty": "own-data.html",
+    "confidence": "own-data.html",
+    "leakage": "own-data.html",
+    "cross-validation": "own-data.html",
+    "transfer learning": "own-data.html",
+    "fine-tuning": "own-data.html",
+    "tabular": "own-data.html",
+    "MRI": "segmentation.html",
+    "overfitting": "commands.html",
+    "anomaly": "commands.html",
+    "jupyter": "teach.html",
 }
 
 

@@ -115,7 +115,9 @@ def print_table(shown: Table) -> None:
         for name, *cells in (row or ("",) for row in shown.rows):
             to.print(_text(name), soft_wrap=bool(cells))
             values = zip(shown.columns[1:], map(_text, cells), strict=False)
-            parts = [f"{visible(' '.join(heading.split()))}: {cell}" for heading, cell in values if cell]
+            parts = [
+                f"{visible(' '.join(heading.split()))}: {cell}" for heading, cell in values if str(cell).strip("·")
+            ]
             joined = ", ".join(part.replace(" ", "\xa0") if len(part) < to.width - 2 else part for part in parts)
             for line in wrap.wrap(joined):
                 to.print(Text(line.replace("\xa0", " ")), soft_wrap=True)
