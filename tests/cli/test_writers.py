@@ -18,6 +18,7 @@ import torchcaps.analysis.answers
 import torchcaps.analysis.mask_answers
 from cli_support import Cli, Result
 from tiny_runs import save_image
+from torchcaps.analysis.mask_answers import output_files
 from torchcaps.models import create_model
 
 SIZE = 16
@@ -280,6 +281,14 @@ def test_masks_of_equal_names_are_refused_before_the_work(here: Path, cli: Cli) 
     assert result.code == 2
     assert "the masks of photos/a.jpg and photos/a.png would both be masks/a.png" in result.err
     assert snapshot(here) == before
+
+
+@pytest.mark.parametrize("name", ["cafe\u0301.png", "café.png", "sub.01/", "a.b.nii.gz"])
+def test_a_mask_has_the_letters_of_its_image(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "scans" / name
+    (path if name.endswith("/") else path.parent).mkdir(parents=True)
+    (file,) = output_files(Path("masks"), {path: Path(name)}).values()
+    assert str(file) == "masks/" + name.replace("/", ".nii.gz")
 
 
 @pytest.mark.parametrize("layout", ["images/{}.png masks/{}.png", "{}.png {}_mask.png", "raw/{}.png seg/{}.png"])

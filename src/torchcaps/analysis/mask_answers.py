@@ -21,7 +21,7 @@ from torchcaps.analysis.photos import MAX_PREVIEW
 from torchcaps.analysis.results import Result, Table, percent
 from torchcaps.analysis.segmentation import SIDE, coloured, legend_of, middle_slice, palette
 from torchcaps.checks import checked
-from torchcaps.datasets.images import stem_of
+from torchcaps.datasets.images import base_of
 from torchcaps.datasets.nifti import Volume
 from torchcaps.datasets.scaling import Pixels, as_floats, inverted
 from torchcaps.datasets.sources.segmentation_folder import masks_among
@@ -159,7 +159,8 @@ def output_files(out: Path, names: Mapping[Path, Path], pages: Pages | None = No
     suffix = ".tif" if pages == "depth" else ".png"
     files, images = dict[Path, Path](), dict[Path, Path]()
     for path, name in names.items():
-        file = out / name.parent / (stem_of(name) + (".nii.gz" if is_volume(path) else suffix))
+        stem = name.name if path.is_dir() else base_of(name.name)
+        file = out / name.parent / (stem + (".nii.gz" if is_volume(path) else suffix))
         if (other := images.setdefault(file, path)) != path:
             raise InputError(f"the masks of {other} and {path} would both be {file}; predict them separately")
         files[path] = file

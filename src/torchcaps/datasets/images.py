@@ -37,11 +37,16 @@ def subfolders(folder: Path) -> list[Path]:
     return sorted(child for child in folder.iterdir() if child.is_dir() and not is_hidden(child))
 
 
-def stem_of(file: Path) -> str:
-    """Return the name of a file without its suffix, ``scan.1`` of scan.1.png and scan.1.nii.gz; folders have none."""
-    name = composed(file.name)
+def base_of(name: str) -> str:
+    """Return the name of a file without its suffix, ``scan.1`` of scan.1.png and scan.1.nii.gz."""
     short = name.removesuffix(".gz")
-    return name if file.is_dir() else short.rpartition(".")[0] or short
+    return short.rpartition(".")[0] or short
+
+
+def stem_of(file: Path) -> str:
+    """Return what the names of an image and of its mask share: :func:`base_of` a file; a folder has no suffix."""
+    name = composed(file.name)
+    return name if file.is_dir() else base_of(name)
 
 
 def folders_below(folder: Path) -> list[Path]:
