@@ -120,9 +120,9 @@ def test_the_shapes_inside_a_network_are_inferred_once(name: str, monkeypatch: p
     calls: list[tuple[type, bool]] = []
     run = shapes._run_on_meta
 
-    def counted(module: nn.Module, inputs: Any) -> tuple[Any, int]:
+    def counted(module: nn.Module, *inputs: Any) -> tuple[Any, int]:
         calls.append((type(module), all(parameter.is_meta for parameter in module.parameters())))
-        return run(module, inputs)
+        return run(module, *inputs)
 
     monkeypatch.setattr(shapes, "_run_on_meta", counted)
     create_model(name)

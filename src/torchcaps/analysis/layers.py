@@ -177,12 +177,7 @@ def _called(module: nn.Module, inputs: Tensor) -> list[Layer]:
             words, learned = (*before.steps, *_words(part)), before.parameters + learned
             layers[-1] = replace(before, steps=words, shape=shape, parameters=learned)
 
-    hooks = [each.register_forward_hook(note) for each in module.modules() if not any(each.children())]
-    try:
-        out = infer_shapes(module, inputs)[0]
-    finally:
-        for hook in hooks:
-            hook.remove()
+    out, _ = infer_shapes(module, inputs, note, [each for each in module.modules() if not any(each.children())])
     if not layers:
         note(module, None, getattr(out, "scores", out))
     rest = _learned(module) - sum(each.parameters for each in layers)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import InputError
 from torchcaps.models.cnn import CNN
-from torchcaps.models.shapes import infer_map_shape, infer_shapes
+from torchcaps.models.shapes import build_layers, infer_map_shape, infer_shapes
 from torchcaps.nn import Capsules, DenseCapsules
 from torchcaps.nn.convolutions import Shift
 from torchcaps.nn.routing.vb import batch_normalised
@@ -82,8 +82,7 @@ class BranchedNetwork(CNN):
             maps = infer_map_shape(stage, shape)[0]
             to_capsules = build("primary", primary, in_channels=maps.shape[1])
             capsules: Capsules = infer_shapes(to_capsules, maps)[0]
-            sizes = {"in_capsules": capsules.grid or capsules.poses.shape[1], "in_dim": capsules.poses.shape[2]}
-            layer = build("layer", branch, **sizes, out_capsules=num_classes)
+            (layer,), _ = build_layers([branch], capsules, num_classes)
             if not isinstance(layer, DenseCapsules) or layer.out_capsules != num_classes:
                 raise InputError("each of branches must be a dense layer without num_capsules, with a capsule a class")
             for parts, part in ((self.stages, stage), (self.stage_capsules, to_capsules), (self.branches, layer)):

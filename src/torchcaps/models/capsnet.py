@@ -16,7 +16,7 @@ from torchcaps.models.chunks import map_chunks
 from torchcaps.models.images import check_images, standardise
 from torchcaps.models.network import Network
 from torchcaps.models.output import Losses, ModelOutput, Targets
-from torchcaps.models.shapes import infer_map_shape, infer_shapes
+from torchcaps.models.shapes import build_layers, infer_map_shape, infer_shapes
 from torchcaps.nn import (
     CapsuleLayer,
     Capsules,
@@ -98,16 +98,7 @@ class CapsNet(Network):
         """Channels, height and width of the backbone's maps."""
         self.primary_capsules: PrimaryCapsules = build("primary", primary_capsules, in_channels=maps.shape[1])
         capsules: Capsules = infer_shapes(self.primary_capsules, maps)[0]
-        self.flow = [capsules]
-        """Input of each capsule layer, then the output of the last layer, on the meta device: shapes only."""
-        self.layers = nn.ModuleList()
-        for spec in layers:
-            sizes: dict[str, Any] = {"in_dim": capsules.poses.shape[2], "out_capsules": num_classes}
-            sizes |= {"in_capsules": capsules.grid or capsules.poses.shape[1]}
-            layer = build("layer", spec, **sizes, in_types=(capsules.grid or capsules.poses.shape[1:])[0])
-            self.layers.append(layer)
-            capsules = Capsules.of(infer_shapes(layer, capsules)[0])
-            self.flow.append(capsules)
+        self.layers, self.flow = build_layers(layers, capsules, num_classes)
         last = self.layers[-1] if len(self.layers) else None
         if not isinstance(last, DenseCapsules) or last.out_capsules != num_classes:
             raise InputError(

@@ -70,12 +70,7 @@ class PixelNetwork(Network):
                 numbers.append(maps.numel())
 
         counted = [each for each in self.modules() if isinstance(each, MapLayer) or not any(each.children())]
-        hooks = [each.register_forward_hook(note) for each in counted]
-        try:
-            infer_shapes(self, torch.empty(1, *self.in_shape, device="meta"))
-        finally:
-            for hook in hooks:
-                hook.remove()
+        infer_shapes(self, torch.empty(1, *self.in_shape, device="meta"), note, counted)
         return round(BYTES_PER_NUMBER * batch_size * sum(numbers)) + FIXED_BYTES
 
     @checked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from torchcaps.errors import InputError, reason_of
+from torchcaps.nn import Capsules
+from torchcaps.parts import Spec, build
 
 
 class TooSmall(InputError):  # noqa: N818  the name is the fault of a map; callers who know the images catch it
@@ -34,8 +36,16 @@ def shared_shapes(inferred: list[Any] | Iterator[Any]) -> Iterator[None]:
         _INFERRED.reset(token)
 
 
-def infer_shapes(module: nn.Module, inputs: Any) -> tuple[Any, int]:
+def infer_shapes(
+    module: nn.Module, inputs: Any, note: Callable[..., None] | None = None, noted: Iterable[nn.Module] = ()
+) -> tuple[Any, int]:
     """Run a module on the meta device, without numbers; its parameters and statistics do not change.
+
+    Args:
+        module: The module.
+        inputs: Its input, a tensor or capsules.
+        note: Forward hook for the modules ``noted``, while the module runs.
+        noted: Modules inside the module.
 
     Returns:
         Output of the module for a batch, and the largest number of values in a tensor of one image on the way.
@@ -46,13 +56,15 @@ def infer_shapes(module: nn.Module, inputs: Any) -> tuple[Any, int]:
     inferred = _INFERRED.get()
     if isinstance(inferred, Iterator):
         return cast(tuple[Any, int], next(inferred))
-    result = _run_on_meta(module, inputs)
+    result = _run_on_meta(module, inputs, note, noted)
     if inferred is not None:
         inferred.append(result)
     return result
 
 
-def _run_on_meta(module: nn.Module, inputs: Any) -> tuple[Any, int]:
+def _run_on_meta(
+    module: nn.Module, inputs: Any, note: Callable[..., None] | None, noted: Iterable[nn.Module]
+) -> tuple[Any, int]:
     sizes: list[int] = []
 
     def note_size(_module: nn.Module, _inputs: object, output: object) -> None:
@@ -67,6 +79,7 @@ def _run_on_meta(module: nn.Module, inputs: Any) -> tuple[Any, int]:
         for name, tensor in of_one(recurse=False, remove_duplicate=False)
     }
     hooks = [each.register_forward_hook(note_size) for each in module.modules()]
+    hooks += [each.register_forward_hook(note) for each in noted if note is not None]
     try:
         with torch.no_grad():
             return functional_call(module, planned, (inputs,), tie_weights=False), max(sizes, default=0)
@@ -95,3 +108,19 @@ def infer_map_shape(backbone: nn.Module, in_shape: Sequence[int]) -> tuple[Tenso
             f"images of {images.dtype} it returns {got}"
         )
     return maps, largest
+
+
+def build_layers(specs: Sequence[Spec], capsules: Capsules, num_classes: int) -> tuple[nn.ModuleList, list[Capsules]]:
+    """Build capsule layers, one after another.
+
+    Returns:
+        The layers; and the input of each, then the output of the last one, on the meta device: shapes only.
+    """
+    layers, flow = nn.ModuleList(), [capsules]
+    for spec in specs:
+        poses, _, grid, _ = flow[-1]
+        sizes: dict[str, Any] = {"in_dim": poses.shape[2], "in_capsules": grid or poses.shape[1]}
+        sizes |= {"in_types": (grid or poses.shape[1:])[0], "out_capsules": num_classes}
+        layers.append(build("layer", spec, **sizes))
+        flow.append(Capsules.of(infer_shapes(layers[-1], flow[-1])[0]))
+    return layers, flow

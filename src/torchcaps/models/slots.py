@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torchcaps.models.images import check_images
 from torchcaps.models.network import Network
 from torchcaps.models.output import Losses, ModelOutput
 from torchcaps.models.segmentation import Masks
-from torchcaps.models.shapes import infer_map_shape, infer_shapes
+from torchcaps.models.shapes import build_layers, infer_map_shape
 from torchcaps.nn import BroadcastDecoder, Capsules
 from torchcaps.nn.broadcast import Positions
 from torchcaps.parts import Choice, Spec, build, register
@@ -72,29 +73,18 @@ class SlotNetwork(Network):
             nn.ReLU(),
             nn.Linear(feature_width, feature_width),
         )
-        self.layers = nn.ModuleList()
-        poses = self.positions.linear.weight.new_empty(2, height * width, feature_width, device="meta")
-        self.flow = [Capsules(poses)]
-        """Input of each layer, then the slots, on the meta device: shapes only."""
-        for spec in layers:
-            sizes: dict[str, Any] = {
-                "in_capsules": poses.shape[1],
-                "in_dim": poses.shape[2],
-                "in_types": poses.shape[1],
-            }
-            self.layers.append(build("layer", spec, **sizes, out_capsules=num_classes))
-            self.flow.append(Capsules.of(infer_shapes(self.layers[-1], self.flow[-1])[0]))
-            poses = self.flow[-1].poses
+        inputs = Capsules(torch.empty(2, height * width, feature_width, device="meta"))
+        self.layers, self.flow = build_layers(layers, inputs, num_classes)
         if not len(self.layers):
             raise InputError("layers must hold at least one layer, whose output capsules are the slots, got none")
-        if poses.shape[1] > IGNORED:  # the masks hold bytes
+        if self.num_slots > IGNORED:  # the masks hold bytes
             raise InputError(
-                f"a network has at most {IGNORED} slots, got {poses.shape[1]}; choose a smaller num_capsules"
+                f"a network has at most {IGNORED} slots, got {self.num_slots}; choose a smaller num_capsules"
             )
         if decoder is None or decoder is False:
             raise InputError("a network with slots learns by redrawing images, so it needs a decoder")
-        sizes = {"num_capsules": poses.shape[1], "capsule_dim": poses.shape[2], "slot_dim": poses.shape[2]}
-        self.decoder = build("decoder", decoder, **sizes, out_shape=self.in_shape)
+        sizes: dict[str, Any] = {"num_capsules": self.num_slots, "capsule_dim": self.capsule_dim}
+        self.decoder = build("decoder", decoder, **sizes, slot_dim=self.capsule_dim, out_shape=self.in_shape)
         if not isinstance(self.decoder, BroadcastDecoder):
             name = type(self.decoder).__name__
             raise InputError(f'decoder must be "broadcast", which draws a mask of each slot, got {name}')
