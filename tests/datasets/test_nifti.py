@@ -188,6 +188,11 @@ FAULTS: dict[str, tuple[Any, str]] = {
         lambda folder: save(folder / "images/3.nii.gz", np.full((24, 6, 20), np.nan, np.float32)),
         "has voxels that are no finite numbers",
     ),
+    "colours": (
+        lambda folder: save(folder / "images/3.nii.gz", np.zeros((24, 6, 20), [(c, "u1") for c in "RGB"])),
+        "has voxels that are colours; save numbers, and channels as the last axis",
+    ),
+    "complex": (lambda folder: save(folder / "masks/3.nii", np.ones((24, 6, 20), np.complex64)), "are complex numbers"),
     "no folders": (lambda folder: (folder / "masks").rename(folder / "other"), "must have images/ and masks/"),
 }
 

@@ -157,7 +157,10 @@ def read_volume(path: Path, place: Float[np.ndarray, "4 4"] | None = None) -> Vo
         values = np.asanyarray(body.dataobj).reshape(*body.shape[:3], -1).T
         spacing = tuple(_millimetres(image.header) * float(each) for each in body.header.get_zooms()[:3])[::-1]
         source = type(image)(np.broadcast_to(np.uint8(0), image.shape[:3]), image.affine, image.header)
-    if values.dtype.kind not in "iuf" or not np.isfinite(values).all():
+    if values.dtype.kind not in "iuf":
+        kind = "complex numbers" if values.dtype.kind == "c" else "colours"
+        raise InputError(f"{path} has voxels that are {kind}; save numbers, and channels as the last axis")
+    if not np.isfinite(values).all():
         raise InputError(f"{path} has voxels that are no finite numbers")
     return Volume(values, spacing, source, values.shape[1:])
 

@@ -1,6 +1,7 @@
 """Tables of image files and labels: ``csv:``."""
 
 import os
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,11 @@ def test_tables_as_other_programs_write_them(name: str, folder: Path) -> None:
         for file in (folder / "images/b").iterdir():
             file.rename(folder / "images/a" / file.name)
     (folder / "t.csv").write_bytes(contents)
-    data = load_dataset(f"csv:{folder / 't.csv'}")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        data = load_dataset(f"csv:{folder / 't.csv'}")
+    words = ["t.csv, line 2: the column label has 'NA', which is a class like the others"] * ("NA" in name)
+    assert [word in str(each.message) for each, word in zip(caught, words, strict=True)] == [True] * len(words)
     numbers, labels = all_of(data)
     assert (sorted(numbers), data.task.name) == (list(range(N)), task)
     if task == "classes":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path, PureWindowsPath
 
@@ -18,13 +19,15 @@ from torchcaps.datasets.rng import FIXED_SEED, generator
 from torchcaps.datasets.sources.folder import PARTS, read_labelled
 from torchcaps.datasets.sources.segmentation_folder import IMAGES, MASKS
 from torchcaps.datasets.splits import FILE, GROUP, note_groups, read_groups
-from torchcaps.datasets.table_file import Table, numbers_of, read_table
+from torchcaps.datasets.table_file import MISSING, Table, numbers_of, read_table
 from torchcaps.errors import InputError, names_shown, shown
 from torchcaps.files import composed, groups_in_paths
 from torchcaps.tasks import Task, find_task, guess_task
 
 IMAGE_COLUMNS = ("image", "file", "filename", "file_name", "path", "filepath", "image_id", "img", "id", "name")
 """Usual names of the column with the image files."""
+MISSING_TEXTS = MISSING - {"none", "inf", "-inf", ".", "-", "--"}
+"""Labels, in small letters, that rather stand for a missing one."""
 MAX_NAMED = 20
 """Number of columns or missing files in an error."""
 
@@ -230,6 +233,13 @@ def _targets(table: Table, names: Sequence[str], request: DataRequest) -> tuple[
             texts = np.array(cells)
         classes = tuple(sorted(set(cells), key=lambda name: (int(name) if name.isdecimal() else 0, name)))
         classes = task.in_order(classes, where)
+        for each in MISSING_TEXTS.intersection(map(str.lower, classes)):
+            row = [cell.lower() for cell in cells].index(each)
+            warnings.warn(
+                f"{table.where(name, row)}, which is a class like the others. If it stands for a missing label, remove "
+                "its lines.",
+                stacklevel=2,
+            )
         if len(classes) == len(cells) > 2:
             raise InputError(
                 f"{table.where(name, 0)}, and every line has another text; classes repeat, and numbers to predict need "
