@@ -89,7 +89,7 @@ def test_without_a_range_12_bits_are_refused_or_said(tmp_path: Path, form: str) 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_wrong_range_is_said(tmp_path: Path, form: str) -> None:
-    with pytest.warns(UserWarning, match="is above 4,095, but 100,000 is white"):
+    with pytest.warns(UserWarning, match="is above 4,095, but 100,000 is white.* The range was set in training or by"):
         load_dataset(write(tmp_path / "own", form, *bars(24)), scale=(0, 100_000))
 
 

@@ -189,11 +189,18 @@ def note_dark(images: Sequence[Pixels], where: str, scale: Scale | None = None) 
     ends = [float(image.max()) for image in images if image.dtype != np.uint8 and image.size]
     if not ends or not 0 < (highest := max(ends)) <= MIN_SHARE:
         return
-    low, high = (0, MAX_16_BIT) if scale is None or isinstance(scale, str) else scale
+    advice, (low, high) = (
+        "The range was set in training or by --scale; give numbers of this range",
+        (0.0, float(MAX_16_BIT)),
+    )
+    if scale is not None and not isinstance(scale, str):
+        low, high = scale
     likely = _likely_scale(low, round(low + highest * (high - low), 2))
+    if scale is None or isinstance(scale, str):
+        advice = f"Say which numbers become black and white, such as {_scale_words(likely)}"
     warnings.warn(
         f"No number of more than 8 bits in {where} is above {likely[1]:,.6g}, but {high:,.6g} is white, so they are "
-        f"dark. Say which numbers become black and white, such as {_scale_words(likely)}.",
+        f"dark. {advice}.",
         stacklevel=2,
     )
 

@@ -127,6 +127,9 @@ def test_arrays_that_could_be_sequences_name_lengths(tmp_path: Path) -> None:
         InputError, load, tmp_path, x=X, y=Y, say="if these are sequences (N, C, L), add an array lengths (N,)"
     )
     assert_raises(InputError, load, tmp_path, **ARRAYS, x_test=X, y_test=Y, say="x_test must have lengths_test")
+    np.savez(tmp_path / "pictures.npz", x=X.astype(np.uint8), y=Y)
+    with pytest.raises(InputError, match=r"save it with as many bits as the other images$"):
+        load_dataset(f"npz:{tmp_path / 'pictures.npz'}", scale=(0, 4095))
 
 
 def test_sequences_are_padded_to_a_length_and_never_resized(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def _images(
     try:
         pixels = _scaled(values, scale, where)
     except InputError as error:
-        if values.ndim != 3 or x not in LENGTHS:
+        if values.ndim != 3 or x not in LENGTHS or values.dtype == np.uint8:
             raise
         raise InputError(f"{error}; if these are sequences (N, C, L), add an array {LENGTHS[x]} (N,)") from None
     try:
