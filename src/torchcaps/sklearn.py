@@ -29,7 +29,7 @@ from torchcaps.analysis.inference import over_batches
 from torchcaps.datasets import ImageSet, stratified_split
 from torchcaps.datasets.batches import WEIGHT
 from torchcaps.datasets.pixels import as_numbers, channels_first, to_bytes
-from torchcaps.datasets.scaling import range_of, rescaled
+from torchcaps.datasets.scaling import note_dark, range_of, rescaled
 from torchcaps.datasets.splits import GROUP, groups_of, read_groups
 from torchcaps.errors import InputError
 from torchcaps.models import Network, create_model
@@ -167,6 +167,9 @@ class CapsNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Transf
         by_pixel = self._takes_rows() or (self.image_shape is not None and bool(array.min() < 0))
         pixel_range = _range_of(array, by_pixel=by_pixel)
         images = self._scaled(array, pixel_range)
+        note_dark(
+            [images.numpy()], "X", any_bits=True, advice="Of floats, such as X.astype(float), the largest is white"
+        )
         labels = column_or_1d(y, warn=True)
         assert_all_finite(labels, input_name="y")
         check_consistent_length(images, labels)

@@ -112,7 +112,7 @@ def series(path: Path) -> list[object]:
 def table(path: Path) -> list[object]:
     if not (path.parent / "0.png").exists():
         for n in range(12):
-            Image.fromarray(np.full((6, 6), n, np.uint8)).save(path.parent / f"{n}.png")
+            Image.fromarray(np.full((6, 6), 20 * n, np.uint8)).save(path.parent / f"{n}.png")
     return all_of(load_dataset(f"csv:{path}"))
 
 

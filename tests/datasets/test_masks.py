@@ -373,7 +373,8 @@ def test_usual_names_of_folders_are_read_as_they_are(tmp_path: Path, images: str
     for image, mask in pairs(data.train):
         assert np.array_equal(mask, known[image.numpy().tobytes()])
     save_class(tmp_path / part / "overlays")  # a third folder changes nothing, as the names of the files agree
-    assert load_dataset(f"folder:{tmp_path}", task="pixels").task.name == "pixels"
+    with pytest.warns(UserWarning, match=r"has 8 images that are not read, such as .*overlays.page0.png; images and"):
+        assert load_dataset(f"folder:{tmp_path}", task="pixels").task.name == "pixels"
     config = make_config("compact", data=f"folder:{tmp_path}")
     words = f"the names of {images}/ and {masks}/ are those of images and masks; set --task pixels if"
     assert_raises(InputError, load_run_data, config, say=words)  # a task that nobody named does not decide
@@ -387,6 +388,17 @@ def save_class(folder: Path) -> None:
     folder.mkdir()
     for number in range(8):
         save(folder / f"page{number}.png", PHOTO)
+
+
+@pytest.mark.parametrize("ending", ["", "_mask", "-label"])
+def test_a_third_folder_does_not_hide_masks(tmp_path: Path, ending: str) -> None:
+    """As in DRIVE: images/21.tif, mask/21_mask.gif and 1st_manual/21_manual1.gif."""
+    renamed(write_folder(tmp_path, 8), "images", "mask")
+    for file in (tmp_path / "mask").iterdir():
+        file.rename(file.with_stem(f"{file.stem}{ending}"))
+    save_class(tmp_path / "1st_manual")
+    with pytest.warns(UserWarning, match=r"has 8 images that are not read, such as 1st_manual"):
+        assert load_dataset(f"folder:{tmp_path}").task.name == "pixels"
 
 
 def test_images_and_labels_among_other_classes_stay_classes(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ The plain form is uint8 tensors (N, C, H, W) and int64 labels. A cell never ends
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import chain
@@ -638,3 +639,39 @@ def test_a_run_that_was_stopped_goes_on_exactly(kind: str, tmp_path: Path) -> No
         found.append((rows(out), read_checkpoint(out / "last.ckpt")["model"]))
     assert found[0][0] == found[1][0]
     assert same_weights(found[0][1], found[1][1])
+
+
+def dark_folder(path: Path, images: np.ndarray, scale: Any) -> Any:
+    for n, image in enumerate(images):
+        (path / str(n % 2)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path / f"{n % 2}/{n}.png")
+    return load_dataset(f"folder:{path}", scale=scale).test.images
+
+
+def dark_npz(path: Path, images: np.ndarray, scale: Any) -> Any:
+    path.mkdir()
+    np.savez(path / "a.npz", x=images.astype(np.int64), y=np.arange(len(images)) % 2)
+    return load_dataset(f"npz:{path / 'a.npz'}", scale=scale).test.images
+
+
+def dark_fit(_: Path, images: np.ndarray, scale: Any) -> Any:
+    form = Form(find_task("classes"), 2, (1, *images.shape[1:]), scale=scale or "auto")
+    return open_data((images, np.arange(len(images)) % 2), form).data.tensors[0]
+
+
+def dark_estimator(_: Path, images: np.ndarray, scale: Any) -> Any:
+    network = CapsNetClassifier("first", epochs=1)
+    network.fit(images if scale is None else images.astype(float), np.arange(len(images)) % 2)
+    return np.array(network.pixel_range_[1] == images.max(), float)
+
+
+@pytest.mark.parametrize("door", [dark_folder, dark_npz, dark_fit, dark_estimator])
+@pytest.mark.parametrize("highest", [1, 16])
+def test_small_numbers_in_8_bits_are_said_and_the_advice_works(tmp_path: Path, door: Any, highest: int) -> None:
+    images = np.random.default_rng(0).integers(0, highest, (20, 28, 28), np.uint8, endpoint=True)
+    with pytest.warns(UserWarning, match=f"is above {highest}, but 255 is white, so they are dark"):
+        door(tmp_path / "dark", images, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pixels = door(tmp_path / "right", images, (0, highest))
+    assert pixels.max() == (255 if pixels.dtype == torch.uint8 else 1)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
+from torchcaps.datasets.images import image_files_in
 from torchcaps.datasets.scaling import UnknownRange
 from torchcaps.errors import InputError
+from torchcaps.words import counted
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
@@ -72,3 +76,14 @@ def refuse_damaged(damaged: Sequence[str], total: int, *, skip: bool) -> None:
 def listed(first: str, damaged: Sequence[str]) -> str:
     """Return a line, and below it the first sentences about images that cannot be used."""
     return "\n  ".join([first, *damaged[:MAX_NAMED], *["…"] * (len(damaged) > MAX_NAMED)])
+
+
+def note_unread(root: Path, files: Iterable[Path], why: str) -> None:
+    """Warn if a folder has images beside ``files``, such as in sub-folders; ``why`` says where they belong."""
+    others = sorted({*image_files_in(root, deep=True)} - {*files})
+    if others:
+        warnings.warn(
+            f"{root} has {counted(len(others), 'image')} that {'are' if len(others) > 1 else 'is'} not read, such as "
+            f"{others[0].relative_to(root)}; {why}",
+            stacklevel=2,
+        )

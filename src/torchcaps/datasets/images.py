@@ -240,7 +240,7 @@ def in_one_form(
 
     A warning that begins with ``where`` says if all are dark.
     """
-    note_dark([*images.values()], f"all images of {where}", scale)
+    note_dark([*images.values()], f"all images of {where}", scale, any_bits=True)
     channels = max(map(len, images.values()), default=1)
     pixels = zip(images, alike([*images.values()]), strict=True)
     return {file: with_channels(image, channels, pages, str(file)) for file, image in pixels}

@@ -24,8 +24,8 @@ ROUNDING = 1e-6
 """Largest excess over 0..1 that counts as rounding."""
 PERCENTILES = (0.5, 99.5)
 """Percentiles of a volume that become 0 and 1, if no range is set."""
-MIN_SHARE = 1 / 16
-"""Images whose largest number is below this share of their range are dark by mistake: 12 bits in 16."""
+MIN_SHARE = 1 / 15
+"""Images whose largest number is not above this share of their range are dark by mistake: 12 bits in 16, or 4 in 8."""
 _CHUNK = 2**22  # numbers converted at once, which limits temporary copies to about 32 MiB
 
 Scale = Literal["auto", "none"] | tuple[float, float]
@@ -184,23 +184,29 @@ def alike(images: Sequence[Pixels]) -> list[Pixels]:
     return [as_floats(image) for image in images]
 
 
-def note_dark(images: Sequence[Pixels], where: str, scale: Scale | None = None) -> None:
-    """Say that images with more than 8 bits are far darker than their range allows; others may lie beside them."""
-    ends = [float(image.max()) for image in images if image.dtype != np.uint8 and image.size]
-    if not ends or not 0 < (highest := max(ends)) <= MIN_SHARE:
+def note_dark(
+    images: Sequence[Pixels], where: str, scale: Scale | None = None, *, any_bits: bool = False, advice: str = ""
+) -> None:
+    """Say that images with more than 8 bits are far darker than their range allows; others may lie beside them.
+
+    With ``any_bits``, images of a data set that all have 8 bits are compared with 255.
+    """
+    deep = [image for image in images if image.dtype != np.uint8 and image.size]
+    chosen = deep or [image for image in images if any_bits and image.size]
+    highest = max((float(image.max()) for image in chosen), default=0.0) / (1 if deep else 255)
+    if not 0 < highest <= MIN_SHARE:
         return
-    advice, (low, high) = (
-        "The range was set in training or by --scale; give numbers of this range",
-        (0.0, float(MAX_16_BIT)),
-    )
+    levels = chosen[0].reshape(-1)[:_CHUNK].astype(np.float64) * MAX_16_BIT
+    low, high = 0.0, float(255 if not deep else MAX_16_BIT if np.allclose(levels, levels.round(), 0, 0.01) else 1)
     if scale is not None and not isinstance(scale, str):
         low, high = scale
-    likely = _likely_scale(low, round(low + highest * (high - low), 2))
-    if scale is None or isinstance(scale, str):
-        advice = f"Say which numbers become black and white, such as {_scale_words(likely)}"
+        advice = "The range was set in training or by --scale; give numbers of this range"
+    top = low + highest * (high - low)
+    likely = _likely_scale(low, round(top, 2)) if top >= 1 else (low, round(top, 4))
     warnings.warn(
-        f"No number of more than 8 bits in {where} is above {likely[1]:,.6g}, but {high:,.6g} is white, so they are "
-        f"dark. {advice}.",
+        f"No number{' of more than 8 bits' * bool(deep)} in {where} is above {likely[1]:,.6g}, but {high:,.6g} is "
+        "white, so they are dark. "
+        f"{advice or f'Say which numbers become black and white, such as {_scale_words(likely)}'}.",
         stacklevel=2,
     )
 
@@ -212,7 +218,7 @@ def _scale_words(scale: tuple[float, float]) -> str:
 
 def _likely_scale(low: float, high: float) -> tuple[float, float]:
     """Return the most likely range of these numbers, to suggest it."""
-    ranges = [(-1, 1), (0, 255), (0, MAX_12_BIT), (0, MAX_16_BIT), (-1_000, 1_000), (-1_024, 3_071)]
+    ranges = [(0, 1), (-1, 1), (0, 255), (0, MAX_12_BIT), (0, MAX_16_BIT), (-1_000, 1_000), (-1_024, 3_071)]
     for lowest, highest in ranges:
         if lowest <= low and high <= highest and (high > highest / 2 or low < lowest / 2):
             return lowest, highest

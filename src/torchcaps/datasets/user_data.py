@@ -30,7 +30,7 @@ from torchcaps.datasets.patch_set import PatchSet
 from torchcaps.datasets.pixels import as_numbers, prepare_images, scale_pixels
 from torchcaps.datasets.records import pad_sequences
 from torchcaps.datasets.rng import seeded
-from torchcaps.datasets.scaling import Scale, alike, check_scale
+from torchcaps.datasets.scaling import Scale, alike, check_scale, note_dark
 from torchcaps.datasets.splits import GROUP, groups_of, read_groups, stratified_split
 from torchcaps.errors import InputError, WrongType
 from torchcaps.ranges import IGNORED
@@ -297,6 +297,8 @@ def _in_memory(images: Any, labels: Any, form: Form, lengths: Any = None) -> tup
     if form.wants_masks and isinstance(images, list | tuple) and len({_size_of(each) for each in images}) > 1:
         return _in_patches(images, labels, form)
     pixels = form.images(images)
+    if form.in_shape is not None and form.in_shape[1:-1] != (1,) and form.scale != "none":
+        note_dark([pixels.cpu().numpy()], f"{form.where}images", form.scale, any_bits=True)
     if form.wants_masks and _are_masks_of(labels, size := (len(pixels), *pixels.shape[2:])):
         (labels,), table = form.masks([labels], [size])
     targets = form.labels(labels)

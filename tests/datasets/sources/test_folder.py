@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from support import assert_raises
 from tiny_runs import save_image
@@ -242,3 +243,16 @@ def test_masks_beside_pictures_are_no_pictures(tmp_path: Path) -> None:
     for file in sorted((root / "b").iterdir()):
         shutil.copy(file, file.with_stem(file.stem + "_mask"))
     assert_raises(InputError, load, root, task="objects", say="000_mask.png is a mask by its name, and one of 6 files")
+
+
+@pytest.mark.parametrize(
+    "names", [("train", "test", "val"), ("Training", "Testing", "dev"), ("training", "test", "valid")]
+)
+def test_parts_have_usual_names(tmp_path: Path, names: tuple[str, str, str]) -> None:
+    for part, count in zip(names, (8, 3, 2), strict=True):
+        for name in ("a", "b"):
+            (tmp_path / part / name).mkdir(parents=True)
+            for n in range(count):
+                Image.fromarray(np.full((8, 8), 20 * n + 99, np.uint8)).save(tmp_path / part / name / f"{n}.png")
+    data = load_dataset(f"folder:{tmp_path}")
+    assert [len(images) for images in (data.train, data.test, data.validation)] == [16, 6, 4]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from torchcaps.checks import checked
-from torchcaps.datasets.damaged import read_each
+from torchcaps.datasets.damaged import note_unread, read_each
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet, resize_images
 from torchcaps.datasets.images import SUFFIXES, image_files_in, in_one_form, read_image, read_pixels, subfolders
@@ -40,7 +39,9 @@ from torchcaps.ranges import Pages
 from torchcaps.tasks import find_task
 from torchcaps.words import counted
 
-PARTS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
+PARTS = {"train": "train", "test": "test"} | dict.fromkeys(("val", "valid", "validation", "dev"), "validation")
+PARTS |= {"training": "train", "testing": "test"}
+"""Parts of a data set by the usual names of their folders, in small letters."""
 
 Files = dict[str, dict[str, list[Path]]]
 """Image files by part and class name."""
@@ -98,7 +99,7 @@ def load_folder(request: DataRequest) -> Splits:
     for part, by_class in files.items():
         labelled = [(file, label) for label, name in enumerate(class_names) for file in by_class.get(name, ())]
         listed[part], targets[part] = [file for file, _ in labelled], torch.tensor([label for _, label in labelled])
-    note_unread(root, every)
+    note_unread(root, every, "the images of a class are in its folder, without sub-folders")
     sets, damaged = read_labelled(listed, targets, request, str(root))
     if request.part is None and "train" in sets:
         needed = 1 + ("test" not in files) + ("validation" not in files)
@@ -109,17 +110,6 @@ def load_folder(request: DataRequest) -> Splits:
                     "are needed to train, choose the best epoch and test"
                 )
     return Splits.of(sets, class_names, skipped=tuple(damaged))
-
-
-def note_unread(root: Path, files: Sequence[Path]) -> None:
-    """Warn if a folder of class folders has images elsewhere, such as in sub-folders of a class."""
-    others = sorted({*image_files_in(root, deep=True)} - {*files})
-    if others:
-        warnings.warn(
-            f"{root} has {counted(len(others), 'image')} that {'are' if len(others) > 1 else 'is'} not read, such as "
-            f"{others[0].relative_to(root)}; the images of a class are in its folder, without sub-folders",
-            stacklevel=2,
-        )
 
 
 def load_pictures(root: Path, parts: Mapping[str, Path], request: DataRequest) -> Splits:

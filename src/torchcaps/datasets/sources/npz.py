@@ -278,7 +278,7 @@ def _images(
 def _scaled(values: np.ndarray, scale: Scale, where: str, *, is_volume: bool = False) -> Tensor:
     """Return pixels: uint8 if that changes none of them, and for volumes, which take much memory; otherwise float32."""
     pixels = scale_pixels(values, scale, where).numpy()
-    note_dark([pixels], where, scale)
+    note_dark([pixels], where, scale, any_bits=True)
     return torch.from_numpy(as_bytes(pixels) if is_volume else alike([pixels])[0])
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from torchcaps.datasets.damaged import read_each, refuse_damaged
+from torchcaps.datasets.damaged import note_unread, read_each, refuse_damaged
 from torchcaps.datasets.dataset import Splits
 from torchcaps.datasets.image_set import ImageSet
 from torchcaps.datasets.images import folders_below, image_files_in, in_one_form, read_pixels, stem_of, subfolders
@@ -170,7 +171,8 @@ def mask_folders(folder: Path, files_in: Callable[[Path], list[Path]]) -> tuple[
         min(each, key=lambda name: (name != right, name.lower() != right))
         for each, right in zip(alike, RIGHT, strict=True)
     ]
-    images, masks = ({stem_of(file) for file in files_in(names[name])} for name in chosen)
+    images = {stem_of(file) for file in files_in(names[chosen[0]])}
+    masks = set(_by_stem(files_in(names[chosen[1]]), images))
     inner = sorted(set.intersection(*({each.name for each in subfolders(names[name])} for name in chosen)))
     if inner and not images and not masks:
         raise InputError(
@@ -211,6 +213,9 @@ def load_segmentation_folder(
         for part, files in sources.items():
             pairs[part], of_part = _pairs_of(files, channels)
             faults += of_part
+        if kind.files_in is image_files_in:
+            by_name = (each for files in sources.values() for each in (*files.images.values(), *files.masks.values()))
+            note_unread(root, chain(*by_name), "images and masks are in two folders, or beside each other")
     read, skip = partial(_read_pair, kind=kind, scale=request.scale), request.skip_damaged
     check = _check_channels if kind.has_subjects else lambda *_: None
     listed = (pair for part in pairs.values() for pair in part)
