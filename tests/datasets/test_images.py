@@ -16,7 +16,7 @@ from support import assert_raises
 from tiny_runs import save_image
 from torchcaps.datasets import get_max_megapixels, load_dataset, read_image, resize_images, set_max_megapixels
 from torchcaps.datasets.images import read_pixels, with_channels
-from torchcaps.datasets.scaling import as_bytes
+from torchcaps.datasets.scaling import UnknownRange, as_bytes
 from torchcaps.errors import InputError
 
 GREY = np.arange(30, dtype=np.uint8).reshape(6, 5) * 8
@@ -50,9 +50,9 @@ def test_every_mode_is_read_and_photos_are_turned_upright(tmp_path: Path) -> Non
     Image.fromarray(GREY).save(tmp_path / "a.png", exif=exif)
     np.testing.assert_array_equal(read_pixels(tmp_path / "a.png")[0], np.rot90(GREY, -1))
     seven = save_image(tmp_path / "b.tif", np.array([[0, 7]], np.float32))
-    assert_raises(InputError, read_pixels, seven, say="got float32 from 0 to 7; say which numbers become 0 and 1")
+    assert_raises(UnknownRange, read_pixels, seven, say="got float32 from 0 to 7; say which numbers become 0 and 1")
     words = save_image(tmp_path / "words.tif", np.array([[0, 300]], np.int32))
-    assert_raises(InputError, read_pixels, words, say="got int32 from 0 to 300; say which numbers become 0 and 1")
+    assert_raises(UnknownRange, read_pixels, words, say="got int32 from 0 to 300; say which numbers become 0 and 1")
 
 
 def test_grey_is_repeated_and_colour_becomes_its_luma() -> None:
