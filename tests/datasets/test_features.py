@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -162,21 +163,25 @@ def test_a_fault_of_a_table_is_one_sentence(name: str, tmp_path: Path) -> None:
     assert_raises(InputError, load_dataset, f"csv:{tmp_path / 'f.csv'}", **options, say=said)
 
 
+def about(in_shape: tuple[int, ...], channels: tuple[str, ...] | None = None) -> SimpleNamespace:
+    return SimpleNamespace(in_shape=in_shape, channels=channels, window=None, stride=None)
+
+
 def test_rows_for_a_network_are_matched_by_name(tmp_path: Path) -> None:
     by_table(tmp_path, "classes")
     by_npz(tmp_path, "classes")
-    names, features = read_rows(tmp_path / "f.csv", (2, 1, 1), ("e3", "e1"))
+    names, features = read_rows(tmp_path / "f.csv", about((2, 1, 1), ("e3", "e1")))[:2]
     assert np.array_equal(features[:, :, 0, 0], VALUES[:, [3, 1]])
     assert names[0] == f"{tmp_path / 'f.csv'}, line 2"
-    assert np.array_equal(read_rows(tmp_path / "f.npz", (F, 1, 1), None).features[:, :, 0, 0], VALUES)
+    assert np.array_equal(read_rows(tmp_path / "f.npz", about((F, 1, 1))).inputs[:, :, 0, 0], VALUES)
     for path, shape, known, said in (
         ("f.csv", (2, 1, 1), ("e3", "e9"), "has no column e9, which the network takes"),
         ("f.npz", (4, 1, 1), None, "has 5 features in a row, but the network takes 4"),
         ("f.csv", (7, 1, 1), None, "has the column patient, which would be read as a feature"),
     ):
-        assert_raises(InputError, read_rows, tmp_path / path, shape, known, say=said)
+        assert_raises(InputError, read_rows, tmp_path / path, about(shape, known), say=said)
     np.savez(tmp_path / "x.npz", x=VALUES)
-    assert_raises(InputError, read_rows, tmp_path / "x.npz", (F, 1, 1), None, say='has no array "features"; it holds')
+    assert_raises(InputError, read_rows, tmp_path / "x.npz", about((F, 1, 1)), say='has no array "features"; it holds')
 
 
 def test_features_in_memory() -> None:
