@@ -174,7 +174,7 @@ def check_targets(
 
 def check_folder_of(path: Path, option: str) -> None:
     """Raise InputError if the folder of a new file is a file or cannot be written; ``option`` names the file."""
-    folder = next(each for each in path.parents if os.path.lexists(each))
+    folder = next((each for each in path.parents if os.path.lexists(each)), path)
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         fault = "cannot be written" if folder.is_dir() else "is no folder"
         raise InputError(f"{path} cannot be created, because {folder} {fault}; choose another {option}")

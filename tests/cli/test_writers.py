@@ -214,6 +214,13 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     assert snapshot(here) == before
 
 
+@pytest.mark.parametrize("words", ["export RUN --out", "export RUN --format folder --out", "explore RUN --save"])
+def test_the_root_is_no_new_file_or_folder(words: str, here: Path, cli: Cli) -> None:
+    result = cli(*words.split(), here.anchor)
+    assert result.code == 2
+    assert "is a folder, and no file" in result.err or "choose a new or an empty folder" in result.err
+
+
 def test_a_page_appears_in_full_or_not_at_all(here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     before = snapshot(here)
 
