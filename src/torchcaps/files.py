@@ -57,11 +57,11 @@ def groups_in_paths(paths: Iterable[str], pattern: str) -> list[str]:
 
 
 @contextmanager
-def atomic_path(path: str | Path) -> Iterator[Path]:
+def atomic_path(path: str | Path, *, new: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; rename it to ``path`` if the block succeeds, or else remove it.
 
     The bytes are flushed to the disk before the rename, and the rename itself afterwards. An OSError (the folder cannot
-    be written, or the disk is full) leaves ``path`` unchanged.
+    be written, or the disk is full) leaves ``path`` unchanged. With ``new``, so does a file that came there meanwhile.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,6 +69,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     temporary.touch(exist_ok=False)
     try:
         yield temporary
+        if new and os.path.lexists(path):
+            raise InputError(f"{path} was written by another program during this command, and stays as it is")
         commit(temporary, path)
     except OSError as error:
         if error.errno is not None and error.filename is None:  # for example after a write to a full disk
@@ -115,9 +117,9 @@ def commit(temporary: Path, path: Path) -> None:
             os.close(folder)
 
 
-def write_text(path: str | Path, text: str) -> None:
-    """Write a text file in full or not at all, with the same bytes on every system."""
-    with atomic_path(path) as temporary:
+def write_text(path: str | Path, text: str, *, new: bool = False) -> None:
+    """Write a text file in full or not at all, with the same bytes on every system; ``new`` as of `atomic_path`."""
+    with atomic_path(path, new=new) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -266,6 +267,41 @@ def test_a_folder_of_an_export_or_a_page_must_be_new(here: Path, cli: Cli) -> No
             assert snapshot(here) == before
     refused = cli("export", "RUN", "--format", "folder", "--out", "new", "--overwrite")
     assert "--overwrite replaces a file" in refused.err
+
+
+COMES = {
+    "predict RUN photos --out t.csv": ("torchcaps.analysis.photos.PhotoAnswers.to_csv", "t.csv"),
+    "predict PIXELS photos --out masks": ("torchcaps.analysis.mask_answers.palette", "masks/a.png"),
+    "predict RUN photos --poses p.npz": ("torchcaps.cli.predict.npz_bytes", "p.npz"),
+    "evaluate RUN --data csv:data/own.csv --split all --out t.csv": (
+        "torchcaps.analysis.evaluation.Evaluation.answers",
+        "t.csv",
+    ),
+    "check own.py:Layer --shape 4,12,8 --badge b.svg": ("torchcaps.cli.check.draw_badge", "b.svg"),
+}
+"""A function that a command calls just before it writes a file, and the file."""
+
+
+@pytest.mark.parametrize("words", COMES)
+def test_a_file_that_comes_during_the_work_stays(
+    words: str, here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, target = COMES[words]
+    called = pkgutil.resolve_name(place)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if not (here / target).exists():
+            (here / target).parent.mkdir(exist_ok=True)
+            (here / target).write_text("precious")
+        return called(*arguments, **options)
+
+    monkeypatch.setattr(place, call)
+    result = cli(*words.split())
+    assert result.code == 2
+    assert f"{target} was written by another program during this command, and stays" in result.err
+    assert (here / target).read_text() == "precious"
+    assert cli(*words.split(), "--overwrite").code in (0, 1)
+    assert (here / target).read_bytes() != b"precious"
 
 
 def test_photos_are_not_replaced_by_their_masks(here: Path, cli: Cli) -> None:

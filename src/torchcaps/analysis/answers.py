@@ -62,6 +62,8 @@ class AnswerOptions:
     """Keep pictures for a figure."""
     out: Path | None = None
     """File of the table of all answers, or folder of the masks; None: nothing is written."""
+    overwrite: bool = False
+    """Replace files that are written."""
     targets: Mapping[Path, Path] = field(default_factory=dict)
     """File of the answer to each image file, from `output_files`."""
 
@@ -106,7 +108,7 @@ def answer_files(
         over = "all" if over == "group" else over  # each answer is that of a group
     answers = replace(answers, certainty=certainty, coverage=options.coverage, over=over)
     if options.out is not None:
-        write_text(options.out, answers.to_csv())
+        write_text(options.out, answers.to_csv(), new=not options.overwrite)
     return answers, damaged
 
 

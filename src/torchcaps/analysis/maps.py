@@ -71,7 +71,7 @@ def answer_files(
         seen = 1 + np.stack(rows)
         seen = seen.astype(np.uint8 if len(names) <= MAX_NUMBERS else np.uint16)
         if path in options.targets:
-            _write_map(seen, options.targets[path])
+            _write_map(seen, options.targets[path], new=not options.overwrite)
         read.append(path)
         sizes.append(seen.shape)
         shares.append((np.bincount(seen.reshape(-1), minlength=len(names) + 1)[1:] / seen.size).tolist())
@@ -83,13 +83,13 @@ def answer_files(
     return MaskAnswers(read, sizes, shares, names, pictures, about.task) if read else None, damaged
 
 
-def _write_map(seen: Shaped[np.ndarray, "H W"], path: Path) -> None:
+def _write_map(seen: Shaped[np.ndarray, "H W"], path: Path, *, new: bool) -> None:
     """Write a map as an array, or as a picture with a palette."""
     if path.suffix.lower() == ".png":
         if seen.dtype != np.uint8:
             raise InputError(f"a .png file holds {MAX_NUMBERS} classes at most; name an .npy file with --out")
-        return write_mask(seen, path)
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        return write_mask(seen, path, new=new)
+    with atomic_path(path, new=new) as temporary, temporary.open("wb") as file:
         np.save(file, seen)
     return None
 

@@ -168,21 +168,26 @@ def output_files(out: Path, names: Mapping[Path, Path], pages: Pages | None = No
 
 
 def write_mask(
-    mask: UInt8[np.ndarray, "*S"], path: Path, volume: Volume | None = None, colours: Sequence[str] | None = None
+    mask: UInt8[np.ndarray, "*S"],
+    path: Path,
+    volume: Volume | None = None,
+    colours: Sequence[str] | None = None,
+    *,
+    new: bool = False,
 ) -> None:
     """Write a mask: numbers of classes as a PNG file with a palette, or as a NIfTI file with the axes of its volume.
 
     A mask of a volume from the pages of an image file becomes a TIFF file of as many pages.
     """
     if volume is not None:
-        return volume.write(mask, path)
+        return volume.write(mask, path, new=new)
     slices = [Image.fromarray(each).convert("P") for each in (mask if mask.ndim == 3 else mask[None])]
     for image in slices:
         image.putpalette((255 * palette(colours)).round().astype(np.uint8).tobytes())
     options: dict[str, Any] = {"format": "PNG"}
     if mask.ndim == 3:
         options = {"format": "TIFF", "save_all": True, "append_images": slices[1:], "compression": "tiff_deflate"}
-    with atomic_path(path) as temporary:
+    with atomic_path(path, new=new) as temporary:
         slices[0].save(temporary, **options)
     return None
 
@@ -211,7 +216,7 @@ def answer_files(
             continue
         names = names or tuple(map(str, range(len(scores))))  # slots have numbers, and no names
         if path in options.targets:
-            write_mask(mask, options.targets[path], volume, spec.colours)
+            write_mask(mask, options.targets[path], volume, spec.colours, new=not options.overwrite)
         read.append(path)
         sizes.append(mask.shape)
         shares.append((np.bincount(mask.reshape(-1), minlength=len(names)) / mask.size).tolist())

@@ -64,7 +64,7 @@ def check(
     diagnosis = Diagnosis(module, type(made).__name__, shape, mask, diagnose(made, shape, mask=present_mask))
     show(diagnosis, json=json)
     if badge is not None:
-        write_text(badge, draw_badge(diagnosis.summary, diagnosis.worst))
+        write_text(badge, draw_badge(diagnosis.summary, diagnosis.worst), new=not overwrite)
         say(f"![torchcaps check: {diagnosis.summary}]({badge.as_posix()})", err=json)
     failing = ("error", "warning") if strict else ("error",)
     return FOUND_ERRORS if diagnosis.worst in failing else 0

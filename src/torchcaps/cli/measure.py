@@ -94,14 +94,13 @@ def evaluate(
         refuse_options(("overwrite",), "is for the file of --out, but there is none")
     else:
         require_suffix(out, ".csv", "--out")
+        check_targets([out], (file for each in run for file in files_of(each)), overwrite=overwrite)
     results: dict[str, TaskEvaluation] = {}
     words: dict[str, str] = {}
     abouts, answers = list[dict[str, Any]](), dict[str, list[list[str]]]()
     for name, place, opened in open_runs(run, source.which, accelerator):
         if out is not None:
-            check_targets(
-                [out], [*files_of(next(iter(run), None)), *data_files(opened, source.data)], overwrite=overwrite
-            )
+            check_targets([out], data_files(opened, source.data), overwrite=overwrite)
         part = open_images(opened, source, group)
         options: Any = {"batch_size": batch_size, "class_names": part.class_names, "precision": precision}
         options["colours"] = part.colours
@@ -115,7 +114,7 @@ def evaluate(
         if out is not None:
             answers[name] = results[name].answers_table(part.images)
     if out is not None:
-        write_text(out, answers_csv(answers))
+        write_text(out, answers_csv(answers), new=not overwrite)
     if len(results) == 1:
         show(results[name], json=json, figure=figure, about=abouts[0])
     else:

@@ -160,6 +160,7 @@ def predict(
         "group": group,
         "draws": figure is not None,
         "out": out,
+        "overwrite": overwrite,
         "targets": targets,
     }
     options["preparation"] = preparation_for(files, about.preparation)
@@ -172,7 +173,7 @@ def predict(
         show(answers, json=json, figure=figure)
     if answers is not None and poses is not None:
         texts = answers.names | {"class_names": list(answers.class_names)}
-        with atomic_path(poses) as temporary:
+        with atomic_path(poses, new=not overwrite) as temporary:
             temporary.write_bytes(npz_bytes(read_poses() | texts))
         say(f"wrote {poses}, the capsules of {counted(len(texts['names']), 'image')}", err=json)
     if damaged:

@@ -67,13 +67,13 @@ class Volume:
         """Return a mask of the resampled volume on the grid of the file."""
         return resample(mask, self.size, nearest=True)
 
-    def write(self, mask: UInt8[np.ndarray, "d h w"], path: Path) -> None:
+    def write(self, mask: UInt8[np.ndarray, "d h w"], path: Path, *, new: bool = False) -> None:
         """Write a mask on the grid of the file, in its order of axes, with its affine map, codes and units."""
         nib = import_nibabel()
         to_body = nib.orientations.io_orientation(self.source.affine)
         back = nib.orientations.ornt_transform(nib.orientations.axcodes2ornt("RAS"), to_body)
         own = nib.orientations.apply_orientation(mask.T, back).astype(np.uint8)
-        with atomic_path(path) as temporary:
+        with atomic_path(path, new=new) as temporary:
             header = self.source.header.copy()  # with its units and the codes of its positions
             header.extensions.clear()
             header.set_data_dtype(np.uint8)
