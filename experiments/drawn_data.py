@@ -91,13 +91,18 @@ KINDS: dict[str, tuple[Callable[..., Arrays], int]] = {
 }
 FIRST_NEW = 1000
 """Seeds of new data are seeds of data plus this."""
-INFO = {"source": "drawn here", "licence": "MIT, as torchcaps", "takes_path": True, "takes_scale": True}
+INFO = {"source": "drawn here", "licence": "MIT, as torchcaps", "takes_path": True}
 
 
 @register_dataset(
-    "drawn", title="drawn images or sequences, as KIND-SEED or new-KIND-SEED", options=("window", "stride"), **INFO
+    "drawn",
+    title="drawn images or sequences, as KIND-SEED or new-KIND-SEED",
+    options=("scale", "window", "stride"),
+    **INFO,
 )
-@register_dataset("drawn-scene", title="a drawn scene, as scene-SEED or new-scene-SEED", options=("pca",), **INFO)
+@register_dataset(
+    "drawn-scene", title="a drawn scene, as scene-SEED or new-scene-SEED", options=("scale", "pca"), **INFO
+)
 def load_drawn(request: DataRequest) -> Splits:
     """Draw the arrays of KIND-SEED, write them to a file, and read it as ``npz:`` or ``scene:``."""
     name = re.fullmatch(r"(new-)?([a-z]+)-(\d{1,3})", str(request.path))
