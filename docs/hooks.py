@@ -120,6 +120,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
             return f"{config.repo_url}/blob/main/{target}"
         return posixpath.relpath(PAGES.get(target, target.removeprefix("docs/")), posixpath.dirname(here) or ".")
 
+    assert config.site_url
+    markdown = markdown.replace(
+        f'href="{config.site_url}', 'href="'
+    )  # GitHub needs the address, a copy of the site must not
     return LINK.sub(site_link, markdown)
 
 

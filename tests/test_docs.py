@@ -70,10 +70,10 @@ def test_the_examples_for_contributors_are_listed_built_and_loaded() -> None:
 
 
 def test_links_within_the_repository_lead_somewhere() -> None:
-    """To files; `mkdocs build --strict` looks for the headings, too."""
+    """To files; `mkdocs build --strict` looks for the headings, too. Pages of scripts have the address of the site."""
     wrong = []
     for page in [*PAGES.values(), CONTRIBUTING]:
-        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+        for target in re.findall(r"(?:\]\(|<a href=\")([^)#\s\"]+)", page.read_text(encoding="utf-8")):
             if "://" not in target and not (page.parent / target).exists():
                 wrong.append(f"{page.name}: {target}")
     assert wrong == []
