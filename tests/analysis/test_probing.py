@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from support import small
 from torchcaps.analysis import Probing, probe, with_affine_factors
 from torchcaps.analysis.probing import _numbers
 from torchcaps.datasets import ImageSet
@@ -38,6 +39,18 @@ def test_pose_and_pixels_of_a_network(model, words) -> None:
     for yours, pixels in ((found, set()), (other, {"yours: pixels (80)"})):  # the same pixels once
         both = set(words(Probing({"mine": found, "yours": yours}, {}).figures()[""]))
         assert {"mine: pose (5)", "yours: pose (5)", "pixels (80)", "light"} | pixels <= both
+
+
+@pytest.mark.parametrize("preset", ["hvc2021-learned"])
+def test_features_of_any_network_without_capsules_are_probed(preset: str) -> None:
+    side = 28
+    random = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 255, (80, 1, side, side), dtype=torch.uint8, generator=random)
+    factors = {"light": images.float().mean((1, 2, 3))}
+    data = ImageSet(images, torch.arange(80) % 4, factors=factors)
+    network = create_model(preset, (1, side, side), 4, **small(preset))
+    found = probe(network, data, data)
+    assert [each.numbers for each in found] == ["features", "principal components", "pixels"]
 
 
 def test_it_is_the_pose_of_the_images_own_class(make_model) -> None:

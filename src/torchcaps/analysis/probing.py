@@ -210,7 +210,7 @@ def _numbers(model: Network, images: ImageSet) -> tuple[str, Float[np.ndarray, "
 
     def read(pixels: Tensor, labels: Tensor | None) -> list[Tensor]:
         if not model.has_capsules:
-            return [features(pixels).float()]
+            return [features(pixels).flatten(1).float()]  # of branches, (B, J, N)
         capsules = model(pixels).capsules
         assert labels is not None
         assert capsules is not None
