@@ -320,6 +320,11 @@ def test_a_scene_without_labels_gets_the_map_of_evaluate(cli: Cli, field: str, s
     assert list(shares.values()) == [(np.load("0.npy") == j).mean() for j in (1, 2, 3)]
     for options in (("--coverage", "0.9"), ("--poses", "p.npz"), ("--out", "x.tif")):
         assert cli("predict", scene_run, "new.npz", *options).code == 2
+    Path("other").mkdir()
+    shutil.copy("new.npz", "other")
+    done = cli("predict", scene_run, "new.npz", "other/new.npz", "--out", "maps")
+    assert (done.code, "would both be maps/new.npy" in done.err) == (2, True), done.err
+    assert cli("predict", scene_run, "new.npz", "--figure", "m.png").code == 0
 
 
 def test_scenes_are_counted(cli: Cli, field: str) -> None:

@@ -13,7 +13,7 @@ from torchcaps.analysis.calibration import Prediction
 from torchcaps.analysis.certainty import CoverageOver
 from torchcaps.analysis.groups import average_answers, group_files, mean_prediction
 from torchcaps.analysis.photos import MAX_PREVIEW, PhotoAnswers
-from torchcaps.datasets.features import read_rows
+from torchcaps.datasets.features import Rows, read_rows
 from torchcaps.datasets.images import Fit, Photo, read_photo
 from torchcaps.datasets.preparation import Preparation, Prepared
 from torchcaps.datasets.scaling import alike
@@ -91,7 +91,7 @@ def answer_files(
     if classifier.description.takes_rows:
         for path in paths:
             try:
-                parts.append(_answer_rows(classifier, path))
+                parts += [_answer_rows(classifier, rows) for rows in read_rows(path, classifier.description)]
             except InputError as error:
                 damaged.append(str(error))
     else:
@@ -141,10 +141,9 @@ def _answer_some(
     return PhotoAnswers(files, prepared, prediction, description.class_names, pictures, description.task)
 
 
-def _answer_rows(classifier: Classifier, path: Path) -> PhotoAnswers:
+def _answer_rows(classifier: Classifier, rows: Rows) -> PhotoAnswers:
     """Return the answers to the rows of a file, those of records by the mean scores of their windows."""
-    about, parts = classifier.description, list[Prediction]()
-    names, inputs, row = read_rows(path, about)
+    about, parts, (names, inputs, row) = classifier.description, list[Prediction](), rows
     for start in range(0, len(inputs), ROWS_AT_ONCE):
         prediction = classifier.classify(inputs[start:][:ROWS_AT_ONCE])
         parts.append(replace(prediction, reconstruction=None))

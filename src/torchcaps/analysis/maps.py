@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from jaxtyping import Int, Shaped
 
 from torchcaps.analysis.answers import AnswerOptions, Classifier
 from torchcaps.analysis.figures import COLOURS, MUTED, Caption, Cell, tiles
-from torchcaps.analysis.mask_answers import MaskAnswers, write_mask
+from torchcaps.analysis.mask_answers import MaskAnswers, Seen, answer_each, files_below, write_mask
 from torchcaps.datasets.scaling import rescaled
 from torchcaps.datasets.sources.scene import patches_of
 from torchcaps.errors import InputError
@@ -46,51 +47,33 @@ def output_files(out: Path, names: Mapping[Path, Path], pages: Pages | None = No
         return dict.fromkeys(names, out)
     if out.suffix:
         raise InputError(f"--out must be an .npy or .png file for one scene, or a folder for several, got {out}")
-    return {path: out / name.with_suffix(".npy") for path, name in names.items()}
+    return files_below(out, {path: name.with_suffix(".npy") for path, name in names.items()})
 
 
 def answer_files(
     classifier: Classifier, paths: Sequence[Path], options: AnswerOptions
 ) -> tuple[MaskAnswers | None, list[str]]:
-    """Predict the class of each pixel of scenes, one by one, and write the map of each as soon as it is ready.
+    """Predict the class of each pixel of scenes, as `answer_each`; a map has the numbers of labels, from 1."""
+    about = classifier.description
 
-    A map has the numbers of ``labels`` of a scene: 1 is the first class.
+    def look(path: Path) -> Seen:
+        patches, middle = patches_of(path, about), about.in_shape[1] // 2
+        rows = (classifier.classify(patches[:, n].transpose(0, 1).numpy()).classes for n in range(patches.shape[1]))
+        seen, brightness = np.stack([*rows]), patches[..., middle, middle].mean(0, keepdim=True).numpy()
+        drawn = rescaled(brightness, float(brightness.min()), float(brightness.max())), seen.astype(np.uint8)
+        return Seen(seen, len(about.class_names), drawn, partial(_write_map, seen + 1, new=not options.overwrite))
 
-    Returns:
-        Facts about the maps, None if no file can be read; and a sentence for each file that cannot.
-    """
-    about, names = classifier.description, classifier.description.class_names
-    read, sizes, shares, pictures, damaged = list[Path](), [], [], [], list[str]()
-    for path in paths:
-        try:
-            patches = patches_of(path, about)
-        except InputError as error:
-            damaged.append(str(error))
-            continue
-        rows = [classifier.classify(patches[:, n].transpose(0, 1).numpy()).classes for n in range(patches.shape[1])]
-        seen = 1 + np.stack(rows)
-        seen = seen.astype(np.uint8 if len(names) <= MAX_NUMBERS else np.uint16)
-        if path in options.targets:
-            _write_map(seen, options.targets[path], new=not options.overwrite)
-        read.append(path)
-        sizes.append(seen.shape)
-        shares.append((np.bincount(seen.reshape(-1), minlength=len(names) + 1)[1:] / seen.size).tolist())
-        if options.draws:
-            middle = about.in_shape[1] // 2
-            picture = patches[..., middle, middle].mean(0, keepdim=True).numpy()
-            low, high = picture.min(), picture.max()
-            pictures.append((rescaled(picture, float(low), float(high)), seen))
-    return MaskAnswers(read, sizes, shares, names, pictures, about.task) if read else None, damaged
+    return answer_each(look, paths, options, about)
 
 
 def _write_map(seen: Shaped[np.ndarray, "H W"], path: Path, *, new: bool) -> None:
     """Write a map as an array, or as a picture with a palette."""
     if path.suffix.lower() == ".png":
-        if seen.dtype != np.uint8:
+        if seen.max() > MAX_NUMBERS:
             raise InputError(f"a .png file holds {MAX_NUMBERS} classes at most; name an .npy file with --out")
-        return write_mask(seen, path, new=new)
+        return write_mask(seen.astype(np.uint8), path, new=new)
     with atomic_path(path, new=new) as temporary, temporary.open("wb") as file:
-        np.save(file, seen)
+        np.save(file, seen.astype(np.uint8 if seen.max() <= MAX_NUMBERS else np.uint16))
     return None
 
 

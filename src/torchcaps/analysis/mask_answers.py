@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -154,17 +155,21 @@ def output_files(out: Path, names: Mapping[Path, Path], pages: Pages | None = No
     Raises:
         InputError: Two images would have one mask, or ``out`` is a file.
     """
+    suffix = ".tif" if pages == "depth" else ".png"
+    stems = {path: name.name if path.is_dir() else base_of(name.name) for path, name in names.items()}
+    ends = {path: ".nii.gz" if is_volume(path) else suffix for path in names}
+    return files_below(out, {path: name.parent / (stems[path] + ends[path]) for path, name in names.items()})
+
+
+def files_below(out: Path, names: Mapping[Path, Path]) -> dict[Path, Path]:
+    """Return the files of these names in a folder; InputError if two would be one, or the folder is a file."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file, but masks are written into a folder; name a folder")
-    suffix = ".tif" if pages == "depth" else ".png"
-    files, images = dict[Path, Path](), dict[Path, Path]()
+    owners: dict[Path, Path] = {}
     for path, name in names.items():
-        stem = name.name if path.is_dir() else base_of(name.name)
-        file = out / name.parent / (stem + (".nii.gz" if is_volume(path) else suffix))
-        if (other := images.setdefault(file, path)) != path:
-            raise InputError(f"the masks of {other} and {path} would both be {file}; predict them separately")
-        files[path] = file
-    return files
+        if (other := owners.setdefault(name, path)) != path:
+            raise InputError(f"the masks of {other} and {path} would both be {out / name}; predict them separately")
+    return {path: out / name for path, name in names.items()}
 
 
 def write_mask(
@@ -192,36 +197,63 @@ def write_mask(
     return None
 
 
+class Seen(NamedTuple):
+    """The answer to an image of pixels."""
+
+    mask: Shaped[np.ndarray, "*S"]
+    """Number of the class of each pixel, from 0."""
+    outputs: int
+    """Number of outputs of the network."""
+    picture: tuple[Shaped[np.ndarray, "C H W"], Shaped[np.ndarray, "H W"]]
+    """Image and mask to draw."""
+    write: Callable[[Path], None]
+    """Writes the mask to a file."""
+
+
 def answer_files(
     classifier: Classifier, paths: Sequence[Path], options: AnswerOptions
 ) -> tuple[MaskAnswers | None, list[str]]:
-    """Predict the masks of image files one by one, and write each as soon as it is ready.
+    """Predict the masks of image files one by one, as :func:`answer_each`."""
+    spec = classifier.description
+    network = classifier.model or ExportedNetwork(classifier.classify, spec.in_shape, spec.task)
+
+    def look(path: Path) -> Seen:
+        pixels, volume = read_input(path, spec.in_shape[0], spec.scale, spec.pages, spec.channels, spec.spacing)
+        scores = _pixel_scores(network, inverted(pixels) if options.invert else pixels)
+        seen = task_of(network).predict_classes(scores[None])[0].numpy()
+        mask = seen if volume is None else volume.restored(seen)
+        drawn = middle_slice(pixels), middle_slice(seen[None])[0]
+        how: Any = {"volume": volume, "colours": spec.colours, "new": not options.overwrite}
+        return Seen(mask, len(scores), drawn, partial(write_mask, mask, **how))
+
+    return answer_each(look, paths, options, spec)
+
+
+def answer_each(
+    look: Callable[[Path], Seen], paths: Sequence[Path], options: AnswerOptions, spec: Any
+) -> tuple[MaskAnswers | None, list[str]]:
+    """Answer files one by one by ``look``, and write each mask as soon as it is ready.
 
     Returns:
         Facts about the masks, None if no file can be read; and a sentence for each file that cannot.
     """
-    spec = classifier.description
-    network = classifier.model or ExportedNetwork(classifier.classify, spec.in_shape, spec.task)
     names = task_of(spec).matched_names(spec.class_names)
     read, sizes, shares, pictures, damaged = list[Path](), [], [], [], list[str]()
     for path in paths:
         try:
-            how = (spec.scale, spec.pages, spec.channels, spec.spacing)
-            pixels, volume = read_input(path, spec.in_shape[0], *how)
-            scores = _pixel_scores(network, inverted(pixels) if options.invert else pixels)
-            seen = task_of(network).predict_classes(scores[None])[0].numpy()
-            mask = seen if volume is None else volume.restored(seen)
+            seen = look(path)
         except InputError as error:
             damaged.append(str(error) if str(path) in str(error) else f"{path}: {error}")
             continue
-        names = names or tuple(map(str, range(len(scores))))  # slots have numbers, and no names
+        names = names or tuple(map(str, range(seen.outputs)))  # slots have numbers, and no names
         if path in options.targets:
-            write_mask(mask, options.targets[path], volume, spec.colours, new=not options.overwrite)
+            seen.write(options.targets[path])
         read.append(path)
-        sizes.append(mask.shape)
-        shares.append((np.bincount(mask.reshape(-1), minlength=len(names)) / mask.size).tolist())
+        sizes.append(seen.mask.shape)
+        shares.append((np.bincount(seen.mask.reshape(-1), minlength=len(names)) / seen.mask.size).tolist())
         if options.draws:
-            pictures.append((_preview(middle_slice(pixels)), _preview(middle_slice(seen[None]))[0]))
+            image, mask = seen.picture
+            pictures.append((_preview(image), _preview(mask[None])[0]))
     return MaskAnswers(read, sizes, shares, names, pictures, spec.task, spec.colours) if read else None, damaged
 
 

@@ -5,7 +5,7 @@ An exported network reads them too, so nothing here imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,62 +94,54 @@ def _numbers(table: Table, name: str) -> Shaped[np.ndarray, "N"]:
     return numbers
 
 
-def read_rows(path: Path, about: Any) -> Rows:
-    """Read the features or the sequences of an .npz file, or features of a table, as the input of a network.
+def read_rows(path: Path, about: Any) -> Iterator[Rows]:
+    """Yield the features or the sequences of each array of an .npz file, or of a table, as the input of a network.
 
     Args:
         path: A file with arrays ``features`` or ``x`` (of sequences, with ``lengths``), also those of the test and
             validation part; or a table whose first line names its columns.
         about: ``ImageSpec`` of the network. Tables have its channels as columns, or without names its features beside
-            labels.
-            Sequences are cut into its windows.
+            labels. Sequences are cut into its windows.
 
     Raises:
         InputError: The file is damaged, or its rows do not fit the network.
     """
     if path.suffix.lower() == ".npz":
-        columns, (names, inputs) = None, _read_arrays(path, about)
+        columns, parts = None, _read_arrays(path, about)
     else:
         table = read_table(path, lambda _: None)
         others = [name for name in table.columns if name.lower() in (*LABEL_COLUMNS, *SPLIT_COLUMNS)]
         columns = feature_columns(table, others) if about.channels is None else about.channels
         if missing := [name for name in columns if name not in table.columns]:
             raise InputError(f"{path} has no column {names_shown(missing)}, which the network takes")
-        names, inputs = [f"{path}, line {line}" for line in table.lines], features_of(table, columns)
+        parts = [([f"{path}, line {line}" for line in table.lines], features_of(table, columns))]
     channels, _, steps = about.in_shape
-    if inputs.shape[1] != channels:
-        kind = "feature" if are_features(about.in_shape) else "channel"
-        raise InputError(f"{path} has {counted(inputs.shape[1], kind)} in a row, but the network takes {channels}")
-    note_order(columns, about.channels, str(path), "feature")
-    if about.window is not None:
-        windows = cut_records(inputs, about.window, about.stride, str(path))
-        return Rows(names, windows.images, windows.record)
-    if inputs.shape[-1] > steps and not np.isnan(inputs[..., steps:]).all():
-        raise InputError(f"{path} has sequences of more than {steps} steps, which the network takes; cut them")
-    inputs = inputs[..., :steps]
-    padding = ((0, 0), (0, 0), (0, 0), (0, steps - inputs.shape[-1]))
-    return Rows(names, np.pad(inputs, padding, constant_values=np.nan), np.arange(len(names)))
+    for names, inputs in parts:
+        if inputs.shape[1] != channels:
+            kind = "feature" if are_features(about.in_shape) else "channel"
+            raise InputError(f"{path} has {counted(inputs.shape[1], kind)} in a row, but the network takes {channels}")
+        note_order(columns, about.channels, str(path), "feature")
+        if about.window is None and inputs.shape[-1] > steps and not np.isnan(inputs[..., steps:]).all():
+            raise InputError(f"{path} has sequences of more than {steps} steps, which the network takes; cut them")
+        windows = cut_records(inputs[..., : None if about.window else steps], steps, about.stride, str(path))
+        yield Rows(names, windows.images, windows.record)
 
 
-def _read_arrays(path: Path, about: Any) -> tuple[list[str], Float32[np.ndarray, "N C 1 L"]]:
-    """Return the rows of all arrays of features, or of sequences, and their names."""
+def _read_arrays(path: Path, about: Any) -> list[tuple[list[str], Float32[np.ndarray, "N C 1 L"]]]:
+    """Return the rows of each array of features, or of sequences, and their names."""
     held, takes_features = list_arrays(path), are_features(about.in_shape)
     usual = [FEATURES, f"{FEATURES}_test", f"{FEATURES}_val"] if takes_features else list(LENGTHS)
     if not (keys := [key for key in usual if key in held]):
         raise InputError(f'{path} has no array "{usual[0]}"; it holds {names_shown(map(shown, held))}')
     lengths = () if takes_features else {LENGTHS[key] for key in keys} & held.keys()
-    arrays, names, rows = read_arrays(path, {key: held[key] for key in (*keys, *lengths)}), list[str](), []
+    arrays, parts = read_arrays(path, {key: held[key] for key in (*keys, *lengths)}), []
     for key in keys:
         values, where = arrays[key], f"{path}: {key}"
         if takes_features:
-            rows.append(as_features(values, where))
+            rows = as_features(values, where)
         else:
-            steps = arrays.get(LENGTHS[key])
-            steps = np.full(len(values), values.shape[-1]) if steps is None and values.ndim == 3 else steps
-            rows.append(as_sequences(values, steps if values.ndim == 3 else None, where, LENGTHS[key]))
-        names += [f"{path if key in (FEATURES, 'x', 'x_train') else where}[{n}]" for n in range(len(rows[-1]))]
-    longest = max(each.shape[-1] for each in rows)
-    ends = [((0, 0), (0, 0), (0, 0), (0, longest - each.shape[-1])) for each in rows]
-    if len({each.shape[1] for each in rows}) > 1:
-        raise InputError(f"{path} has {' and '.join(keys)} of several numbers of channels")
-    return names, np.concatenate([np.pad(*each, constant_values=np.nan) for each in zip(rows, ends, strict=True)])
+            steps = arrays.get(LENGTHS[key], np.full(len(values), values.shape[-1])) if values.ndim == 3 else None
+            rows = as_sequences(values, steps, where, LENGTHS[key])
+        first = path if key in (FEATURES, "x", "x_train") else where
+        parts.append(([f"{first}[{n}]" for n in range(len(rows))], rows))
+    return parts
