@@ -44,8 +44,8 @@ class Images(ABC):
 
     @property
     def masks(self) -> Any:
-        """The labels if they are masks; None for other labels."""
-        return self.labels if self.task.has_masks else None
+        """The labels if they are masks, uint8; None for other labels."""
+        return self.labels if self.labels[0].dtype == torch.uint8 else None
 
     @property
     @abstractmethod

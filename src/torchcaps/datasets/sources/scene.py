@@ -122,7 +122,7 @@ def _read(path: Path, group: str | None) -> dict[str, np.ndarray]:
             "the names that scipy.io.whosmat lists"
         )
     held = list_arrays(path)
-    if "labels" not in held:
+    if not held.keys() & {"labels"}:
         raise InputError(f'{path} has no array "labels"; it holds {", ".join(map(shown, held))}')
     arrays = _read_cube(path, held, "labels", "class_names", *([] if group is None else [group]))
     cube, labels = arrays["cube"], arrays["labels"]
