@@ -147,10 +147,9 @@ class OnnxModel:
         pixels, count, classes = self.description.in_shape, batch_shape[0], len(self.description.class_names)
         shapes: tuple[set[tuple[int, ...]], ...]
         shapes = {(classes,)}, {pixels, (self.description.objects, *pixels)}
-        has_masks = task_of(self.description).has_masks
-        if has_masks is not False:
+        if self.description.wants_masks is not False:
             counts = {classes, 1 if classes == 2 else classes}  # two classes may have one score
-            if has_masks is None:  # there may be any number of slots
+            if self.description.wants_masks is None:  # there may be any number of slots
                 counts = {*getattr(outputs[0], "shape", ())[1:2]}
             shapes = {(count, *batch_shape[2:]) for count in counts}, {batch_shape[1:]}
         for output, fitting, name in zip(outputs, shapes, (LENGTHS, RECONSTRUCTION), strict=False):

@@ -129,7 +129,12 @@ class ImageSpec:
     @property
     def takes_rows(self) -> bool:
         """True for a network of features or sequences, which gives one answer for each."""
-        return len(self.in_shape) == 3 and self.in_shape[1] == 1 and not TASKS[self.task].has_masks
+        return len(self.in_shape) == 3 and self.in_shape[1] == 1 and not self.wants_masks
+
+    @property
+    def wants_masks(self) -> bool | None:
+        """True for a task with a mask for each image, False without, and None for either."""
+        return TASKS[self.task].has_masks
 
     def require_pixels(self, purpose: str) -> None:
         """Raise InputError if the network takes no pixels; ``purpose`` is the subject of the sentence."""
