@@ -69,6 +69,13 @@ def test_what_has_no_objects_has_no_number() -> None:
     assert len(foreground_ari(masks[:0], masks[:0])) == 0
 
 
+@pytest.mark.parametrize("shape", [(2, 6, 4), (2, 4, 5), (1, 4, 6), (4, 6), (2, 3, 4, 6)])
+def test_masks_of_other_shapes_are_not_compared(shape: tuple[int, ...]) -> None:
+    masks = torch.ones(2, 4, 6, dtype=torch.uint8)
+    assert_raises(InputError, foreground_ari, torch.ones(shape, dtype=torch.uint8), masks, say="must have shape (")
+    assert_raises(InputError, foreground_ari, masks[0], masks[0], say="must have shape (B, H, W), got (4, 6)")
+
+
 # ---- data
 
 

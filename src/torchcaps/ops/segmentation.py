@@ -145,7 +145,7 @@ def confusions(
 
 
 @checked
-def foreground_ari(pred: UInt8[Tensor, "B *S"], masks: UInt8[Tensor, "B *S"]) -> Float[Tensor, "B"]:
+def foreground_ari(pred: UInt8[Tensor, "B H W"], masks: UInt8[Tensor, "B H W"]) -> Float[Tensor, "B"]:
     """Return the adjusted Rand index of the foreground pixels of each image: 1 if slots are objects, 0 by chance.
 
     It compares all pairs of pixels of objects: whether both lie in one object, and whether both have one slot.
