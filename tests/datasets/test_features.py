@@ -170,10 +170,10 @@ def about(in_shape: tuple[int, ...], channels: tuple[str, ...] | None = None) ->
 def test_rows_for_a_network_are_matched_by_name(tmp_path: Path) -> None:
     by_table(tmp_path, "classes")
     by_npz(tmp_path, "classes")
-    names, features = read_rows(tmp_path / "f.csv", about((2, 1, 1), ("e3", "e1")))[:2]
+    ((names, features, _),) = read_rows(tmp_path / "f.csv", about((2, 1, 1), ("e3", "e1")))
     assert np.array_equal(features[:, :, 0, 0], VALUES[:, [3, 1]])
     assert names[0] == f"{tmp_path / 'f.csv'}, line 2"
-    assert np.array_equal(read_rows(tmp_path / "f.npz", about((F, 1, 1))).inputs[:, :, 0, 0], VALUES)
+    assert np.array_equal(read_rows(tmp_path / "f.npz", about((F, 1, 1)))[0].inputs[:, :, 0, 0], VALUES)
     for path, shape, known, said in (
         ("f.csv", (2, 1, 1), ("e3", "e9"), "has no column e9, which the network takes"),
         ("f.npz", (4, 1, 1), None, "has 5 features in a row, but the network takes 4"),

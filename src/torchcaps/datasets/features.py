@@ -5,7 +5,7 @@ An exported network reads them too, so nothing here imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,8 +94,8 @@ def _numbers(table: Table, name: str) -> Shaped[np.ndarray, "N"]:
     return numbers
 
 
-def read_rows(path: Path, about: Any) -> Iterator[Rows]:
-    """Yield the features or the sequences of each array of an .npz file, or of a table, as the input of a network.
+def read_rows(path: Path, about: Any) -> list[Rows]:
+    """Return the features or the sequences of each array of an .npz file, or of a table, as the input of a network.
 
     Args:
         path: A file with arrays ``features`` or ``x`` (of sequences, with ``lengths``), also those of the test and
@@ -115,7 +115,7 @@ def read_rows(path: Path, about: Any) -> Iterator[Rows]:
         if missing := [name for name in columns if name not in table.columns]:
             raise InputError(f"{path} has no column {names_shown(missing)}, which the network takes")
         parts = [([f"{path}, line {line}" for line in table.lines], features_of(table, columns))]
-    channels, _, steps = about.in_shape
+    (channels, _, steps), rows = about.in_shape, list[Rows]()
     for names, inputs in parts:
         if inputs.shape[1] != channels:
             kind = "feature" if are_features(about.in_shape) else "channel"
@@ -124,7 +124,8 @@ def read_rows(path: Path, about: Any) -> Iterator[Rows]:
         if about.window is None and inputs.shape[-1] > steps and not np.isnan(inputs[..., steps:]).all():
             raise InputError(f"{path} has sequences of more than {steps} steps, which the network takes; cut them")
         windows = cut_records(inputs[..., : None if about.window else steps], steps, about.stride, str(path))
-        yield Rows(names, windows.images, windows.record)
+        rows.append(Rows(names, windows.images, windows.record))
+    return rows
 
 
 def _read_arrays(path: Path, about: Any) -> list[tuple[list[str], Float32[np.ndarray, "N C 1 L"]]]:
