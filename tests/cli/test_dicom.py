@@ -14,6 +14,7 @@ from dicom_files import PATIENT, write_dicom
 from support import assert_raises
 from torchcaps.datasets import load_dataset, read_image
 from torchcaps.datasets.images import read_pixels
+from torchcaps.datasets.scaling import UnknownRange
 from torchcaps.errors import InputError
 
 RANDOM = np.random.default_rng(0)
@@ -51,7 +52,7 @@ def test_numbers_are_those_of_pydicom(
         stored = low + (low + 2**bits - 1) - stored
     expected = np.asarray(apply_modality_lut(stored, file), np.float64)
     if default is None:
-        assert_raises(InputError, read_pixels, path, say="say which numbers become 0 and 1, such as scale=")
+        assert_raises(UnknownRange, read_pixels, path, say="say which numbers become 0 and 1, such as scale=")
     for scale in filter(None, (default, (-1024.0, 3071.0))):
         if bits == 8 and scale != default:
             continue
