@@ -263,7 +263,7 @@ BEYOND: dict[str, tuple[Any, str]] = {
     "no header": (lambda whole: b"\0" * len(whole), "it does not begin with the header of a NIfTI file"),
     "axes that are no directions": (
         lambda whole: whole.__setitem__(slice(280, 328), np.full(12, np.nan, "<f4").tobytes()),
-        "cannot be read as a NIfTI file",
+        "its place in the body (qform or sform) has numbers that are not finite",
     ),
 }
 

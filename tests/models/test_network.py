@@ -209,3 +209,9 @@ def test_what_no_file_could_bring_back_is_not_saved(tmp_path: Path) -> None:
         setattr(model.get_submodule(owner), name, part)
         assert_raises(InputError, model.save_pretrained, tmp_path / "x", say=said)
         assert not (tmp_path / "x").exists()
+
+
+def test_a_parametrized_network_is_not_saved(tmp_path: Path) -> None:
+    model = network()
+    torch.nn.utils.parametrizations.weight_norm(model.get_submodule("backbone.conv"))
+    assert_raises(InputError, model.save_pretrained, tmp_path, say="remove_parametrizations on its parametrized layers")

@@ -120,6 +120,12 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         assert_raises(InputError, start, say=words, recipe=recipe, **options)
 
 
+def test_batch_normalisation_of_single_images_is_refused() -> None:
+    network = nn.Sequential(own_network(), nn.BatchNorm1d(3))
+    options: Any = {"accelerator": "cpu", "progress": Progress(), "recipe": RECIPE.replace({"batch_size": 1})}
+    assert_raises(InputError, fit, network, vectors(), say="set batch_size (--batch-size) to 2 or more", **options)
+
+
 def test_without_validation_the_last_epoch_counts(tmp_path: Path) -> None:
     network, rows = start(tmp_path / "run", validation=None)
     assert rows[-1]["validation_loss"] is None

@@ -109,7 +109,8 @@ class Augmentation(Settings):
             )
 
     def _check_published(self, in_shape: tuple[int, ...], num_objects: int, has_masks: bool) -> None:
-        name = f'published_augmentation="{self.published_augmentation}"'
+        own = self.published_augmentation
+        name = f'published_augmentation="{own}" (--published-augmentation {own})'
         alone = Augmentation(fill=self.fill, published_augmentation=self.published_augmentation)
         others = [field.name for field in fields(self) if getattr(self, field.name) != getattr(alone, field.name)]
         if others:

@@ -153,6 +153,8 @@ def read_volume(path: Path, place: Float[np.ndarray, "4 4"] | None = None) -> Vo
         image = _read_slices(path, nib) if path.is_dir() else _read_image(path, nib)
         if place is not None:
             image = type(image)(image.dataobj, place, image.header)
+        if not np.isfinite(image.affine).all():
+            raise ValueError("its place in the body (qform or sform) has numbers that are not finite")
         body = nib.as_closest_canonical(image)
         values = np.asanyarray(body.dataobj).reshape(*body.shape[:3], -1).T
         spacing = tuple(_millimetres(image.header) * float(each) for each in body.header.get_zooms()[:3])[::-1]

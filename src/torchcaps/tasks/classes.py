@@ -131,9 +131,11 @@ class Classes(Task):
                 f'{self.output_range.most}; join some, or set task="regression" (--task regression)'
             )
         if missing:
+            are_numbers = list(names) == list(map(str, range(len(names))))
             raise InputError(
                 f'{where}: the {self.output} "{missing[0]}" is in none of '
                 f"{counted(len(targets), 'training image')}; use more training images"
+                f"{', or number the classes without gaps' if are_numbers else ''}"
             )
 
     def strata(self, targets: Tensor) -> Int64[Tensor, "N"]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,13 +47,27 @@ def forward(
     # images may have another dtype than the weights, such as NumPy's float64
     images = images.to(next((each.dtype for each in network.parameters() if each.is_floating_point()), images.dtype))
     is_ours = hasattr(network, "decoder_targets")
-    output: Any = model(images, network.decoder_targets(labels)) if is_ours else model(images)  # type: ignore[operator]
+    with _several_numbers():
+        output: Any = model(images, network.decoder_targets(labels)) if is_ours else model(images)  # type: ignore[operator]
     output = output.scores() if isinstance(output, Capsules) else output
     output = output if weights is None else _weighted(output, weights)
     if is_ours:
         return output.scores, network.loss(output, images if parts is None else parts, labels)  # type: ignore[operator]
     total = loss(output, labels)
     return scores_of(output), Losses(total, total)
+
+
+@contextmanager
+def _several_numbers() -> Iterator[None]:
+    """Raise InputError where torch refuses batch normalisation of one image and one place of a map."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise InputError(
+            "batch normalisation needs several numbers of each channel; set batch_size (--batch-size) to 2 or more"
+        ) from None
 
 
 def _weighted(output: Any, weights: Float[Tensor, "B ..."]) -> Any:
@@ -87,7 +102,9 @@ def class_weights(
         return None
     if task.objects > 1 or task.class_counts(torch.zeros(1, dtype=torch.int64)) is None:
         words = f"{task.objects} objects in an image" if task.objects > 1 else f"the task {task.name}"
-        raise InputError(f"class_weights needs images of one class each, but this network was made for {words}")
+        raise InputError(
+            f"class_weights (--class-weights) needs images of one class each, but this network was made for {words}"
+        )
     if weights == "balanced":
         counts = None if labels is None else task.class_counts(labels)
         if counts is None:

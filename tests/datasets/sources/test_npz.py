@@ -174,7 +174,7 @@ WRONG: list[tuple[dict[str, np.ndarray], str]] = [
     ({"train_images": X}, 'no array "train_labels"'),
     (XY | {"y": Y - 1}, "y must be 0 or greater, got -1"),
     (XY | {"y": Y.astype(np.uint64) + 2**63}, "y has the label 9223372036854775811"),
-    (XY | {"y": Y * 2}, 'the class "1" is in none of '),
+    (XY | {"y": Y * 2}, "or number the classes without gaps"),
     (XY | {"class_names": np.array(list("abcde"))}, "class_names must be 4 texts"),
     (XY | {"class_names": np.arange(4)}, "class_names must be 4 texts"),
     (XY | {"class_names": np.array("abcd")}, "class_names must be 4 texts"),

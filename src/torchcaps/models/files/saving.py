@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from torchcaps.errors import InputError
 from torchcaps.export.card import SeedResult, TrainingRecord, model_card
@@ -38,10 +39,10 @@ def write(
     planned = plan_network(tree, network.in_shape, network.num_classes)
     changed = difference(planned.state_dict(), weights) or _shared_otherwise(planned, network)
     if changed:
-        raise InputError(
-            f"the network cannot be saved, because its options build another one: {changed}; register your own "
-            "parts with torchcaps.register, and build the network with their names"
-        )
+        remedy = "register your own parts with torchcaps.register, and build the network with their names"
+        if any(map(is_parametrized, network.modules())):
+            remedy = "first call torch.nn.utils.parametrize.remove_parametrizations on its parametrized layers"
+        raise InputError(f"the network cannot be saved, because its options build another one: {changed}; {remedy}")
     tensors = {
         name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
         for name, tensor in weights.items()
