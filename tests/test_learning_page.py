@@ -80,6 +80,7 @@ def loss_of(weights: Tensor, poses: Tensor, labels: Tensor, iterations: int) -> 
     return torchcaps.margin_loss(torchcaps.safe_norm(routed.poses), labels), routed
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.parametrize("iterations", [1, 2, 3])
 def test_loss_gradient_and_learned_weights_are_those_of_torch(page: Page, iterations: int) -> None:

@@ -179,6 +179,7 @@ def test_curves_of_several_runs(cli: Cli, run_folder: Path, tmp_path: Path) -> N
     assert cli("curves", run_folder, other).out == "wrote curves-2.png\n"
 
 
+@pytest.mark.slow
 def test_presets_are_all_there_with_their_parameters(cli: Cli) -> None:
     out, found = cli("presets").out, cli.json("presets")
     by_name, words = {preset["name"]: preset for preset in found}, " ".join(cli("presets", "--diff").out.split())

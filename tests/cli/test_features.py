@@ -70,6 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", ["run", "arrays"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_works_or_says_why_not(command: str, run: str, folder: Path, cli: Cli) -> None:

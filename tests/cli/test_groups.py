@@ -195,6 +195,7 @@ def test_a_scene_is_trained_evaluated_and_drawn(cli: Cli, field: str, options: t
     assert done.code == 0, done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["records", "components"])
 def test_numbers_that_are_no_pixels_get_no_answer_as_a_picture(
     cli: Cli, kind: str, records: Path, field: str, tmp_path: Path

@@ -181,6 +181,7 @@ def test_a_folder_with_masks_is_counted_and_drawn(run: Path, cli: Cli) -> None:
     assert Path("s.png").exists()
 
 
+@pytest.mark.slow
 def test_volumes_in_nifti_files_become_masks_with_their_axes(cli: Cli, tmp_path: Path) -> None:
     nib = pytest.importorskip("nibabel")
     affine = np.diag([-1.0, 2.0, 3.0, 1.0])

@@ -119,6 +119,7 @@ def call(cli: Cli, writer: Writer, *words: str) -> Result:
     return cli(*writer.words.split(), *words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", WRITERS)
 def test_no_writer_replaces_what_stands_there(
@@ -194,6 +195,7 @@ WRITTEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("words", WRITTEN)
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(

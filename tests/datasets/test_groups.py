@@ -125,6 +125,7 @@ def assert_apart(parts: dict[str, Any], images: int = N) -> None:
     assert sum(map(len, of_parts.values())) == PATIENTS, of_parts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("door", "task"), CELLS)
 def test_no_group_is_in_two_parts(door: Callable[[Path, str], tuple[str, str]], task: str, tmp_path: Path) -> None:
     assert TARGETS.keys() >= TASKS.keys(), "a new task: give it targets"

@@ -351,6 +351,7 @@ def renamed(folder: Path, images: str, masks: str) -> None:
         (folder / old).rename(folder / new)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["", "train"])
 @pytest.mark.parametrize(
     ("images", "masks"),

@@ -72,6 +72,7 @@ def test_the_same_volumes_in_every_layout(layout: Callable[[Path, int], None], t
         assert set(seen) == {f"P{n}" for n in range(COUNT)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", ["subject", r"(P\d+)/"])
 def test_no_subject_is_in_two_parts(group: str, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     for n in range(COUNT):

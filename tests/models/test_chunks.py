@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -72,6 +73,7 @@ def test_images_go_through_the_convolutions_in_parts() -> None:
         assert_close(active(images).scores, whole)
 
 
+@pytest.mark.slow
 def test_compiled_and_exported_networks_take_any_batch() -> None:
     torchcaps.set_working_memory(0.05)
     model, images = network().eval(), torch.rand(5, 1, 28, 28)

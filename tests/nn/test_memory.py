@@ -50,6 +50,7 @@ def allocated_mib() -> float:
     return float(found.uordblks + found.hblkhd) / MIB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_steps_leave_no_memory_allocated(routing: str, kind: str) -> None:

@@ -105,6 +105,7 @@ def drawn_later(make: Make) -> nn.Module:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_deferred_initialisation_draws_as_the_constructor_does(case: str) -> None:
     """Constants are equal; random numbers have the same moments, as far as their number tells."""
@@ -323,6 +324,7 @@ class Wrapped(nn.Module):
         return self.module(*inputs, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", [*PRESETS, "compact-deep"])
 def test_every_part_may_be_wrapped(preset: str) -> None:
     options = small(preset) | ({"transform": "dense"} if preset == "ucaps3d" else {})

@@ -203,6 +203,7 @@ def test_sizes_that_do_not_fit() -> None:
         assert_raises(InputError, BuiltVotes, torch.zeros(1, *sizes), say="at least one capsule and component")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PARTS["transform"])
 def test_every_transform_is_in_one_graph(kind: str) -> None:
     """Of ``torch.compile`` and of a strict export."""

@@ -69,6 +69,7 @@ def test_not_for_what_is_much_smaller_or_larger() -> None:
     assert held() == size
 
 
+@pytest.mark.slow
 def test_memory_that_somebody_still_reads_is_not_used_again() -> None:
     readers: Any = (lambda tensor: tensor[1, 2:3], torch.Tensor.numpy, torch.Tensor.untyped_storage)
     for read in readers:
@@ -88,6 +89,7 @@ def test_memory_that_somebody_still_reads_is_not_used_again() -> None:
     assert leaf.grad.eq(15).all()
 
 
+@pytest.mark.slow
 def test_blocks_beyond_the_working_memory_are_let_go() -> None:
     set_working_memory(10)
     tensors = [new_empty((MIN_POOLED_BYTES,)) for _ in range(4)]  # of 4 MiB each

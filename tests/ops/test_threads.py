@@ -195,6 +195,7 @@ def test_threads_follow_a_process_that_gets_other_processors(number: int, monkey
         assert set.union(*seen) == processors
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(usable_cores() < 2, reason="needs two processors")
 @pytest.mark.parametrize("variables", [{"OMP_PROC_BIND": "true"}, {"GOMP_CPU_AFFINITY": "0-999"}, {}])
 def test_threads_never_share_one_processor_where_openmp_binds_its_own(variables: dict[str, str]) -> None:

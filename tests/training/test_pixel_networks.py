@@ -56,6 +56,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(preset: str, data: str,
 PIXEL_PRESETS = [name for name in list_presets() if dict(get_preset(name).network).get("task") == "pixels"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PIXEL_PRESETS)
 @pytest.mark.parametrize("side", [12, 16, 24], ids=["smaller", "as large", "larger"])
 def test_images_of_any_size_are_validated_with_each_published_network(preset: str, side: int) -> None:

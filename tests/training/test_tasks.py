@@ -77,6 +77,7 @@ def test_labels_are_learned_judged_and_predicted(runs: Path, capsys: pytest.Capt
     assert "AUROC" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_numbers_are_learned_judged_and_predicted(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = load_run(runs / "regression")
     test = run.dataset().test
