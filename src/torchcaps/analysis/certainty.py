@@ -135,8 +135,9 @@ class Certainty:
         classes = Counter(group for each in self.groups for group in set(each))
         means = list[tuple[float, ...]]()
         for scores, groups in zip(self.scores, self.groups, strict=True):
-            alone = (np.array(groups) == name for name in sorted({*groups}) if classes[name] == 1)
-            means.append(tuple(float(np.array(scores)[each].mean()) for each in alone))
+            values, owners = np.array(scores), np.array(groups)
+            alone = (name for name in sorted({*groups}) if classes[name] == 1)
+            means.append(tuple(float(values[owners == name].mean()) for name in alone))
         return replace(self, scores=tuple(means), groups=None, images=sum(map(len, means)))
 
     def probabilities(self, scores: Float[np.ndarray, "N J"], classes: Int[np.ndarray, "N"]) -> Float[np.ndarray, "N"]:
