@@ -27,7 +27,7 @@ from torchcaps.tasks import Task, find_task, guess_task
 IMAGE_COLUMNS = ("image", "file", "filename", "file_name", "path", "filepath", "image_id", "img", "id", "name")
 """Usual names of the column with the image files."""
 MISSING_TEXTS = MISSING - {"none", "inf", "-inf", ".", "-", "--"}
-"""Labels, in small letters, that rather stand for a missing one."""
+"""Labels, in small letters, that usually mean that there is none."""
 MAX_NAMED = 20
 """Number of columns or missing files in an error."""
 
